@@ -1,0 +1,78 @@
+"""Hubness correction for cross-modal search, inside Milvus."""
+
+from importlib.metadata import version
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.client import HubnessClient
+from milvus_hubness.correction import Correction
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    BankTooSmall,
+    CannotMigrate,
+    CollectionExists,
+    CollectionNotFound,
+    DimensionMismatch,
+    EmptyBank,
+    EmptyCollection,
+    FaissConflict,
+    HubnessError,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+    NotCorrected,
+    ServerUnavailable,
+    StateError,
+    StoreError,
+    UnfinishedMigration,
+    UnknownStateVersion,
+    UnreadableFile,
+    UnsupportedOperation,
+    VerificationFailed,
+    ZeroVectors,
+)
+from milvus_hubness.estimators import NNN, Estimator, FittedBias
+from milvus_hubness.jobs import migrate, plan_migration, refresh, rollback, status
+from milvus_hubness.layout import Layout
+from milvus_hubness.stores import MilvusStore, connect
+
+__version__ = version("milvus-hubness")
+
+__all__ = [
+    "NNN",
+    "AlreadyCorrected",
+    "BankTooSmall",
+    "CannotMigrate",
+    "CollectionExists",
+    "CollectionNotFound",
+    "Correction",
+    "DimensionMismatch",
+    "EmptyBank",
+    "EmptyCollection",
+    "Estimator",
+    "FaissConflict",
+    "FittedBias",
+    "HubnessClient",
+    "HubnessError",
+    "InvalidInput",
+    "InvalidParameter",
+    "Layout",
+    "MilvusStore",
+    "NonFiniteVectors",
+    "NotCorrected",
+    "QueryBank",
+    "ServerUnavailable",
+    "StateError",
+    "StoreError",
+    "UnfinishedMigration",
+    "UnknownStateVersion",
+    "UnreadableFile",
+    "UnsupportedOperation",
+    "VerificationFailed",
+    "ZeroVectors",
+    "connect",
+    "migrate",
+    "plan_migration",
+    "refresh",
+    "rollback",
+    "status",
+]

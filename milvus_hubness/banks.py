@@ -1,0 +1,231 @@
+"""Query banks: the reference queries that biases are estimated from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    EmptyBank,
+    InvalidInput,
+    NonFiniteVectors,
+    UnreadableFile,
+    name_some,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Vectors: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBank:
+    """Queries of the kind that will be asked, one vector a row; what they are copied from may change freely.
+
+    vectors: (n, d) of numbers, n and d at least 1; kept as float32, C-contiguous and read-only. All-zero
+    rows are allowed. source: where they came from, for people.
+
+    Raises EmptyBank, NonFiniteVectors (naming the rows), DimensionMismatch (rows of unequal length) and
+    InvalidInput (not 2-D, not numbers).
+    """
+
+    vectors: Vectors = field(repr=False)
+    source: str = "array"
+
+    def __post_init__(self) -> None:
+        given: Any = self.vectors
+        if isinstance(given, Sequence | np.ndarray | torch.Tensor) and len(given) == 0:
+            raise EmptyBank(f"the bank from {self.source} holds no query")
+        vectors = np.array(as_vectors(given, "the bank"))
+        vectors.flags.writeable = False
+        object.__setattr__(self, "vectors", vectors)
+
+    @classmethod
+    def of(cls, bank: QueryBank | npt.ArrayLike | torch.Tensor) -> QueryBank:
+        """The bank itself, or one made of an array, a tensor or a list of lists."""
+        return bank if isinstance(bank, QueryBank) else cls(as_vectors(bank, "the bank"))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
+        """A bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
+
+        column: the array of an .npz or the list<number> column of a table; needed where there are several.
+        Raises UnreadableFile, InvalidInput for a column that is not there, and what `QueryBank` raises.
+        """
+        path = Path(path)
+        read = _READERS.get(path.suffix.lower())
+        if read is None:
+            raise UnreadableFile(f"{path}: of an unknown kind; a bank is a {', '.join(_READERS)} file")
+        with _readable(path):
+            vectors = read(path, column)
+        return cls(vectors, str(path))
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    @property
+    def dim(self) -> int:
+        return int(self.vectors.shape[1])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """ "sha256:…" over the shape and the float32 values: equal for equal banks on every machine."""
+        digest = hashlib.sha256(f"{len(self)}x{self.dim}:".encode())
+        digest.update(self.vectors.astype("<f4", copy=False).data)
+        return f"sha256:{digest.hexdigest()}"
+
+    def require(self, at_least: int) -> None:
+        """Raises BankTooSmall if the bank holds fewer than `at_least` queries."""
+        if len(self) < at_least:
+            raise BankTooSmall(
+                f"the bank from {self.source} holds {len(self)} queries; {at_least} are needed"
+            )
+
+    def expect_dim(self, dim: int, what: str) -> None:
+        """Raises DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
+        if dim != self.dim:
+            raise DimensionMismatch(f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}")
+
+
+def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
+    """`rows` as a C-contiguous float32 array (n, d), d ≥ 1, all finite; `what` names them in errors.
+
+    Raises InvalidInput (not 2-D, no columns, not numbers), DimensionMismatch (rows of unequal length) and
+    NonFiniteVectors, each naming the rows.
+    """
+    if isinstance(rows, torch.Tensor):
+        rows = rows.detach().cpu().to(torch.float32).numpy()
+    elif isinstance(rows, Sequence) and not isinstance(rows, str):
+        _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)
+    array = np.asarray(rows)
+    if array.dtype.kind not in "fiu" and array.size:
+        raise InvalidInput(f"{what} must hold real numbers, not {array.dtype}")
+    if array.ndim != 2:
+        raise InvalidInput(f"{what} must be 2-D, one vector a row, but has shape {array.shape}")
+    if array.shape[1] == 0:
+        raise InvalidInput(f"{what} has vectors without a single number")
+    with np.errstate(over="ignore"):
+        vectors = np.ascontiguousarray(array, np.float32)
+    bad = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
+    if bad:
+        raise NonFiniteVectors(f"{what} has NaN, infinity or a number beyond float32 in row {name_some(bad)}")
+    return vectors
+
+
+def _check_widths(widths: npt.ArrayLike, what: str) -> None:
+    sizes = np.asarray(widths)
+    odd = np.flatnonzero(sizes != sizes[:1])
+    if len(odd):
+        raise DimensionMismatch(f"{what} has {sizes[odd[0]]} numbers in row {odd[0]} and {sizes[0]} in row 0")
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """What numpy and pyarrow raise of a file, as UnreadableFile."""
+    try:
+        yield
+    except InvalidInput:
+        raise
+    except FileNotFoundError:
+        raise UnreadableFile(f"{path}: no such file; check the path") from None
+    except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        reason = str(error).splitlines()[0]
+        raise UnreadableFile(f"{path}: cannot be read as {path.suffix} ({reason}); write it anew") from error
+
+
+def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:
+    if column is not None:
+        raise InvalidInput(f"{path}: a .npy file holds one array, so there is no column {column!r}")
+    with path.open("rb") as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
+
+
+def _read_npz(path: Path, column: str | None) -> npt.NDArray[Any]:
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise zipfile.BadZipFile("not an archive of arrays")
+        file.seek(0)
+        arrays = np.load(file, allow_pickle=False)
+        array: npt.NDArray[Any] = arrays[_choose(path, column, arrays.files, "array")]
+        return array
+
+
+def _read_parquet(path: Path, column: str | None) -> npt.NDArray[Any]:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(path) as file:
+        column = _choose_vectors(path, column, file.schema_arrow)
+        return _stack(path, column, file.read(columns=[column]).column(column))
+
+
+def _read_arrow(path: Path, column: str | None) -> npt.NDArray[Any]:
+    import pyarrow as pa
+
+    with pa.memory_map(str(path)) as file:
+        try:
+            table = pa.ipc.open_file(file).read_all()
+        except pa.ArrowInvalid:
+            file.seek(0)
+            table = pa.ipc.open_stream(file).read_all()
+        column = _choose_vectors(path, column, table.schema)
+        return _stack(path, column, table.column(column))
+
+
+_READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
+    ".npy": _read_npy,
+    ".npz": _read_npz,
+    ".parquet": _read_parquet,
+    ".arrow": _read_arrow,
+    ".feather": _read_arrow,
+    ".ipc": _read_arrow,
+}
+
+
+def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
+    """The column asked for, or the only one that holds lists of numbers."""
+    import pyarrow.types as types
+
+    def holds_vectors(kind: Any) -> bool:
+        is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        return bool(is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)))
+
+    names = [field.name for field in schema if holds_vectors(field.type)]
+    return _choose(path, column, names, "column of vectors")
+
+
+def _choose(path: Path, column: str | None, there: list[str], kind: str) -> str:
+    if column is None and len(there) == 1:
+        return there[0]
+    if column in there:
+        return str(column)
+    fault = f"no {kind} {column!r}" if column else f"more than one {kind}" if there else f"no {kind}"
+    raise InvalidInput(f"{path}: {fault}; there are: {', '.join(map(repr, there)) or 'none'}")
+
+
+def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
+    """A list<number> column as (n, d)."""
+    import pyarrow.compute as pc
+
+    if cells.null_count:
+        empty = np.flatnonzero(cells.is_null().to_numpy()).tolist()
+        raise InvalidInput(f"{path}: {column!r} is null in row {name_some(empty)}")
+    if len(cells) == 0:
+        raise EmptyBank(f"{path}: {column!r} has no rows")
+    widths = pc.list_value_length(cells).to_numpy()
+    _check_widths(widths, f"{path}: {column!r}")
+    return pc.list_flatten(cells).to_numpy().reshape(len(cells), widths[0])  # type: ignore[no-any-return]

@@ -1,0 +1,120 @@
+"""What the commands share: options, the connection, and how things are shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.jobs.progress import Progress as Report
+from milvus_hubness.stores import MilvusStore, connect
+
+COLLECTION_PREFIX = "collection:"
+TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
+
+Uri = Annotated[
+    str,
+    typer.Option(
+        "--uri",
+        envvar=["MILVUS_HUBNESS_URI", "MILVUS_URI"],
+        help="Milvus server, or the path of a Milvus Lite .db file.",
+        show_default=True,
+    ),
+]
+Database = Annotated[
+    str, typer.Option("--db", envvar="MILVUS_HUBNESS_DB", help="Database name.", show_default=False)
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option("--token-file", help=f"File that holds the token. Without it, ${TOKEN_VARIABLE} is used."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+DEFAULT_URI = "http://localhost:19530"
+
+out = Console(soft_wrap=False)
+err = Console(stderr=True)
+
+
+def open_token(token_file: Path | None) -> str:
+    """The token, never from an argument: those are readable in the process list."""
+    if token_file is None:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        return token_file.read_text().strip()
+    except OSError as error:
+        raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
+
+
+def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
+    """The store behind --uri."""
+    return MilvusStore(connect(uri, open_token(token_file), database))
+
+
+def read_bank(store: MilvusStore, spec: str, column: str | None) -> QueryBank:
+    """A bank from --bank: a file, or collection:NAME."""
+    if spec.startswith(COLLECTION_PREFIX):
+        return store.read_vectors(spec.removeprefix(COLLECTION_PREFIX), column)
+    return QueryBank.load(spec, column)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Report]:
+    """A bar for each stage on standard error, where that is a terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(doing: str, done: int, total: int) -> None:
+            if doing not in tasks:
+                tasks[doing] = bars.add_task(doing, total=total or None)
+            bars.update(tasks[doing], completed=done, total=total or None)
+
+        yield report
+
+
+def show_json(data: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+
+
+def show_facts(title: str, facts: Mapping[str, object]) -> None:
+    """One fact a line."""
+    table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        if value not in (None, "", [], ()):
+            table.add_row(name, str(value))
+    out.print(table)
+
+
+def tell_error(error: Exception, *, as_json: bool) -> None:
+    """One line on standard error; with --json also an object on standard output."""
+    message = " ".join(str(getattr(error, "message", "") or error).split())
+    if as_json:
+        show_json({"error": {"type": type(error).__name__, "message": message}})
+    sys.stderr.write(f"milvus-hubness: {message}\n")

@@ -1,0 +1,82 @@
+"""milvus-hubness demo"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from milvus_hubness.cli.console import (
+    AsJson,
+    Database,
+    TokenFile,
+    open_token,
+    out,
+    progress_bars,
+    show_json,
+)
+from milvus_hubness.demo.run import DemoResult, Measured, run
+
+
+def demo(
+    uri: Annotated[
+        str,
+        typer.Option("--uri", help="Milvus server or Milvus Lite .db file. [default: a temporary Lite file]"),
+    ] = "",
+    db: Database = "",
+    token_file: TokenFile = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the demo's collections in the database.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Correct a real retriever, built from this Python's standard library, and measure before and after.
+
+    Questions are docstrings, answers are function bodies. Everything is searched through Milvus; nothing is
+    downloaded.
+    """
+    if keep and not uri:
+        raise typer.BadParameter("--keep needs --uri: a temporary file keeps nothing")
+    with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, progress_bars() as progress:
+        result = run(
+            uri or str(Path(folder, "demo.db")), open_token(token_file), db, keep=keep, progress=progress
+        )
+    if as_json:
+        show_json(result.to_dict())
+    else:
+        _show(result)
+
+
+def _show(result: DemoResult) -> None:
+    out.print(
+        f"\n[bold]Docstring -> function[/bold], {result.queries:,} questions over {result.gallery:,} "
+        f"functions of the standard library, {result.dim}-d, on {result.server}"
+    )
+    out.print(f"{result.estimator} from a bank of {result.bank:,} other docstrings\n")
+    table = Table(box=None)
+    for heading in ("", "R@1", "R@5", "R@10", "skewness of N_10"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, measured in (("as it was", result.raw), ("corrected", result.corrected)):
+        table.add_row(name, *_cells(measured))
+    out.print(table)
+    if result.examples:
+        out.print("\n[bold]Answered wrongly before, rightly now[/bold]")
+    for example in result.examples:
+        out.print(f"\n  {example.question}", highlight=False, markup=False)
+        out.print(f"    [red]was[/red] {example.before}", highlight=False)
+        out.print(f"    [green]now[/green] {example.after}", highlight=False)
+    if result.kept:
+        out.print(f"\nKept: {result.collection}, {result.corrected_collection}")
+    out.print(f"\n{result.seconds} s in all")
+
+
+def _cells(measured: Measured) -> list[str]:
+    return [
+        f"{measured.r1:.1f}",
+        f"{measured.r5:.1f}",
+        f"{measured.r10:.1f}",
+        f"{measured.skewness:.2f}",
+    ]

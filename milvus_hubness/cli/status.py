@@ -1,0 +1,58 @@
+"""milvus-hubness status"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from milvus_hubness import jobs
+from milvus_hubness.cli.console import (
+    DEFAULT_URI,
+    AsJson,
+    Database,
+    TokenFile,
+    Uri,
+    open_store,
+    show_facts,
+    show_json,
+)
+
+
+def status(
+    collection: Annotated[str, typer.Argument(help="Collection or alias.")],
+    uri: Uri = DEFAULT_URI,
+    db: Database = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell whether a collection is corrected, how, and how fresh its biases are."""
+    found = jobs.status(open_store(uri, db, token_file), collection)
+    if as_json:
+        show_json({"status": found.to_dict()})
+        return
+    facts: dict[str, object] = {
+        "corrected": "yes" if found.corrected else "no",
+        "rows": f"{found.rows:,}",
+        "aliases": ", ".join(found.aliases),
+    }
+    if found.corrected and found.estimator and found.bank and found.age_seconds is not None:
+        params = ", ".join(f"{name}={value}" for name, value in found.estimator.items() if name != "name")
+        facts |= {
+            "phase": found.phase,
+            "copied from": found.source,
+            "field": f"{found.field}, {found.dim}-d {found.metric}, stored {found.width} wide",
+            "estimator": f"{found.estimator['name']}({params}), strength {found.strength}",
+            "bank": f"{found.bank['collection']}, {found.bank['count']:,} queries, "
+            f"{found.bank['fingerprint'][:19]}",
+            "rows without bias": f"{found.pending:,}",
+            "last refresh": f"{_age(found.age_seconds)} ago ({found.refreshed_at}), epoch {found.epoch}",
+        }
+    show_facts(found.collection, facts)
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"

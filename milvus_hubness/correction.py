@@ -1,0 +1,65 @@
+"""A fitted estimator at work on the vectors of one collection. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.estimators import Estimator, FittedBias
+from milvus_hubness.layout import Floats, Layout
+from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, CollectionState
+
+
+@dataclass(frozen=True)
+class Correction:
+    """Biases of a collection's vectors, in its own metric.
+
+    centre: c, taken off every bias so that the stored column stays near zero, which costs an ANN index less
+    recall; no ranking changes.
+    """
+
+    layout: Layout
+    fitted: FittedBias
+    centre: float = 0.0
+
+    @classmethod
+    def fit(cls, layout: Layout, estimator: Estimator, bank: QueryBank) -> Correction:
+        """The estimator fitted on the bank's queries as the layout's metric sees them.
+
+        Raises DimensionMismatch, BankTooSmall.
+        """
+        bank.expect_dim(layout.dim, "the bank")
+        reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+        return cls(layout, estimator.fit(reduced))
+
+    def centred(self, vectors: npt.ArrayLike) -> Floats:
+        """(n,) float32 b(r) − c of vectors (n, d); 0 where a row is zero under COSINE or not finite."""
+        rows = np.asarray(vectors, np.float32)
+        sound = ~self.layout.unsound(rows)
+        biases = np.zeros(len(rows), np.float32)
+        if sound.any():
+            biases[sound] = self.fitted.bias(self.layout.reduce_items(rows[sound])) - np.float32(self.centre)
+        return biases
+
+
+def hidden_columns(
+    state: CollectionState, vectors: npt.ArrayLike, biases: npt.ArrayLike, epoch: int
+) -> list[dict[str, Any]]:
+    """The scalar fields that go beside each stored vector: bias, epoch and, under COSINE, the norm."""
+    values = np.asarray(biases, np.float32).tolist()
+    columns = [{BIAS_FIELD: bias, EPOCH_FIELD: epoch} for bias in values]
+    if NORM_FIELD in state.hidden_fields:
+        for column, norm in zip(columns, state.layout.norms(vectors).tolist(), strict=True):
+            column[NORM_FIELD] = norm
+    return columns
+
+
+def read_back(state: CollectionState, stored: npt.ArrayLike, hidden: Sequence[Mapping[str, Any]]) -> Floats:
+    """(n, d) the vectors that the user gave, from stored ones (n, width) and the columns beside them."""
+    norms = [columns[NORM_FIELD] for columns in hidden] if NORM_FIELD in state.hidden_fields else None
+    return state.layout.strip(stored, norms)

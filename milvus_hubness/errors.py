@@ -1,0 +1,128 @@
+"""Every error this package raises on purpose.
+
+HubnessError
+├── InvalidInput (also a ValueError)      the caller's data or arguments are wrong
+│   ├── DimensionMismatch                 vectors of another width than the collection or the bank
+│   ├── NonFiniteVectors                  NaN or infinity, with the rows
+│   ├── ZeroVectors                       no direction to normalise, with the rows
+│   ├── EmptyBank                         a bank without a single query
+│   ├── BankTooSmall                      the estimator needs more queries than the bank holds
+│   ├── InvalidParameter                  an estimator, layout or job parameter out of range
+│   └── UnreadableFile                    a bank file that is missing, broken or of an unknown kind
+├── StoreError                            the database refused or did not answer
+│   ├── ServerUnavailable
+│   ├── CollectionNotFound
+│   ├── CollectionExists
+│   └── EmptyCollection
+├── StateError                            what the collection says about its biases does not allow this
+│   ├── AlreadyCorrected
+│   ├── NotCorrected
+│   ├── UnfinishedMigration
+│   └── UnknownStateVersion
+├── CannotMigrate                         the collection has something that cannot be carried over
+├── VerificationFailed                    the copy differs from its source, with the rows
+├── UnsupportedOperation                  a call that a corrected collection cannot answer
+└── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class HubnessError(Exception):
+    """Base of every error raised by this package on purpose."""
+
+
+class InvalidInput(HubnessError, ValueError):
+    """The caller's data or arguments are wrong."""
+
+
+class DimensionMismatch(InvalidInput):
+    """Vectors of another width than the collection or the bank."""
+
+
+class NonFiniteVectors(InvalidInput):
+    """NaN or infinity among the vectors; the message names the rows."""
+
+
+class ZeroVectors(InvalidInput):
+    """A vector of length zero where a direction is needed; the message names the rows."""
+
+
+class EmptyBank(InvalidInput):
+    """A query bank without a single query."""
+
+
+class BankTooSmall(InvalidInput):
+    """The estimator needs more queries than the bank holds."""
+
+
+class InvalidParameter(InvalidInput):
+    """A parameter is out of its range."""
+
+
+class UnreadableFile(InvalidInput):
+    """A file is missing, broken or of an unknown kind."""
+
+
+class StoreError(HubnessError):
+    """The database refused a request or did not answer."""
+
+
+class ServerUnavailable(StoreError):
+    """No server answers at the address."""
+
+
+class CollectionNotFound(StoreError):
+    """No collection or alias of that name."""
+
+
+class CollectionExists(StoreError):
+    """The name is taken."""
+
+
+class EmptyCollection(StoreError):
+    """The collection holds no rows, so there is nothing to correct."""
+
+
+class StateError(HubnessError):
+    """What the collection says about its biases does not allow this."""
+
+
+class AlreadyCorrected(StateError):
+    """The collection already carries biases."""
+
+
+class NotCorrected(StateError):
+    """The collection carries no biases."""
+
+
+class UnfinishedMigration(StateError):
+    """A copy that an earlier migration began and never verified."""
+
+
+class UnknownStateVersion(StateError):
+    """The state was written by another version of this package."""
+
+
+class CannotMigrate(HubnessError):
+    """The collection has something that cannot be carried over."""
+
+
+class VerificationFailed(HubnessError):
+    """The copy differs from its source."""
+
+
+class UnsupportedOperation(HubnessError):
+    """A call that a corrected collection cannot answer."""
+
+
+class FaissConflict(HubnessError):
+    """faiss-cpu and faiss-gpu provide the same module and are both installed."""
+
+
+def name_some(rows: Sequence[object], limit: int = 5) -> str:
+    """The first few of `rows` for an error message: "3, 17, 40 and 12 more"."""
+    shown = ", ".join(str(row) for row in rows[:limit])
+    return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"

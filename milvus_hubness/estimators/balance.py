@@ -1,0 +1,85 @@
+"""Sinkhorn–Knopp iteration over bank × items, on all their scores or on those of the nearest pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from milvus_hubness.kernels import logsumexp, topk
+
+Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Balance(NamedTuple):
+    """Potentials f (m,) of the bank and g (n,) of the items, and how near to balance they are.
+
+    marginal_error: Σ_i |marginal of bank query i − 1/m|, between 0 and 2.
+    """
+
+    f: torch.Tensor
+    g: torch.Tensor
+    iterations: int
+    marginal_error: float
+    converged: bool
+
+
+def balance(
+    bank_step: Step, item_step: Step, g: torch.Tensor, tau: float, iterations: int, tol: float
+) -> Balance:
+    """Potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals, from those of the items.
+
+    bank_step: f from g, −tau · log Σ_j exp((s_ij + g_j) / tau). item_step: g from f, likewise over i.
+    Each iteration sets f and then g, so the items' marginal is met and the bank's is off by the error
+    reported. Ends when that is at most `tol`, or after `iterations`.
+    """
+    f = bank_step(g)
+    for done in range(1, iterations + 1):
+        g = item_step(f)
+        following = bank_step(g)
+        marginal = ((f - following).double() / tau).exp_() / len(g)
+        error = float((marginal - 1 / len(f)).abs().sum())
+        if error <= tol or done == iterations:
+            break
+        f = following
+    return Balance(f, g, done, error, error <= tol)
+
+
+def dense_steps(bank: torch.Tensor, items: torch.Tensor, tau: float) -> tuple[Step, Step]:
+    """The two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory."""
+    device = str(bank.device)
+    return (
+        lambda g: -logsumexp(bank, items, tau, g, device=device),
+        lambda f: -logsumexp(items, bank, tau, f, device=device),
+    )
+
+
+def sparse_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, neighbors: int) -> tuple[Step, Step]:
+    """The two steps over each item's and each query's nearest only, in O((m + n) · neighbors) memory."""
+    device, m, n = str(bank.device), len(bank), len(items)
+    near_items = topk(items, bank, min(neighbors, m), device=device)
+    near_bank = topk(bank, items, min(neighbors, n), device=device)
+    pairs = torch.cat(
+        [
+            (near_items.indices * n + torch.arange(n, device=bank.device)[:, None]).ravel(),
+            (near_bank.indices + torch.arange(m, device=bank.device)[:, None] * n).ravel(),
+        ]
+    )
+    scores = torch.cat([near_items.values.ravel(), near_bank.values.ravel()])
+    pairs, order = pairs.sort()
+    first = torch.ones_like(pairs, dtype=torch.bool)
+    first[1:] = pairs[1:] != pairs[:-1]
+    pairs, scores = pairs[first], scores[order][first]
+    query, item = pairs // n, pairs % n
+    return (
+        lambda g: -_grouped_logsumexp(scores + g[item], query, m, tau),
+        lambda f: -_grouped_logsumexp(scores + f[query], item, n, tau),
+    )
+
+
+def _grouped_logsumexp(values: torch.Tensor, group: torch.Tensor, groups: int, tau: float) -> torch.Tensor:
+    largest = values.new_full((groups,), -torch.inf).scatter_reduce_(0, group, values, "amax")
+    terms = ((values - largest[group]) / tau).exp_().double()
+    total = terms.new_zeros(groups).index_add_(0, group, terms)
+    return largest + (tau * total.log_()).to(values.dtype)

@@ -1,0 +1,120 @@
+"""What every estimator is, and what comes out when one is fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank, Vectors, as_vectors
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """One number per item, to be subtracted from its scores; a frozen dataclass of its parameters.
+
+    needs_gallery, needs_target_bank: whether `fit` raises InvalidInput without one.
+    """
+
+    @property
+    def needs_gallery(self) -> bool: ...
+    @property
+    def needs_target_bank(self) -> bool: ...
+
+    def fit(
+        self,
+        bank: QueryBank,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: npt.ArrayLike | QueryBank | None = None,
+    ) -> FittedBias:
+        """Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for what it is given."""
+        ...
+
+
+@runtime_checkable
+class Transport(Estimator, Protocol):
+    """An estimator that finds `potentials` numbers per bank query by iterating over the gallery."""
+
+    @property
+    def potentials(self) -> int: ...
+
+    def fit(
+        self,
+        bank: QueryBank,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: npt.ArrayLike | QueryBank | None = None,
+        start: npt.ArrayLike | None = None,
+    ) -> FittedBias:
+        """As any estimator; start: potentials (|bank|, p) of an earlier fit on this bank, to begin from."""
+        ...
+
+    def restore(
+        self,
+        bank: QueryBank,
+        potentials: npt.ArrayLike,
+        *,
+        target_bank: npt.ArrayLike | QueryBank | None = None,
+    ) -> FittedBias:
+        """The fit that had these potentials, without its gallery."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class FittedBias:
+    """An estimator that has seen its bank: b(r) for any vector r, a new one or one of the gallery.
+
+    diagnostics: the estimator's named tuple. potentials: (|bank|, p) float32, what has to be kept beside the
+    bank to restore the fit without the gallery; p = 0 where the bank alone is enough.
+    """
+
+    estimator: Estimator
+    bank: QueryBank
+    formula: Callable[[Vectors], npt.NDArray[Any]] = field(repr=False)
+    diagnostics: Any
+    potentials: Vectors = field(repr=False)
+
+    def bias(self, vectors: npt.ArrayLike) -> Vectors:
+        """(n,) float32 biases, to be subtracted, of vectors (n, d) in the bank's dimension.
+
+        Raises InvalidInput (not 2-D, not numbers), DimensionMismatch and NonFiniteVectors.
+        """
+        items = as_vectors(vectors, "the vectors")
+        self.bank.expect_dim(items.shape[1], "a vector")
+        return self.formula(items).astype(np.float32, copy=False)
+
+
+class BankDiagnostics(NamedTuple):
+    """Of an estimator that needs only its bank."""
+
+    bank_size: int
+    dim: int
+
+
+class TwoBankDiagnostics(NamedTuple):
+    """Of an estimator that needs a target bank beside its bank."""
+
+    bank_size: int
+    target_bank_size: int
+    dim: int
+
+
+def no_potentials(bank: QueryBank) -> Vectors:
+    return np.empty((len(bank), 0), np.float32)
+
+
+def restore(
+    estimator: Estimator,
+    bank: QueryBank,
+    potentials: npt.ArrayLike,
+    *,
+    target_bank: npt.ArrayLike | QueryBank | None = None,
+) -> FittedBias:
+    """The `FittedBias` of an earlier fit, from its bank and its potentials, without the gallery."""
+    if isinstance(estimator, Transport):
+        return estimator.restore(bank, potentials, target_bank=target_bank)
+    return estimator.fit(bank, target_bank=target_bank)

@@ -1,0 +1,47 @@
+"""Cross-domain Similarity Local Scaling (Conneau et al., ICLR 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
+from milvus_hubness.kernels import topk_mean
+from milvus_hubness.kernels.arguments import whole_number
+
+
+@dataclass(frozen=True)
+class CSLS:
+    """b(r) = ½ · mean of the k largest inner products of r with the bank.
+
+    CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r): half of it, less the query's own term, which moves no ranking.
+    """
+
+    k: int = 10
+    device: str = field(default="auto", repr=False, compare=False)
+
+    needs_gallery: ClassVar[bool] = False
+    needs_target_bank: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", whole_number("k", self.k))
+
+    def fit(
+        self,
+        bank: QueryBank,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: npt.ArrayLike | QueryBank | None = None,
+    ) -> FittedBias:
+        """Raises BankTooSmall if the bank holds fewer than k queries."""
+        bank.require(at_least=self.k)
+        return FittedBias(
+            self,
+            bank,
+            lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device),
+            BankDiagnostics(len(bank), bank.dim),
+            no_potentials(bank),
+        )

@@ -1,0 +1,47 @@
+"""Distribution Normalization (Zhou et al., NeurIPS 2023)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
+from milvus_hubness.kernels.arguments import finite_number
+
+
+@dataclass(frozen=True)
+class DistributionNormalization:
+    """b(r) = lam · mean(bank) · r.
+
+    The paper takes lam = ½ of the mean off both sides, (q − lam·μ_q)·(r − lam·μ_r); what that does beyond
+    b(r) depends on the query alone and moves no ranking.
+    """
+
+    lam: float = 0.5
+
+    needs_gallery: ClassVar[bool] = False
+    needs_target_bank: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lam", finite_number("lam", self.lam))
+
+    def fit(
+        self,
+        bank: QueryBank,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: npt.ArrayLike | QueryBank | None = None,
+    ) -> FittedBias:
+        """Only the bank's mean is kept."""
+        mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
+        return FittedBias(
+            self,
+            bank,
+            lambda items: items @ mean,
+            BankDiagnostics(len(bank), bank.dim),
+            no_potentials(bank),
+        )

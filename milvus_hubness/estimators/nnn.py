@@ -1,0 +1,91 @@
+"""Nearest Neighbor Normalization (Chowdhury et al., EMNLP 2024, eq. 1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, NamedTuple
+
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.estimators.base import FittedBias, no_potentials
+from milvus_hubness.estimators.inputs import require_gallery
+from milvus_hubness.kernels import IvfIndex, topk_mean
+from milvus_hubness.kernels.arguments import finite_number, whole_number
+from milvus_hubness.kernels.ivf import sample_rows
+
+
+class NNNDiagnostics(NamedTuple):
+    """mean_error, max_error: of the bias, 0 with the dense kernel, else measured on `sampled` vectors."""
+
+    bank_size: int
+    dim: int
+    kernel: str
+    mean_error: float
+    max_error: float
+    sampled: int
+
+
+@dataclass(frozen=True)
+class NNN:
+    """b(r) = alpha · mean of the k largest inner products of r with the bank.
+
+    k: how many bank queries count, 1 ≤ k ≤ |bank|. Small k for a bank from another domain.
+    alpha: share of that mean to subtract; the paper sweeps 0.25 … 1.5.
+    kernel: "dense" is exact; "ivf" looks into the nearest lists of a FAISS index, for a very large bank.
+    """
+
+    k: int = 128
+    alpha: float = 0.75
+    kernel: Literal["dense", "ivf"] = "dense"
+    device: str = field(default="auto", repr=False, compare=False)
+
+    needs_gallery: ClassVar[bool] = False
+    needs_target_bank: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "k", whole_number("k", self.k))
+        object.__setattr__(self, "alpha", finite_number("alpha", self.alpha))
+        if self.kernel not in ("dense", "ivf"):
+            raise InvalidParameter(f'kernel must be "dense" or "ivf", not {self.kernel!r}')
+
+    def fit(
+        self,
+        bank: QueryBank,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: npt.ArrayLike | QueryBank | None = None,
+    ) -> FittedBias:
+        """Nothing is learned from the gallery: a new item's bias never needs a refit.
+
+        The error of the "ivf" kernel is measured on the gallery, or on the bank where there is none.
+        Raises BankTooSmall if the bank holds fewer than k queries.
+        """
+        bank.require(at_least=self.k)
+        if self.kernel == "ivf":
+            return self._fit_ivf(bank, gallery)
+        diagnostics = NNNDiagnostics(len(bank), bank.dim, "dense", 0.0, 0.0, 0)
+        return FittedBias(
+            self,
+            bank,
+            lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
+            diagnostics,
+            no_potentials(bank),
+        )
+
+    def _fit_ivf(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
+        index = IvfIndex(bank.vectors)
+        items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
+        _, mean_error, max_error, sampled = index.topk_mean(items[sample_rows(len(items), 0)], self.k)
+        share = abs(self.alpha)
+        diagnostics = NNNDiagnostics(
+            len(bank), bank.dim, "ivf", share * mean_error, share * max_error, sampled
+        )
+        return FittedBias(
+            self,
+            bank,
+            lambda items: self.alpha * index.values(items, self.k),
+            diagnostics,
+            no_potentials(bank),
+        )

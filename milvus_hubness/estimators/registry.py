@@ -1,0 +1,81 @@
+"""Estimators as plain dictionaries and back, so that a collection's state can carry them as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.estimators.base import Estimator
+from milvus_hubness.estimators.blend import Blend
+from milvus_hubness.estimators.csls import CSLS
+from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
+from milvus_hubness.estimators.dual_bank_sinkhorn import DualBankSinkhorn
+from milvus_hubness.estimators.dual_inverted_softmax import DualInvertedSoftmax
+from milvus_hubness.estimators.inverted_softmax import InvertedSoftmax
+from milvus_hubness.estimators.nnn import NNN
+from milvus_hubness.estimators.sinkhorn import Sinkhorn
+
+ESTIMATORS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (
+        NNN,
+        CSLS,
+        InvertedSoftmax,
+        DualInvertedSoftmax,
+        DistributionNormalization,
+        Sinkhorn,
+        DualBankSinkhorn,
+        Blend,
+    )
+}
+
+
+def to_dict(estimator: Estimator) -> dict[str, Any]:
+    """{"name": "NNN", "k": 128, …}: the class and its parameters, without the device; fit for JSON.
+
+    Raises InvalidParameter for an estimator that is not one of this package's.
+    """
+    name = type(estimator).__name__
+    if ESTIMATORS.get(name) is not type(estimator):
+        raise InvalidParameter(f"{name} cannot be kept with a collection; use one of {', '.join(ESTIMATORS)}")
+    if isinstance(estimator, Blend):
+        return {
+            "name": name,
+            "estimators": [to_dict(part) for part in estimator.estimators],
+            "weights": list(estimator.weights),
+        }
+    parameters = _parameters(type(estimator))
+    return {"name": name} | {parameter: getattr(estimator, parameter) for parameter in parameters}
+
+
+def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
+    """The estimator that `to_dict` described, to run on `device`; parameters left out have their defaults.
+
+    Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
+    parameters = dict(values)
+    name = parameters.pop("name", None)
+    if name not in ESTIMATORS:
+        raise InvalidParameter(f"no estimator is named {name!r}; there are {', '.join(ESTIMATORS)}")
+    kind = ESTIMATORS[name]
+    known = _parameters(kind)
+    unknown = [parameter for parameter in parameters if parameter not in known]
+    if unknown:
+        raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(known)}")
+    if kind is Blend:
+        parts = parameters.get("estimators", [to_dict(part) for part in Blend().estimators])
+        if not isinstance(parts, list | tuple):
+            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parts!r}")
+        parameters["estimators"] = tuple(from_dict(part, device=device) for part in parts)
+    elif "device" in kind.__dataclass_fields__:
+        parameters["device"] = device
+    estimator: Estimator = kind(**parameters)
+    return estimator
+
+
+def _parameters(kind: type[Any]) -> list[str]:
+    return [field.name for field in fields(kind) if field.name != "device"]

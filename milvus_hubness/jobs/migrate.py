@@ -1,0 +1,167 @@
+"""A collection copied to its corrected form, verified, and put in its place. The source is never touched."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from milvus_hubness.correction import Correction, hidden_columns
+from milvus_hubness.errors import CollectionNotFound, InvalidInput
+from milvus_hubness.estimators import to_dict
+from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.jobs.verify import Verification, verify
+from milvus_hubness.state import BankReference, CollectionState, Profile, require_state
+from milvus_hubness.stores.base import Batch, Key, Store
+
+CENTRE_SAMPLE = 4_096
+
+
+@dataclass(frozen=True)
+class MigrationResult:
+    """rows copied and verified. unsound: keys of rows that hold no usable vector and carry bias 0."""
+
+    target: str
+    bank: str
+    rows: int
+    unsound: tuple[Key, ...]
+    alias: str | None
+    verification: Verification
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for people and for --json."""
+        return {**asdict(self), "unsound": {"rows": len(self.unsound), "keys": list(self.unsound[:20])}}
+
+
+def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -> MigrationResult:
+    """Copy, correct, verify, switch the alias if the plan has one.
+
+    On any failure, and when interrupted, what this run created is dropped again. Raises VerificationFailed
+    where the copy differs from the source, and what the store raises.
+    """
+    began = time.perf_counter()
+    if plan.restart and store.exists(plan.target):
+        store.drop(plan.target)
+    bank, bank_is_new = store.save_bank(plan.bank_collection, plan.bank, plan.layout.metric)
+    made_copy = False
+    try:
+        state, correction = _prepare(store, plan, bank)
+        made_copy = not store.exists(plan.target)
+        store.create_copy(plan.source, plan.target, state)
+        unsound = _copy(store, plan, state, correction, progress)
+        store.finish(plan.target)
+        verification = verify(store, plan.source, plan.target, state, progress=progress)
+        store.write_state(plan.target, state.model_copy(update={"phase": "ready"}))
+    except BaseException:
+        if made_copy and store.exists(plan.target):
+            store.drop(plan.target)
+        if bank_is_new:
+            store.drop(plan.bank_collection)
+        raise
+    if plan.alias:
+        store.point_alias(plan.alias, plan.target)
+    return MigrationResult(
+        target=plan.target,
+        bank=plan.bank_collection,
+        rows=verification.rows,
+        unsound=tuple(unsound),
+        alias=plan.alias,
+        verification=verification,
+        seconds=round(time.perf_counter() - began, 2),
+    )
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """alias points at source again. missing_rows: how many more rows the corrected collection counts; rows
+    written to it since the switch are not in the source."""
+
+    alias: str
+    source: str
+    target: str
+    missing_rows: int
+
+
+def rollback(store: Store, alias: str) -> Rollback:
+    """Point `alias` back at the collection that its corrected one was copied from.
+
+    Raises NotCorrected, CollectionNotFound, InvalidInput where `alias` is a collection's own name.
+    """
+    target = store.alias_target(alias)
+    if target is None:
+        if store.exists(alias):
+            raise InvalidInput(f"{alias!r} is a collection: a rollback needs the alias that was switched")
+        raise CollectionNotFound(f"no alias {alias!r}")
+    source = require_state(store.info(target).state, target).source
+    if not store.exists(source):
+        raise CollectionNotFound(f"{source!r}, from which {target!r} was copied, is gone")
+    store.point_alias(alias, source)
+    return Rollback(alias, source, target, max(0, store.count(target) - store.count(source)))
+
+
+def _prepare(store: Store, plan: MigrationPlan, bank: BankReference) -> tuple[CollectionState, Correction]:
+    uncentred = Correction.fit(plan.layout, plan.estimator, plan.bank)
+    centre = _gallery_mean(store, plan, uncentred)
+    profile = Profile(
+        estimator=to_dict(plan.estimator),
+        slot=0,
+        standby=1,
+        centre=centre,
+        bank=bank,
+        epoch=1,
+        refreshed_at=datetime.now(timezone.utc),
+    )
+    state = CollectionState(
+        field=plan.field,
+        metric=plan.layout.metric,
+        dim=plan.layout.dim,
+        slots=plan.layout.slots,
+        multiple_of=plan.layout.multiple_of,
+        source=plan.source.name,
+        phase="copying",
+        profiles={"default": profile},
+    )
+    return state, Correction(plan.layout, uncentred.fitted, centre)
+
+
+def _gallery_mean(store: Store, plan: MigrationPlan, correction: Correction) -> float:
+    """The mean bias of rows spread evenly over the keys."""
+    every = max(1, plan.rows // CENTRE_SAMPLE)
+    total, count = 0.0, 0
+    for partition, keys in plan.keys.items():
+        for part in chunks(keys[::every], store.chunk_rows(plan.source), "sampling", silent):
+            vectors = store.fetch(plan.source.name, part, plan.field, partition=partition).vectors
+            sound = ~plan.layout.unsound(vectors)
+            total += float(correction.centred(vectors)[sound].sum(dtype=np.float64))
+            count += int(sound.sum())
+    return total / count if count else 0.0
+
+
+def _copy(
+    store: Store, plan: MigrationPlan, state: CollectionState, correction: Correction, progress: Progress
+) -> list[Key]:
+    unsound: list[Key] = []
+    for partition, keys in plan.keys.items():
+        doing = f"copying {partition}" if partition else "copying"
+        for part in chunks(keys, store.chunk_rows(plan.source), doing, progress):
+            batch = store.fetch(plan.source.name, part, plan.field, partition=partition)
+            flags = plan.layout.unsound(batch.vectors)
+            unsound += [key for key, flag in zip(batch.keys, flags, strict=True) if flag]
+            store.write(plan.target, _corrected(state, batch, correction), plan.field, partition=partition)
+    return unsound
+
+
+def _corrected(state: CollectionState, batch: Batch, correction: Correction) -> Batch:
+    """Rows as the user knows them in the stored form, the same bias in every slot."""
+    biases = correction.centred(batch.vectors)
+    hidden = hidden_columns(state, batch.vectors, biases, state.profile.epoch)
+    return Batch(
+        batch.keys,
+        state.layout.augment(batch.vectors, biases),
+        [{**row, **columns} for row, columns in zip(batch.rows, hidden, strict=True)],
+    )

@@ -1,0 +1,190 @@
+"""What a migration would do, found out without writing anything."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.correction import Correction
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    CannotMigrate,
+    CollectionExists,
+    EmptyCollection,
+    InvalidInput,
+    UnfinishedMigration,
+)
+from milvus_hubness.estimators import NNN, Estimator, to_dict
+from milvus_hubness.layout import Layout, as_metric
+from milvus_hubness.state import HIDDEN_FIELDS
+from milvus_hubness.stores.base import CollectionInfo, Key, Store
+
+SAMPLE_ROWS = 512
+SLOTS = 2
+
+
+@dataclass(frozen=True)
+class MigrationPlan:
+    """source is copied to target, field in the stored form; keys by partition are frozen here.
+
+    seconds: an estimate from reading and correcting a sample, taking writing and verifying to cost as much
+    as reading does. restart: an unfinished target is dropped first.
+    """
+
+    source: CollectionInfo
+    target: str
+    field: str
+    layout: Layout
+    bank: QueryBank
+    bank_collection: str
+    estimator: Estimator
+    keys: dict[str | None, list[Key]]
+    alias: str | None
+    restart: bool
+    remarks: tuple[str, ...]
+    seconds: float
+
+    @property
+    def rows(self) -> int:
+        """Distinct keys."""
+        return sum(map(len, self.keys.values()))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for people and for --json."""
+        vector = self.source.vector_fields[self.field]
+        return {
+            "source": self.source.name,
+            "target": self.target,
+            "field": self.field,
+            "metric": self.layout.metric,
+            "index_type": vector.index_type,
+            "index_params": vector.index_params,
+            "dim": self.layout.dim,
+            "width": self.layout.width,
+            "rows": self.rows,
+            "partitions": [name for name in self.keys if name],
+            "hidden_fields": list(HIDDEN_FIELDS if self.layout.metric == "COSINE" else HIDDEN_FIELDS[:2]),
+            "vector_bytes": {
+                "source": 4 * self.layout.dim * self.rows,
+                "target": 4 * self.layout.width * self.rows,
+            },
+            "bank": {
+                "collection": self.bank_collection,
+                "source": self.bank.source,
+                "queries": len(self.bank),
+                "fingerprint": self.bank.fingerprint,
+            },
+            "estimator": to_dict(self.estimator),
+            "alias": self.alias,
+            "remarks": list(self.remarks),
+            "estimated_seconds": round(self.seconds, 1),
+        }
+
+
+def plan_migration(
+    store: Store,
+    source: str,
+    bank: QueryBank,
+    *,
+    estimator: Estimator | None = None,
+    field: str | None = None,
+    target: str | None = None,
+    bank_collection: str | None = None,
+    alias: str | None = None,
+    restart: bool = False,
+) -> MigrationPlan:
+    """Look at `source` and say what a migration would do. Reads only.
+
+    Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate with every obstacle,
+    CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall.
+    """
+    info = store.info(source)
+    if info.is_bank:
+        raise CannotMigrate(f"{info.name!r} is a query bank")
+    if info.state is not None:
+        raise AlreadyCorrected(
+            f"{info.name!r} is already corrected (from {info.state.source!r}): refresh it instead"
+        )
+    field = field or _only_field(info)
+    if obstacles := store.obstacles(info, field):
+        raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
+    if not info.rows:
+        raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
+    vector = info.vector_fields[field]
+    layout = Layout(vector.dim, as_metric(vector.metric), SLOTS, store.width_multiple(vector))
+    correction = Correction.fit(layout, estimator or NNN(), bank)
+    target = target or f"{info.name}_hubness"
+    _check_target(store, info.name, target, restart)
+    if alias:
+        _check_alias(store, alias, info.name, target)
+    keys = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
+    distinct = sum(map(len, keys.values()))
+    remarks = store.remarks(info)
+    if distinct != info.rows:
+        remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
+    return MigrationPlan(
+        source=info,
+        target=target,
+        field=field,
+        layout=layout,
+        bank=bank,
+        bank_collection=bank_collection or f"{info.name}__bank",
+        estimator=estimator or NNN(),
+        keys=keys,
+        alias=alias,
+        restart=restart,
+        remarks=tuple(remarks),
+        seconds=_estimated_seconds(store, info, field, keys, correction),
+    )
+
+
+def _only_field(info: CollectionInfo) -> str:
+    if len(info.vector_fields) == 1:
+        return next(iter(info.vector_fields))
+    if info.vector_fields:
+        raise InvalidInput(
+            f"{info.name!r} has several vector fields, name one: {', '.join(info.vector_fields)}"
+        )
+    raise CannotMigrate(f"{info.name!r} has no FLOAT_VECTOR field, and only those are corrected")
+
+
+def _check_target(store: Store, source: str, target: str, restart: bool) -> None:
+    if not store.exists(target):
+        return
+    state = store.info(target).state
+    if state is None or state.phase == "ready" or state.source != source:
+        done = state is not None and state.source == source and state.phase == "ready"
+        said = "a finished migration of it" if done else "another collection"
+        raise CollectionExists(f"{target!r} is there already ({said}): give another target")
+    if not restart:
+        raise UnfinishedMigration(
+            f"{target!r} is an unfinished copy of {source!r}: restart drops it and begins anew"
+        )
+
+
+def _check_alias(store: Store, alias: str, source: str, target: str) -> None:
+    if alias in {source, target}:
+        raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
+    if store.exists(alias) and store.alias_target(alias) is None:
+        raise InvalidInput(f"{alias!r} is a collection, not an alias")
+    if store.alias_target(alias) not in {None, source}:
+        raise InvalidInput(f"alias {alias!r} points at {store.alias_target(alias)!r}, not at {source!r}")
+
+
+def _estimated_seconds(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    keys: dict[str | None, list[Key]],
+    correction: Correction,
+) -> float:
+    partition, candidates = max(keys.items(), key=lambda item: len(item[1]))
+    sample = candidates[:SAMPLE_ROWS]
+    began = time.perf_counter()
+    batch = store.fetch(info.name, sample, field, partition=partition)
+    reading = time.perf_counter() - began
+    correction.centred(batch.vectors)
+    correcting = time.perf_counter() - began - reading
+    return (4 * reading + correcting) * sum(map(len, keys.values())) / max(1, len(sample))

@@ -1,0 +1,241 @@
+"""Biases brought up to date: for rows that have none, and for all when the bank or the parameters changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.correction import Correction, read_back
+from milvus_hubness.errors import InvalidParameter, UnfinishedMigration
+from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.layout import Floats
+from milvus_hubness.state import (
+    BIAS_FIELD,
+    EPOCH_FIELD,
+    PENDING,
+    BankReference,
+    CollectionState,
+    Profile,
+    require_state,
+)
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
+
+DEFAULT_TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class RefreshResult:
+    """mode: "pending" for rows without a bias only, "full" for all. reason: why. scanned, written: rows."""
+
+    collection: str
+    mode: str
+    reason: str
+    scanned: int
+    written: int
+    epoch: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def refresh(
+    store: Store,
+    collection: str,
+    *,
+    bank: QueryBank | None = None,
+    estimator: Estimator | None = None,
+    tolerance: float = DEFAULT_TOLERANCE,
+    progress: Progress = silent,
+) -> RefreshResult:
+    """Compute what is missing or outdated and write only what moved.
+
+    A full refresh writes the standby slot of every row whose bias there is off by more than `tolerance` (in
+    units of the score) and then lets the slots change places, so that no search sees old and new mixed.
+    Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter.
+    """
+    if not (np.isfinite(tolerance) and tolerance >= 0):
+        raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
+    began = time.perf_counter()
+    info = store.info(collection)
+    state = require_state(info.state, info.name)
+    if state.phase != "ready":
+        raise UnfinishedMigration(f"{info.name!r} is an unfinished copy of {state.source!r}")
+    current = store.load_bank(state.profile.bank)
+    estimator = estimator or from_dict(state.profile.estimator)
+    reason = _what_changed(state.profile, bank or current, estimator)
+    correction = Correction.fit(state.layout, estimator, bank or current)
+    if reason:
+        scanned, written, profile = _refresh_all(
+            store, info, state, correction, _referenced(store, state, bank, current), tolerance, progress
+        )
+    else:
+        scanned = written = _fill_pending(store, info, state, correction, progress)
+        profile = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
+    store.write_state(info.name, state.with_profile(profile))
+    if profile.bank.generation != state.profile.bank.generation:
+        store.drop_bank_generation(state.profile.bank)
+    return RefreshResult(
+        collection=info.name,
+        mode="full" if reason else "pending",
+        reason=reason or "bank and parameters are unchanged",
+        scanned=scanned,
+        written=written,
+        epoch=profile.epoch,
+        seconds=round(time.perf_counter() - began, 2),
+    )
+
+
+def _what_changed(profile: Profile, bank: QueryBank, estimator: Estimator) -> str:
+    changed = []
+    if bank.fingerprint != profile.bank.fingerprint:
+        changed.append("the bank changed")
+    if to_dict(estimator) != profile.estimator:
+        changed.append("the parameters changed")
+    return " and ".join(changed)
+
+
+def _fill_pending(
+    store: Store, info: CollectionInfo, state: CollectionState, correction: Correction, progress: Progress
+) -> int:
+    centred = Correction(state.layout, correction.fitted, state.profile.centre)
+    written = 0
+    for partition in info.partitions:
+        keys = store.keys(info.name, partition=partition, pending=True)
+        for part in chunks(keys, store.chunk_rows(info), "computing missing biases", progress):
+            batch = store.fetch(info.name, part, state.field, partition=partition)
+            filled = _with_biases(state, batch, centred, range(state.layout.slots), state.profile.epoch)
+            store.write(info.name, filled, state.field, partition=partition)
+            written += len(batch)
+    store.settle(info.name)
+    return written
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """One partition as it stands. biases: (n,) new and not centred; standby: (n,) what the idle slot holds.
+    sound: (n,) whether a bias could be computed; pending: (n,) whether the row waits for its first."""
+
+    partition: str | None
+    keys: list[Key]
+    biases: Floats
+    standby: Floats
+    sound: npt.NDArray[np.bool_]
+    pending: npt.NDArray[np.bool_]
+
+    def moved(self, centre: float, tolerance: float) -> list[Key]:
+        """Keys of the rows whose idle slot is off by more than `tolerance`, or that never had a bias."""
+        wanted = np.where(self.sound, self.biases - np.float32(centre), np.float32(0))
+        off = (np.abs(wanted - self.standby) > tolerance) | self.pending
+        return [key for key, is_off in zip(self.keys, off, strict=True) if is_off]
+
+
+def _refresh_all(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    correction: Correction,
+    bank: BankReference,
+    tolerance: float,
+    progress: Progress,
+) -> tuple[int, int, Profile]:
+    """Rows scanned, rows written, and the profile that makes the new biases the ones searches read."""
+    scans = [_scan(store, info, state, correction, partition, progress) for partition in info.partitions]
+    old = state.profile
+    profile = old.model_copy(
+        update={
+            "estimator": to_dict(correction.fitted.estimator),
+            "slot": old.standby,
+            "standby": old.slot,
+            "centre": _settled(old.centre, np.concatenate([scan.biases[scan.sound] for scan in scans])),
+            "bank": bank,
+            "epoch": old.epoch + 1,
+            "refreshed_at": datetime.now(timezone.utc),
+        }
+    )
+    centred = Correction(state.layout, correction.fitted, profile.centre)
+    written = 0
+    for scan in scans:
+        moved = scan.moved(profile.centre, tolerance)
+        for part in chunks(moved, store.chunk_rows(info), "writing biases", progress):
+            batch = store.fetch(info.name, part, state.field, partition=scan.partition)
+            renewed = _with_biases(state, batch, centred, [profile.slot], profile.epoch)
+            store.write(info.name, renewed, state.field, partition=scan.partition)
+            written += len(batch)
+    store.settle(info.name)
+    return sum(len(scan.keys) for scan in scans), written, profile
+
+
+def _scan(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    correction: Correction,
+    partition: str | None,
+    progress: Progress,
+) -> _Scanned:
+    keys: list[Key] = []
+    columns = []
+    wanted = store.keys(info.name, partition=partition)
+    for part in chunks(wanted, store.chunk_rows(info), "computing biases", progress):
+        batch = store.fetch(info.name, part, state.field, partition=partition)
+        vectors = read_back(state, batch.vectors, batch.rows)
+        keys += batch.keys
+        columns.append(
+            np.column_stack(
+                [
+                    correction.centred(vectors),
+                    state.layout.biases(batch.vectors, state.profile.standby),
+                    ~state.layout.unsound(vectors),
+                    [row[EPOCH_FIELD] == PENDING for row in batch.rows],
+                ]
+            )
+        )
+    table = np.concatenate(columns) if columns else np.empty((0, 4), np.float32)
+    biases, standby, sound, pending = table.astype(np.float32).T
+    return _Scanned(partition, keys, biases, standby, sound.astype(bool), pending.astype(bool))
+
+
+def _settled(old: float, biases: Floats) -> float:
+    """The old centre while it is within one standard deviation of the new mean, so that rows whose bias did
+    not move need no rewriting; else the new mean."""
+    if not len(biases):
+        return old
+    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
+    return old if abs(mean - old) <= spread else mean
+
+
+def _referenced(
+    store: Store, state: CollectionState, given: QueryBank | None, current: QueryBank
+) -> BankReference:
+    """Where the bank that is now used lies: a new one is stored beside the old, which stays until the end."""
+    old = state.profile.bank
+    if given is None or given.fingerprint == current.fingerprint:
+        return old.model_copy(update={"fingerprint": current.fingerprint, "count": len(current)})
+    return store.save_bank(old.collection, given, state.metric)[0]
+
+
+def _with_biases(
+    state: CollectionState, batch: Batch, correction: Correction, slots: Sequence[int], epoch: int
+) -> Batch:
+    """Stored rows with fresh biases in `slots` and in the column beside; everything else as it was."""
+    biases = correction.centred(read_back(state, batch.vectors, batch.rows))
+    stored = batch.vectors.copy()
+    stored[:, [state.layout.first_slot + slot for slot in slots]] = biases[:, None]
+    return Batch(
+        batch.keys,
+        stored,
+        [
+            {**row, BIAS_FIELD: bias, EPOCH_FIELD: epoch}
+            for row, bias in zip(batch.rows, biases.tolist(), strict=True)
+        ],
+    )

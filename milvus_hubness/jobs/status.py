@@ -1,0 +1,65 @@
+"""What a collection says of its own correction."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from milvus_hubness.stores.base import Store
+
+
+@dataclass(frozen=True)
+class Status:
+    """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias.
+    age_seconds: since the last refresh. Everything but the first four is None where nothing is corrected."""
+
+    collection: str
+    rows: int
+    aliases: tuple[str, ...]
+    corrected: bool
+    phase: str | None = None
+    source: str | None = None
+    field: str | None = None
+    metric: str | None = None
+    dim: int | None = None
+    width: int | None = None
+    estimator: dict[str, Any] | None = None
+    strength: float | None = None
+    bank: dict[str, Any] | None = None
+    pending: int | None = None
+    epoch: int | None = None
+    refreshed_at: str | None = None
+    age_seconds: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def status(store: Store, collection: str) -> Status:
+    """Raises CollectionNotFound, StateError where the state cannot be read."""
+    info = store.info(collection)
+    if info.state is None:
+        return Status(info.name, info.rows, info.aliases, corrected=False)
+    state, profile = info.state, info.state.profile
+    age = datetime.now(timezone.utc) - profile.refreshed_at
+    return Status(
+        collection=info.name,
+        rows=info.rows,
+        aliases=info.aliases,
+        corrected=True,
+        phase=state.phase,
+        source=state.source,
+        field=state.field,
+        metric=state.metric,
+        dim=state.dim,
+        width=state.layout.width,
+        estimator=profile.estimator,
+        strength=profile.strength,
+        bank=profile.bank.model_dump(),
+        pending=store.count(info.name, pending=True),
+        epoch=profile.epoch,
+        refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
+        age_seconds=round(age.total_seconds(), 1),
+    )

@@ -1,0 +1,252 @@
+"""The stored form <r, b> and the asked form <q, −1>: widths, slots, metrics, scores back. No I/O.
+
+    stored   < r or r/‖r‖ ,  [½‖r‖²] ,  slot_0 … slot_{S−1} ,  0 … 0 >     width a multiple of 16
+    asked    < q or q/‖q‖ ,  [−1]    ,  0 … −w at one slot … 0 ,  0 … 0 >
+
+Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014, section 3):
+IP as it is, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² on its own column.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+    ZeroVectors,
+    name_some,
+)
+
+Metric = Literal["IP", "COSINE", "L2"]
+Floats = npt.NDArray[np.float32]
+
+ALIGNMENT = 16
+MAX_WIDTH = 32_768
+UNIT_TOLERANCE = 2.5e-7
+
+
+def as_metric(name: str) -> Metric:
+    """`name` as one of IP, COSINE, L2, in any case; raises InvalidParameter otherwise."""
+    if name.upper() not in get_args(Metric):
+        raise InvalidParameter(f"metric {name!r} cannot be corrected: use one of IP, COSINE, L2")
+    return cast(Metric, name.upper())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How vectors of one field are stored and asked.
+
+    dim: the user's dimension d. metric: the user's metric. slots: columns kept for biases; a refresh fills an
+    idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
+    quantisation with m sub-vectors needs lcm(16, m)).
+    """
+
+    dim: int
+    metric: Metric
+    slots: int = 2
+    multiple_of: int = ALIGNMENT
+
+    def __post_init__(self) -> None:
+        as_metric(self.metric)
+        if self.dim < 1 or self.slots < 1 or self.multiple_of < 1:
+            raise InvalidParameter(
+                f"dim, slots and multiple_of start at 1, got {self.dim}, {self.slots}, {self.multiple_of}"
+            )
+        if self.width > MAX_WIDTH:
+            raise InvalidParameter(
+                f"dimension {self.dim} leaves no room for {self.slots} bias columns: "
+                f"the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
+            )
+
+    @property
+    def first_slot(self) -> int:
+        """Column of slot 0."""
+        return self.dim + (self.metric == "L2")
+
+    @property
+    def width(self) -> int:
+        """Stored width: the least multiple of `multiple_of` with room for r, ½‖r‖² (L2) and the slots."""
+        return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
+
+    def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
+
+        Such rows are stored, and read back, bit for bit.
+        """
+        lengths = _lengths(self._rows(vectors))
+        return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
+
+    def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
+        """(n, d) or, under L2, (n, d+2): gallery vectors whose inner product with reduced queries is the
+        similarity that biases are estimated on (q·r, cosine, or −½‖q−r‖²)."""
+        rows = self._rows(vectors)
+        if self.metric == "COSINE":
+            return self._unit(rows)
+        if self.metric == "L2":
+            return np.column_stack([rows, _half_squares(rows), np.ones(len(rows), np.float32)])
+        return rows
+
+    def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
+        """(m, d) or, under L2, (m, d+2): the counterpart of `reduce_items`."""
+        rows = self._rows(queries)
+        if self.metric == "COSINE":
+            return self._unit(rows)
+        if self.metric == "L2":
+            return np.column_stack([rows, -np.ones(len(rows), np.float32), -_half_squares(rows)])
+        return rows
+
+    def augment(self, vectors: npt.ArrayLike, biases: npt.ArrayLike) -> Floats:
+        """(n, width) stored vectors.
+
+        vectors (n, d) float32. biases (n,) for the same bias in every slot, or (n, slots).
+        Rows without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
+        """
+        rows = self._rows(vectors)
+        slots = np.asarray(biases, np.float32)
+        if slots.shape not in {(len(rows),), (len(rows), self.slots)}:
+            raise InvalidInput(
+                f"{len(rows)} vectors need biases of shape ({len(rows)},) or ({len(rows)}, {self.slots}), "
+                f"got {slots.shape}"
+            )
+        stored = np.zeros((len(rows), self.width), np.float32)
+        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else rows
+        if self.metric == "L2":
+            stored[:, self.dim] = _half_squares(rows)
+        stored[:, self._slot_columns] = slots if slots.ndim == 2 else slots[:, None]
+        return stored
+
+    def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
+        """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r).
+
+        queries (m, d) float32. strength: one number, or one for each query; 0 asks for the raw ranking.
+        """
+        rows = self._rows(queries)
+        weights = np.asarray(strength, np.float32)
+        if not np.isfinite(weights).all():
+            raise InvalidParameter(f"strength must be finite, got {strength!r}")
+        if not 0 <= slot < self.slots:
+            raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
+        asked = np.zeros((len(rows), self.width), np.float32)
+        asked[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else rows
+        if self.metric == "L2":
+            asked[:, self.dim] = -1
+        asked[:, self.first_slot + slot] = -weights
+        return asked
+
+    def strip(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
+        """(n, d) the vectors that went into `augment`.
+
+        norms (n,): what `norms` gave for them, needed under COSINE. Exact where the norm is 1 and for IP and
+        L2, else within one unit in the last place.
+        """
+        rows = self._stored(stored)[:, : self.dim]
+        if self.metric != "COSINE":
+            return np.ascontiguousarray(rows)
+        if norms is None:
+            raise InvalidInput("vectors stored for COSINE need their norms to be read back")
+        lengths = np.asarray(norms, np.float64)
+        return (rows * lengths[:, None]).astype(np.float32)
+
+    def biases(self, stored: npt.ArrayLike, slot: int = 0) -> Floats:
+        """(n,) the biases in one slot of stored vectors."""
+        return np.ascontiguousarray(self._stored(stored)[:, self.first_slot + slot])
+
+    def scores(
+        self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
+    ) -> npt.NDArray[np.float64]:
+        """(m, k) inner products of stored and asked vectors as scores of the user's metric.
+
+        queries (m, d) as the user gave them. IP and COSINE: s − w·b, the product itself. L2: the squared
+        distance ‖q−r‖² + 2w·b, which is never below 0 where w = 0.
+        """
+        values = np.asarray(products, np.float64)
+        if self.metric != "L2":
+            return values
+        squares = 2 * _half_squares(self._rows(queries)).astype(np.float64)
+        distances = squares[:, None] - 2 * values
+        raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
+        return np.where(raw, np.maximum(distances, 0), distances)
+
+    def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The inner products that stand behind scores of one query (d,): the inverse of `scores`."""
+        values = np.asarray(scores, np.float64)
+        if self.metric != "L2":
+            return values
+        half_square = float(_half_squares(self._rows(np.asarray(query)[None, :]))[0])
+        return half_square - values / 2
+
+    def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """`vectors` as (n, d) float32. Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
+        rows = self._rows(vectors)
+        broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if broken.size:
+            raise NonFiniteVectors(f"NaN or infinity in {what} {name_some(broken.tolist())}")
+        return rows
+
+    def require_sound(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """`vectors` as (n, d) float32, fit to be inserted.
+
+        Raises as `require_finite`, and under COSINE ZeroVectors naming the rows.
+        """
+        rows = self.require_finite(vectors, what)
+        zero = np.flatnonzero(self.unsound(rows))
+        if zero.size:
+            raise ZeroVectors(
+                f"a zero vector has no direction under COSINE: {what} {name_some(zero.tolist())}"
+            )
+        return rows
+
+    def unsound(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n,) true where no bias can be computed: NaN, infinity, or a zero vector under COSINE."""
+        rows = self._rows(vectors)
+        finite = np.isfinite(rows).all(axis=1)
+        return cast(
+            "npt.NDArray[np.bool_]", ~finite | (_lengths(rows) == 0) if self.metric == "COSINE" else ~finite
+        )
+
+    @property
+    def _slot_columns(self) -> slice:
+        return slice(self.first_slot, self.first_slot + self.slots)
+
+    def _rows(self, vectors: npt.ArrayLike) -> Floats:
+        return _matrix(vectors, self.dim, "vectors")
+
+    def _stored(self, vectors: npt.ArrayLike) -> Floats:
+        return _matrix(vectors, self.width, "stored vectors")
+
+    def _unit(self, rows: Floats) -> Floats:
+        lengths = self.norms(rows)
+        return (rows / np.where(lengths == 0, 1, lengths)[:, None]).astype(np.float32)
+
+
+def _matrix(vectors: Any, width: int, what: str) -> Floats:
+    try:
+        rows = np.asarray(vectors, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{what} must be rows of {width} numbers each: {error}") from None
+    if rows.ndim != 2:
+        raise InvalidInput(f"{what} must be of shape (n, {width}), got {rows.ndim} axes: {rows.shape}")
+    if rows.shape[1] != width:
+        raise DimensionMismatch(f"{what} must have {width} dimensions, got {rows.shape[1]}")
+    return rows
+
+
+def _lengths(rows: Floats) -> npt.NDArray[np.float64]:
+    return np.sqrt(2 * _half_squares64(rows))
+
+
+def _half_squares(rows: Floats) -> Floats:
+    return _half_squares64(rows).astype(np.float32)
+
+
+def _half_squares64(rows: Floats) -> npt.NDArray[np.float64]:
+    wide = rows.astype(np.float64)
+    return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))

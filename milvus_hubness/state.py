@@ -1,0 +1,126 @@
+"""What a collection knows about its biases: versioned JSON in the custom property `hubness`. No I/O."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from milvus_hubness.errors import NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.layout import Layout, Metric
+
+PROPERTY = "hubness"
+VERSION: Literal[1] = 1
+
+BIAS_FIELD = "hubness_bias"
+EPOCH_FIELD = "hubness_epoch"
+NORM_FIELD = "hubness_norm"
+HIDDEN_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
+
+PENDING = 0
+"""Value of `hubness_epoch` in rows whose bias is not computed yet."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BankReference(_Frozen):
+    """Where the reference queries lie: one generation of rows of a bank collection."""
+
+    collection: str
+    generation: int = Field(ge=1)
+    fingerprint: str
+    count: int = Field(ge=1)
+
+
+class Profile(_Frozen):
+    """One set of biases.
+
+    estimator: name and parameters. slot: the column that searches read. standby: the column that the next
+    refresh fills before the two change places. centre: c, taken off every stored bias; it moves no ranking.
+    epoch counts the refreshes, from 1. strength: w of searches that name none.
+    """
+
+    estimator: dict[str, Any]
+    slot: int = Field(ge=0)
+    standby: int = Field(ge=0)
+    centre: float
+    strength: float = 1.0
+    bank: BankReference
+    epoch: int = Field(ge=1)
+    refreshed_at: datetime
+
+
+class CollectionState(_Frozen):
+    """Everything a client or a job needs to speak to a corrected collection.
+
+    source: the collection it was copied from. phase: "copying" until the copy is verified.
+    """
+
+    version: Literal[1] = VERSION
+    field: str
+    metric: Metric
+    dim: int = Field(ge=1)
+    slots: int = Field(ge=2)
+    multiple_of: int = Field(ge=1)
+    source: str
+    phase: Literal["copying", "ready"]
+    profiles: dict[str, Profile]
+    active: str = "default"
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.dim, self.metric, self.slots, self.multiple_of)
+
+    @property
+    def profile(self) -> Profile:
+        """The profile that searches use when they name none."""
+        return self.profiles[self.active]
+
+    @property
+    def hidden_fields(self) -> tuple[str, ...]:
+        """The scalar fields this package added, which readers do not see unless they ask by name."""
+        return HIDDEN_FIELDS if self.metric == "COSINE" else (BIAS_FIELD, EPOCH_FIELD)
+
+    def with_profile(self, profile: Profile) -> CollectionState:
+        """This state with its active profile replaced."""
+        return self.model_copy(update={"profiles": {**self.profiles, self.active: profile}})
+
+    def to_json(self) -> str:
+        return self.model_dump_json()
+
+    @classmethod
+    def from_json(cls, text: str) -> CollectionState:
+        """Raises UnknownStateVersion for another version's state, StateError for a broken one."""
+        try:
+            version = json.loads(text)["version"]
+        except (ValueError, KeyError, TypeError):
+            raise StateError(f"the collection property {PROPERTY!r} is not a state: {text[:80]!r}") from None
+        if version != VERSION:
+            raise UnknownStateVersion(
+                f"the collection's state has version {version}, this package reads {VERSION}: update it"
+            )
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise StateError(
+                f"the collection property {PROPERTY!r} is broken at {where}: {first['msg']}"
+            ) from None
+
+
+def read_state(properties: dict[str, str]) -> CollectionState | None:
+    """The state among a collection's properties, None where it carries no biases."""
+    text = properties.get(PROPERTY)
+    return CollectionState.from_json(text) if text else None
+
+
+def require_state(state: CollectionState | None, collection: str) -> CollectionState:
+    """`state`, or NotCorrected naming the collection."""
+    if state is None:
+        raise NotCorrected(f"collection {collection!r} carries no biases: migrate it first")
+    return state

@@ -1,0 +1,143 @@
+"""The protocol that the jobs are written against. A second database implements this and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.layout import Floats, Metric
+from milvus_hubness.state import BankReference, CollectionState
+
+Key = int | str
+"""A primary key."""
+
+
+@dataclass(frozen=True)
+class VectorField:
+    """A dense float vector field. index_type and index_params are the database's own words."""
+
+    name: str
+    dim: int
+    metric: str
+    index_type: str
+    index_params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CollectionInfo:
+    """What the jobs need to know of a collection.
+
+    name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
+    partitions: names that rows must be copied into, or (None,) where the database places rows by itself.
+    schema: the database's own description, opaque to the jobs.
+    """
+
+    name: str
+    key_field: str
+    vector_fields: dict[str, VectorField]
+    rows: int
+    partitions: tuple[str | None, ...]
+    aliases: tuple[str, ...]
+    state: CollectionState | None
+    is_bank: bool
+    schema: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows in the order of `keys`. vectors: (n, width) float32 of one field; rows: the other fields."""
+
+    keys: list[Key]
+    vectors: Floats
+    rows: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Store(Protocol):
+    """Reads are strongly consistent. Every method may raise StoreError and its kinds."""
+
+    def info(self, collection: str) -> CollectionInfo:
+        """Raises CollectionNotFound."""
+        ...
+
+    def exists(self, collection: str) -> bool:
+        """Whether a collection or an alias of that name is there."""
+        ...
+
+    def obstacles(self, source: CollectionInfo, field: str) -> list[str]:
+        """Why `source` cannot be carried over; empty where it can."""
+        ...
+
+    def remarks(self, source: CollectionInfo) -> list[str]:
+        """What the user should know that a copy changes."""
+        ...
+
+    def width_multiple(self, field: VectorField) -> int:
+        """What the stored width must divide by for the field's index."""
+        ...
+
+    def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
+        """An empty `target` with the fields, indexes, partitions and properties of `source`, its vector field
+        in the stored form, the hidden fields beside it. Raises CollectionExists."""
+        ...
+
+    def keys(self, collection: str, *, partition: str | None = None, pending: bool = False) -> list[Key]:
+        """All distinct keys in ascending order; with `pending` those whose bias is not computed yet."""
+        ...
+
+    def fetch(
+        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
+    ) -> Batch:
+        """The rows that are still there, in the order of `keys`."""
+        ...
+
+    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """Insert or replace, acknowledged on return."""
+        ...
+
+    def chunk_rows(self, source: CollectionInfo) -> int:
+        """How many rows of this collection make a chunk of comfortable size."""
+        ...
+
+    def count(self, collection: str, *, pending: bool = False) -> int:
+        """Rows as the database counts them, duplicates and all."""
+        ...
+
+    def finish(self, collection: str) -> None:
+        """Everything written is durable, indexed and loaded on return."""
+        ...
+
+    def settle(self, collection: str) -> None:
+        """Everything written is seen by every search on return."""
+        ...
+
+    def write_state(self, collection: str, state: CollectionState) -> None: ...
+
+    def drop(self, collection: str) -> None: ...
+
+    def alias_target(self, alias: str) -> str | None:
+        """The collection behind an alias; None where there is no such alias."""
+        ...
+
+    def point_alias(self, alias: str, collection: str) -> None:
+        """Create the alias or move it, in one step of the database."""
+        ...
+
+    def save_bank(self, collection: str, bank: QueryBank, metric: Metric) -> tuple[BankReference, bool]:
+        """Keep `bank` as a further generation of the bank collection; the flag tells whether the collection
+        was made for it. The same bank again returns the generation it already is."""
+        ...
+
+    def load_bank(self, reference: BankReference) -> QueryBank:
+        """The queries as they are now, with their own fingerprint."""
+        ...
+
+    def drop_bank_generation(self, reference: BankReference) -> None: ...
+
+    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
+        """The vectors of any collection as a query bank."""
+        ...

@@ -1,0 +1,74 @@
+"""Talking to Milvus: connecting, errors in our terms, filters, requests that fit the message limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError
+
+T = TypeVar("T")
+
+COLLECTION_NOT_FOUND = 100
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
+
+
+def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0) -> MilvusClient:
+    """A plain MilvusClient. Raises ServerUnavailable, naming the address and never the token."""
+    try:
+        return MilvusClient(uri, token=token, db_name=db_name, timeout=timeout)
+    except MilvusException as error:
+        if "://" in uri:
+            raise ServerUnavailable(f"no Milvus answers at {uri}: {error.message}") from None
+        hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
+        raise ServerUnavailable(f"cannot open the Milvus Lite file {uri} ({hint}): {error.message}") from None
+
+
+@contextmanager
+def translated(collection: str) -> Iterator[None]:
+    """pymilvus's errors as ours, about `collection`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise StoreError(f"a request on {collection!r} failed: {_told(error)}") from error
+    except MilvusException as error:
+        if error.code == COLLECTION_NOT_FOUND:
+            raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+        if "connect" in error.message.lower() or "unavailable" in error.message.lower():
+            raise ServerUnavailable(
+                f"the server stopped answering about {collection!r}: {error.message}"
+            ) from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {error.message}") from error
+
+
+def literal(key: int | str) -> str:
+    """A key as Milvus's filter language writes it."""
+    return str(key) if isinstance(key, int) else f'"{key.translate(_ESCAPES)}"'
+
+
+def is_one_of(field: str, keys: Sequence[int | str]) -> str:
+    """The filter that picks rows by key."""
+    return f"{field} in [{', '.join(map(literal, keys))}]"
+
+
+def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
+    """call(items), cut in halves as often as the message limit (64 MB by default) asks for."""
+    try:
+        return [call(items)]
+    except (MilvusException, grpc.RpcError) as error:
+        if len(items) < 2 or not any(mark in _told(error).lower() for mark in _TOO_LARGE):
+            raise
+    middle = len(items) // 2
+    return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, in the server's words: pymilvus passes some of gRPC's errors on as they are."""
+    return str(error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error))

@@ -1,0 +1,150 @@
+"""Milvus schemas and indexes: read, judged, and rebuilt for the corrected copy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.layout import ALIGNMENT, as_metric
+from milvus_hubness.state import (
+    BIAS_FIELD,
+    EPOCH_FIELD,
+    HIDDEN_FIELDS,
+    NORM_FIELD,
+    PROPERTY,
+    CollectionState,
+)
+from milvus_hubness.stores.base import CollectionInfo, VectorField
+
+TTL_PROPERTY = "collection.ttl.seconds"
+_INDEX_STATUS = {
+    "field_name",
+    "index_name",
+    "index_type",
+    "metric_type",
+    "total_rows",
+    "indexed_rows",
+    "pending_index_rows",
+    "state",
+}
+
+
+def key_field(schema: dict[str, Any]) -> dict[str, Any]:
+    return next(field for field in schema["fields"] if field.get("is_primary"))
+
+
+def has_partition_key(schema: dict[str, Any]) -> bool:
+    return any(field.get("is_partition_key") for field in schema["fields"])
+
+
+def function_outputs(schema: dict[str, Any]) -> set[str]:
+    """Fields that the server computes, which no client may write."""
+    return {name for function in schema.get("functions", []) for name in function["output_field_names"]}
+
+
+def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
+    """The FLOAT_VECTOR fields with what their index says; metric and type are empty without an index."""
+    by_field = {index["field_name"]: index for index in indexes}
+    found = {}
+    for field in schema["fields"]:
+        if field["type"] == DataType.FLOAT_VECTOR:
+            index = by_field.get(field["name"], {})
+            found[field["name"]] = VectorField(
+                field["name"],
+                int(field["params"]["dim"]),
+                index.get("metric_type", ""),
+                index.get("index_type", ""),
+                build_params(index),
+            )
+    return found
+
+
+def build_params(index: dict[str, Any]) -> dict[str, Any]:
+    """What describe_index says beyond status, type and metric."""
+    params = {name: value for name, value in index.items() if name not in _INDEX_STATUS}
+    nested = params.pop("params", None)
+    return {**params, **nested} if isinstance(nested, dict) else params
+
+
+def width_multiple(field: VectorField) -> int:
+    """16, or what product quantisation with m sub-vectors makes of it."""
+    m = field.index_params.get("m") if "PQ" in field.index_type else None
+    return math.lcm(ALIGNMENT, int(m)) if m else ALIGNMENT
+
+
+def obstacles(source: CollectionInfo, field: str, *, lite: bool) -> list[str]:
+    """Why the collection cannot be carried over, each with what to do about it."""
+    schema, found = source.schema, []
+    names = {each["name"]: each for each in schema["fields"]}
+    if field not in source.vector_fields:
+        kind = DataType(names[field]["type"]).name if field in names else "missing"
+        dense = ", ".join(source.vector_fields) or "none"
+        found.append(f"field {field!r} is {kind}: only FLOAT_VECTOR is corrected (here: {dense})")
+    else:
+        vector = source.vector_fields[field]
+        if not vector.metric:
+            found.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
+        else:
+            try:
+                as_metric(vector.metric)
+            except InvalidParameter as error:
+                found.append(f"field {field!r}: {error}")
+        if names[field].get("nullable"):
+            found.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+    if key_field(schema).get("auto_id") and not lite:
+        found.append("auto_id: this server gives every written row a new key, the copy could not keep them")
+    if taken := sorted(set(HIDDEN_FIELDS) & set(names)):
+        found.append(f"fields of these names are there already: {', '.join(taken)}")
+    if structs := [each["name"] for each in schema["fields"] if each.get("struct_fields")]:
+        found.append(f"struct fields cannot be carried over yet: {', '.join(structs)}")
+    return found
+
+
+def remarks(source: CollectionInfo) -> list[str]:
+    """What a copy changes that the user should know of."""
+    said = []
+    if TTL_PROPERTY in source.schema.get("properties", {}):
+        said.append("time to live: the copied rows start theirs anew")
+    if outputs := function_outputs(source.schema):
+        said.append(f"computed anew by the server, not copied: {', '.join(sorted(outputs))}")
+    if source.aliases:
+        said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
+    said.append("grants on the source do not carry over to the copy")
+    return said
+
+
+def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
+    """The source's schema with its vector field in the stored width and the hidden fields at the end."""
+    schema = CollectionSchema.construct_from_dict(source.schema)
+    for field in schema.fields:
+        if field.name == state.field:
+            field.params["dim"] = state.layout.width
+    schema.add_field(BIAS_FIELD, DataType.FLOAT)
+    schema.add_field(EPOCH_FIELD, DataType.INT64)
+    if NORM_FIELD in state.hidden_fields:
+        schema.add_field(NORM_FIELD, DataType.DOUBLE)
+    return schema
+
+
+def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
+    return {**source.schema.get("properties", {}), PROPERTY: state.to_json()}
+
+
+def copy_indexes(indexes: Iterable[dict[str, Any]], corrected_field: str) -> IndexParams:
+    """The source's indexes, the corrected field's with the metric IP."""
+    params = MilvusClient.prepare_index_params()
+    for index in indexes:
+        metric = "IP" if index["field_name"] == corrected_field else index.get("metric_type", "")
+        params.add_index(
+            index["field_name"],
+            index_type=index["index_type"],
+            index_name=index["index_name"],
+            **({"metric_type": metric} if metric else {}),
+            params=build_params(index),
+        )
+    return params

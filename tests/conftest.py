@@ -1,0 +1,114 @@
+"""The databases every congruence test runs against."""
+
+import itertools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from pymilvus import MilvusClient
+from pymilvus.settings import Config
+
+from milvus_hubness import HubnessClient, MilvusStore
+from tests import servers
+
+settings.register_profile("here", deadline=None, max_examples=50)
+settings.load_profile("here")
+logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)
+logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)
+
+Config.WaitTimeDurationWhenLoad = 0.05
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Backend:
+    """A running Milvus. Collections made under `name` are dropped after the test."""
+
+    kind: str
+    uri: str
+    made: list[str] = field(default_factory=list)
+
+    @property
+    def is_lite(self):
+        return self.kind == "lite"
+
+    def client(self, cls: Callable[..., MilvusClient] = MilvusClient, **options):
+        return cls(self.uri, **options)
+
+    def hubness_client(self, **options):
+        return self.client(HubnessClient, state_ttl=options.pop("state_ttl", 0.0), **options)
+
+    def store(self):
+        return MilvusStore(self.client())
+
+    def name(self, stem="c"):
+        name = f"{stem}_{next(_numbers)}"
+        self.made += [name, f"{name}_hubness", f"{name}__bank"]
+        return name
+
+    def clean(self):
+        client = self.client()
+        for name in filter(client.has_collection, self.made):
+            for alias in client.list_aliases(name)["aliases"]:
+                client.drop_alias(alias)
+            client.drop_collection(name)
+        self.made.clear()
+
+
+def pytest_collection_modifyitems(items):
+    """Tests that share a database and its collections stay on one worker."""
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {params.get('running', '')}"))
+
+
+@pytest.fixture(scope="session")
+def lite_uri(tmp_path_factory):
+    return servers.lite_uri(tmp_path_factory.mktemp("lite"))
+
+
+@pytest.fixture(scope="session")
+def served_uri():
+    if reason := servers.MilvusServer.unavailable():
+        pytest.skip(reason)
+    with servers.MilvusServer() as server:
+        yield server.uri
+
+
+@pytest.fixture(scope="session")
+def current_uri():
+    if reason := servers.CurrentMilvus.unavailable():
+        pytest.skip(reason)
+    with servers.CurrentMilvus() as server:
+        yield server.uri
+
+
+@pytest.fixture(scope="session", params=["lite", "server-2.3.5", "server-current"])
+def running(request):
+    """(kind, uri) of each database in turn."""
+    fixture = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
+    return request.param, request.getfixturevalue(fixture[request.param])
+
+
+@pytest.fixture(scope="module")
+def shared_backend(running):
+    here = Backend(*running)
+    yield here
+    here.clean()
+
+
+@pytest.fixture
+def backend(running):
+    here = Backend(*running)
+    yield here
+    here.clean()
+
+
+@pytest.fixture
+def lite(lite_uri):
+    here = Backend("lite", lite_uri)
+    yield here
+    here.clean()

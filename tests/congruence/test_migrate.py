@@ -1,0 +1,463 @@
+"""From a plain collection to its corrected copy: everything carried over, the source untouched."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import (
+    NNN,
+    AlreadyCorrected,
+    BankTooSmall,
+    CannotMigrate,
+    CollectionExists,
+    CollectionNotFound,
+    DimensionMismatch,
+    EmptyCollection,
+    InvalidInput,
+    NotCorrected,
+    QueryBank,
+    StoreError,
+    UnfinishedMigration,
+    VerificationFailed,
+    migrate,
+    plan_migration,
+    rollback,
+)
+from milvus_hubness.jobs import verify
+from milvus_hubness.state import HIDDEN_FIELDS
+from milvus_hubness.stores import MilvusStore
+from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, vectors
+
+ROWS, DIM = 20_000, 32
+HNSW = {"M": 8, "efConstruction": 64}
+
+
+def everything(client, name, keys):
+    """All rows by key, read back in full."""
+    found = {}
+    for start in range(0, len(keys), 2_000):
+        part = keys[start : start + 2_000]
+        for row in client.get(name, part) if isinstance(part[0], int) else by_varchar(client, name, part):
+            found[row["pk"]] = dict(row)
+    return found
+
+
+def by_varchar(client, name, keys):
+    quoted = ", ".join(milvus_literal(key) for key in keys)
+    return client.query(name, filter=f"pk in [{quoted}]", consistency_level="Strong")
+
+
+def milvus_literal(key):
+    escaped = key.replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+
+@pytest.mark.parametrize("key", ["int", "varchar"])
+def test_twenty_thousand_rows_of_every_kind_arrive_whole(backend, key):
+    rng = np.random.default_rng(1)
+    client, name = backend.client(), backend.name()
+    index = client.prepare_index_params("vec", index_type="HNSW", metric_type="COSINE", params=HNSW)
+    if not backend.is_lite:
+        index.add_index("big", index_type="STL_SORT")
+    client.create_collection(
+        name,
+        schema=rich_schema(client, key, DIM),
+        index_params=index,
+        num_partitions=4,
+        properties={"team.owner": "search"},
+        consistency_level="Session",
+    )
+    rows = rich_rows(rng, ROWS, key, DIM)
+    for start in range(0, ROWS, 2_000):
+        client.insert(name, rows[start : start + 2_000])
+    bank = vectors(rng, 200, DIM)
+    keys = [row["pk"] for row in rows]
+    before = everything(client, name, keys)
+    description = client.describe_collection(name)
+
+    store = backend.store()
+    stages = []
+    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75))
+    assert plan.to_dict()["rows"] == ROWS
+    json.dumps(plan.to_dict())
+    result = migrate(store, plan, progress=lambda *stage: stages.append(stage))
+    assert result.rows == ROWS
+    assert ("copying", ROWS, ROWS) in stages
+    assert ("verifying", ROWS, ROWS) in stages
+
+    after = everything(backend.hubness_client(), result.target, keys)
+    assert after.keys() == before.keys() == set(keys)
+    recovered = np.array([after[key].pop("vec") for key in keys])
+    np.testing.assert_allclose(recovered, [before[key].pop("vec") for key in keys], rtol=2.4e-7)
+    assert after == before
+
+    assert everything(client, name, keys[:100]).keys() == set(keys[:100])
+    assert client.describe_collection(name) == description
+    copied = client.describe_collection(result.target)
+    for unchanged in ("num_partitions", "num_shards", "consistency_level_name", "enable_dynamic_field"):
+        assert copied[unchanged] == description[unchanged]
+    assert copied["properties"]["team.owner"] == "search"
+    theirs = {field["name"]: field for field in copied["fields"]}
+    for field in description["fields"]:
+        if field["name"] != "vec":
+            ours = {k: v for k, v in theirs[field["name"]].items() if k != "field_id"}
+            assert ours == {k: v for k, v in field.items() if k != "field_id"}
+    assert set(theirs) - {field["name"] for field in description["fields"]} == set(HIDDEN_FIELDS)
+    for index_name in client.list_indexes(name):
+        old, new = client.describe_index(name, index_name), client.describe_index(result.target, index_name)
+        counts = {"total_rows", "indexed_rows", "pending_index_rows"}
+        differing = {k for k in old.keys() | new.keys() if old.get(k) != new.get(k)} - counts
+        assert differing == ({"metric_type"} if index_name == "vec" else set())
+
+    sample = keys[::400]
+    stored = client.query(result.target, filter="count >= 0", output_fields=["hubness_bias"])
+    by_key = {row["pk"]: row["hubness_bias"] for row in stored}
+    items = np.array([rows[i]["vec"] for i in range(0, ROWS, 400)])
+    wanted = nnn(bank, items, "COSINE", 16, 0.75)
+    got = np.array([by_key[key] for key in sample])
+    np.testing.assert_allclose(got - got.mean(), wanted - wanted.mean(), atol=2e-6)
+
+
+def small(backend, metric="IP", count=60, dim=8, **options):
+    client, name = backend.client(), backend.name()
+    rng = np.random.default_rng(5)
+    plain_collection(client, name, vectors(rng, count, dim), metric, **options)
+    return client, name, QueryBank(vectors(rng, 40, dim))
+
+
+def collections(client):
+    return set(client.list_collections())
+
+
+def test_a_plan_writes_nothing(backend):
+    client, name, bank = small(backend)
+    before = collections(client)
+    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4))
+    assert collections(client) == before
+    assert plan.target == f"{name}_hubness"
+    assert plan.to_dict()["width"] == 16
+    assert plan.to_dict()["bank"]["queries"] == 40
+
+
+@pytest.mark.parametrize("metric", ["COSINE", "IP", "L2"])
+def test_rows_without_direction_are_carried_over_counted_and_listed(backend, metric):
+    if metric != "COSINE" and not backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    client, name = backend.client(), backend.name()
+    items = vectors(np.random.default_rng(5), 50, 8)
+    items[[7, 20]] = 0
+    plain_collection(client, name, items, metric)
+    store = backend.store()
+    result = migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4)))
+    assert list(result.unsound) == ([7, 20] if metric == "COSINE" else [])
+    rows = backend.hubness_client().get(
+        result.target, [7, 20], output_fields=["vector", "hubness_bias", "hubness_epoch"]
+    )
+    for row in rows:
+        assert not any(row["vector"])
+        assert row["hubness_epoch"] == 1
+        assert (row["hubness_bias"] == 0) == (metric == "COSINE")
+
+
+def test_named_partitions_are_kept(backend):
+    client, name = backend.client(), backend.name()
+    items = vectors(np.random.default_rng(5), 60, 8)
+    plain_collection(client, name, items[:20], "IP")
+    for partition, part in (("north", items[20:45]), ("south", items[45:])):
+        client.create_partition(name, partition)
+        start = 20 if partition == "north" else 45
+        rows = [{"id": start + i, "vector": v, "group": 0} for i, v in enumerate(part)]
+        client.insert(name, rows, partition_name=partition)
+    store = backend.store()
+    migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(4)))
+    for partition, wanted in (("north", range(20, 45)), ("south", range(45, 60))):
+        rows = client.query(
+            f"{name}_hubness", filter="id >= 0", output_fields=["id"], partition_names=[partition]
+        )
+        assert sorted(row["id"] for row in rows) == list(wanted)
+
+
+def test_other_vector_fields_are_left_as_they_are(backend):
+    if not backend.is_lite:
+        pytest.skip("Milvus 2.3.5 has one vector field to a collection")
+    client, name = backend.client(), backend.name()
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("image", DataType.FLOAT_VECTOR, dim=8)
+    schema.add_field("title", DataType.FLOAT_VECTOR, dim=6)
+    index = client.prepare_index_params("image", index_type="FLAT", metric_type="IP")
+    index.add_index("title", index_type="FLAT", metric_type="COSINE")
+    client.create_collection(name, schema=schema, index_params=index)
+    rng = np.random.default_rng(5)
+    images, titles = vectors(rng, 30, 8), vectors(rng, 30, 6)
+    client.insert(
+        name, [{"id": i, "image": a, "title": b} for i, (a, b) in enumerate(zip(images, titles, strict=True))]
+    )
+    store = backend.store()
+    with pytest.raises(InvalidInput, match="image, title"):
+        plan_migration(store, name, QueryBank(images), estimator=NNN(4))
+    migrate(store, plan_migration(store, name, QueryBank(images), estimator=NNN(4), field="image"))
+    corrected = backend.hubness_client()
+    target = f"{name}_hubness"
+    expected = client.search(name, data=[titles[3]], anns_field="title", limit=5, output_fields=["image"])
+    got = corrected.search(target, data=[titles[3]], anns_field="title", limit=5, output_fields=["image"])
+    assert [dict(hit) for hit in got[0]] == [dict(hit) for hit in expected[0]]
+    assert client.describe_index(target, "title")["metric_type"] == "COSINE"
+
+
+def test_nullable_and_default_values_survive(backend):
+    if not backend.is_lite:
+        pytest.skip("Milvus 2.3.5 has no nullable fields")
+    client, name = backend.client(), backend.name()
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True, auto_id=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
+    schema.add_field("maybe", DataType.INT64, nullable=True)
+    schema.add_field("usual", DataType.VARCHAR, max_length=10, default_value="as ever")
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    client.create_collection(name, schema=schema, index_params=index)
+    items = vectors(np.random.default_rng(5), 30, 8)
+    rows = [{"vector": v, **({"maybe": i, "usual": "new"} if i % 2 else {})} for i, v in enumerate(items)]
+    keys = list(client.insert(name, rows)["ids"])
+    store = backend.store()
+    migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(4)))
+    got = backend.hubness_client().get(f"{name}_hubness", keys)
+    assert sorted(map(str, got)) == sorted(map(str, client.get(name, keys)))
+    corrected = backend.hubness_client()
+    [new] = corrected.insert(f"{name}_hubness", {"vector": items[0]})["ids"]
+    assert new not in keys
+    [row] = corrected.get(f"{name}_hubness", new, output_fields=["maybe", "usual"])
+    assert (row["maybe"], row["usual"]) == (None, "as ever")
+
+
+@pytest.fixture(scope="module")
+def finished(shared_backend):
+    """(client, name, bank, store, alias) of a small collection that was migrated and its alias switched."""
+    client, name, bank = small(shared_backend)
+    alias = shared_backend.name("live")
+    client.create_alias(name, alias)
+    store = shared_backend.store()
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4), alias=alias))
+    return client, name, bank, store, alias
+
+
+def test_the_bank_is_kept_beside_the_collection(finished):
+    client, name, bank, store, _ = finished
+    reference = store.info(f"{name}_hubness").state.profile.bank
+    assert reference.collection == f"{name}__bank"
+    assert store.load_bank(reference).fingerprint == bank.fingerprint
+    counted = client.query(f"{name}__bank", output_fields=["count(*)"], consistency_level="Strong")
+    assert counted[0]["count(*)"] == 40
+
+
+def test_the_alias_moves_over_and_back(finished, backend):
+    _, name, bank, store, alias = finished
+    assert store.alias_target(alias) == f"{name}_hubness"
+    corrected = backend.hubness_client()
+    assert len(corrected.search(alias, data=[bank.vectors[0]], limit=3)[0]) == 3
+    corrected.insert(alias, {"id": 9_999, "vector": bank.vectors[0], "group": 0})
+    done = rollback(store, alias)
+    assert store.alias_target(alias) == name
+    assert done.missing_rows == 1
+    corrected.delete(f"{name}_hubness", ids=[9_999])
+    with pytest.raises(NotCorrected):
+        rollback(store, alias)
+    with pytest.raises(InvalidInput, match="needs the alias"):
+        rollback(store, name)
+    with pytest.raises(CollectionNotFound):
+        rollback(store, "no_such_alias")
+
+
+def test_a_new_alias_is_made(lite):
+    _, name, bank = small(lite)
+    alias = lite.name("fresh")
+    store = lite.store()
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4), alias=alias))
+    assert store.alias_target(alias) == f"{name}_hubness"
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"source": "no_such_collection"}, CollectionNotFound),
+        ({"bank": QueryBank(np.ones((9, 5), np.float32))}, DimensionMismatch),
+        ({"estimator": NNN(41)}, BankTooSmall),
+        ({"field": "group"}, CannotMigrate),
+        ({"field": "nothing"}, CannotMigrate),
+    ],
+)
+def test_plans_that_cannot_be(backend, change, error):
+    client, name, bank = small(backend)
+    before = collections(client)
+    arguments = {"source": name, "bank": bank, "estimator": NNN(4), **change}
+    with pytest.raises(error):
+        plan_migration(backend.store(), arguments.pop("source"), arguments.pop("bank"), **arguments)
+    assert collections(client) == before
+
+
+def test_collections_that_cannot_be_migrated(finished, backend):
+    client, name, bank, store, _ = finished
+    empty = backend.name("empty")
+    plain_collection(client, empty, np.empty((0, 8), np.float32), "IP")
+    with pytest.raises(EmptyCollection):
+        plan_migration(store, empty, bank, estimator=NNN(4))
+    with pytest.raises(AlreadyCorrected):
+        plan_migration(store, f"{name}_hubness", bank, estimator=NNN(4))
+    with pytest.raises(CannotMigrate, match="query bank"):
+        plan_migration(store, f"{name}__bank", bank, estimator=NNN(4))
+    with pytest.raises(CollectionExists, match="finished migration"):
+        plan_migration(store, name, bank, estimator=NNN(4))
+    with pytest.raises(CollectionExists):
+        plan_migration(store, name, bank, estimator=NNN(4), target=empty)
+    with pytest.raises(InvalidInput, match="not an alias"):
+        plan_migration(store, name, bank, estimator=NNN(4), target="other", alias=empty)
+    with pytest.raises(InvalidInput, match="corrected collection"):
+        store.read_vectors(f"{name}_hubness")
+    clash = backend.name("clash")
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
+    schema.add_field("hubness_bias", DataType.FLOAT)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    client.create_collection(clash, schema=schema, index_params=index)
+    client.insert(clash, [{"id": 1, "vector": [1.0] * 8, "hubness_bias": 1.0}])
+    with pytest.raises(CannotMigrate, match="hubness_bias"):
+        plan_migration(store, clash, bank, estimator=NNN(4))
+
+
+def test_auto_id_is_refused_where_keys_cannot_be_kept(backend):
+    if backend.is_lite:
+        pytest.skip("Milvus Lite keeps given keys, see test_nullable_and_default_values_survive")
+    client, name = backend.client(), backend.name()
+    client.create_collection(name, dimension=8, auto_id=True)
+    client.insert(name, [{"vector": [0.5] * 8}] * 3)
+    with pytest.raises(CannotMigrate, match="auto_id"):
+        plan_migration(backend.store(), name, QueryBank(np.ones((9, 8))), estimator=NNN(4))
+
+
+class Failing(MilvusStore):
+    """A store whose connection breaks at one point."""
+
+    def __init__(self, client, at):
+        super().__init__(client)
+        self.at = at
+
+    def write(self, *args, **kwargs):
+        if self.at == "write":
+            raise StoreError("the connection broke")
+        super().write(*args, **kwargs)
+
+    def finish(self, *args):
+        if self.at == "interrupt":
+            raise KeyboardInterrupt
+        super().finish(*args)
+
+    def write_state(self, *args):
+        raise StoreError("the connection broke")
+
+
+@pytest.mark.parametrize(
+    ("at", "error"), [("write", StoreError), ("interrupt", KeyboardInterrupt), ("state", StoreError)]
+)
+def test_a_failure_leaves_nothing_behind(backend, at, error):
+    if at != "interrupt" and not backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    client, name, bank = small(backend)
+    before = collections(client)
+    store = Failing(client, at)
+    with pytest.raises(error):
+        migrate(store, plan_migration(store, name, bank, estimator=NNN(4)))
+    assert collections(client) == before
+
+
+def test_a_write_to_the_source_during_the_copy_is_noticed(lite):
+    client, name, bank = small(lite)
+    before = collections(client)
+    store = lite.store()
+    plan = plan_migration(store, name, bank, estimator=NNN(4))
+    client.insert(name, {"id": 555, "vector": bank.vectors[0], "group": 1})
+    with pytest.raises(VerificationFailed, match="555"):
+        migrate(store, plan)
+    assert collections(client) == before
+
+
+SPOILERS = {
+    "field": lambda client, target, row: client.upsert(target, {**row, "group": 99}),
+    "vector": lambda client, target, row: client.upsert(target, {**row, "vector": [0.0, *row["vector"][1:]]}),
+    "bias": lambda client, target, row: client.upsert(
+        target, {**row, "hubness_bias": row["hubness_bias"] + 1}
+    ),
+    "missing": lambda client, target, row: client.delete(target, ids=[17]),
+    "extra": lambda client, target, row: client.insert(target, {**row, "id": 1_017}),
+}
+
+
+def test_verification_names_the_row_that_differs(finished):
+    client, name, _, store, _ = finished
+    target, info = f"{name}_hubness", store.info(name)
+    state = store.info(target).state
+    assert verify(store, info, target, state).rows == 60
+    [row] = client.get(target, 17, consistency_level="Strong")
+    for spoil in SPOILERS.values():
+        spoil(client, target, dict(row))
+        with pytest.raises(VerificationFailed, match="17"):
+            verify(store, info, target, state)
+        client.delete(target, ids=[1_017])
+        client.upsert(target, dict(row))
+    assert verify(store, info, target, state).rows == 60
+
+
+def test_an_unfinished_copy_is_named_and_can_be_begun_anew(finished):
+    client, name, bank, store, _ = finished
+    target = f"{name}_hubness"
+    state = store.info(target).state
+    store.write_state(target, state.model_copy(update={"phase": "copying"}))
+    client.delete(target, ids=[1, 2, 3])
+    with pytest.raises(UnfinishedMigration):
+        plan_migration(store, name, bank, estimator=NNN(4))
+    result = migrate(store, plan_migration(store, name, bank, estimator=NNN(4), restart=True))
+    assert result.rows == 60
+    assert store.info(target).state.phase == "ready"
+
+
+def test_duplicates_in_the_source_are_told_and_copied_once(backend):
+    client, name, bank = small(backend)
+    if backend.is_lite:
+        pytest.skip("Milvus Lite replaces on insert: there are no duplicates")
+    client.insert(name, {"id": 3, "vector": bank.vectors[0], "group": 1})
+    store = backend.store()
+    plan = plan_migration(store, name, bank, estimator=NNN(4))
+    assert any("61 rows but 60 distinct keys" in remark for remark in plan.remarks)
+    assert migrate(store, plan).rows == 60
+
+
+def test_large_rows_go_in_fitting_parts(backend):
+    client, name = backend.client(), backend.name()
+    items = vectors(np.random.default_rng(5), 1_400, 8)
+    plain_collection(client, name, items[:1], "IP")
+    text = "x" * 60_000
+    for start in range(1, 1_400, 200):
+        rows = [
+            {"id": i, "vector": items[i], "group": 0, "long": text}
+            for i in range(start, min(1_400, start + 200))
+        ]
+        client.insert(name, rows)
+    store = backend.store()
+    result = migrate(store, plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4)))
+    assert result.rows == 1_400
+    [row] = client.get(result.target, 1_399)
+    assert row["long"] == text
+
+
+def test_product_quantisation_gets_a_width_it_can_divide(backend):
+    if backend.is_lite:
+        pytest.skip("Milvus Lite has no product quantisation")
+    client, name = backend.client(), backend.name()
+    items = vectors(np.random.default_rng(5), 2_000, 24)
+    plain_collection(client, name, items, "IP", index_type="IVF_PQ", params={"nlist": 8, "m": 12, "nbits": 8})
+    store = backend.store()
+    plan = plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4))
+    assert plan.layout.width % math.lcm(16, 12) == 0

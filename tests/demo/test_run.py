@@ -1,0 +1,39 @@
+"""The demo keeps its promise through a real Milvus, and cleans up."""
+
+import pytest
+
+from milvus_hubness.demo.run import run
+
+
+def test_recall_rises_by_at_least_five_points(backend):
+    before = set(backend.client().list_collections())
+    stages = []
+    result = run(backend.uri, progress=lambda *stage: stages.append(stage[0]))
+    told = result.to_dict()
+    assert told["corrected"]["r1"] >= told["raw"]["r1"] + 5
+    assert told["corrected"]["r10"] > told["raw"]["r10"]
+    assert told["corrected"]["skewness"] < told["raw"]["skewness"]
+    assert {"loading the gallery", "copying", "verifying", "searching corrected"} <= set(stages)
+    assert len(result.examples) == 5
+    assert all(example.before != example.after for example in result.examples)
+    assert set(backend.client().list_collections()) == before
+
+
+def test_kept_collections_stay_and_can_be_searched(lite):
+    result = run(lite.uri, keep=True)
+    lite.made += [result.collection, result.corrected_collection, f"{result.collection}__bank"]
+    client = lite.hubness_client()
+    assert result.kept
+    assert client.hubness_state(result.corrected_collection).profile.estimator["k"] == 16
+
+
+def test_a_failure_leaves_no_collection(lite, monkeypatch):
+    before = set(lite.client().list_collections())
+
+    def fail(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("milvus_hubness.demo.run.migrate", fail)
+    with pytest.raises(KeyboardInterrupt):
+        run(lite.uri)
+    assert set(lite.client().list_collections()) == before

@@ -1,0 +1,246 @@
+"""What all estimators share: parameters, bad input, the fitted bias, and the way into JSON and back."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+)
+from milvus_hubness.estimators import (
+    CSLS,
+    NNN,
+    Blend,
+    DistributionNormalization,
+    DualBankSinkhorn,
+    DualInvertedSoftmax,
+    Estimator,
+    InvertedSoftmax,
+    Sinkhorn,
+    Transport,
+    from_dict,
+    restore,
+    to_dict,
+)
+
+RNG = np.random.default_rng(0)
+BANK = QueryBank(RNG.standard_normal((50, 6)) / 3)
+GALLERY = (RNG.standard_normal((20, 6)) / 3).astype(np.float32)
+TARGETS = RNG.standard_normal((10, 6)) / 3
+
+ALL = [
+    NNN(5, 0.5),
+    NNN(5, kernel="ivf"),
+    CSLS(3),
+    InvertedSoftmax(0.1),
+    DualInvertedSoftmax(0.1, 0.2),
+    DistributionNormalization(0.3),
+    Sinkhorn(0.1, 3, 1e-2),
+    Sinkhorn(0.1, neighbors=4),
+    DualBankSinkhorn(0.1),
+    Blend(),
+    Blend([Sinkhorn(0.1), NNN(2), Blend([DualBankSinkhorn(0.2), CSLS(1)], [0.1, 0.9])], [0.25, 0.25, 0.5]),
+]
+EVERY = pytest.mark.parametrize("estimator", ALL, ids=repr)
+
+
+def fit(estimator, bank=BANK):
+    return estimator.fit(bank, gallery=GALLERY, target_bank=TARGETS)
+
+
+@EVERY
+class TestEveryEstimator:
+    def test_is_one(self, estimator):
+        assert isinstance(estimator, Estimator)
+        assert hash(estimator) == hash(from_dict(to_dict(estimator)))
+
+    def test_says_what_it_needs(self, estimator):
+        given = {}
+        if estimator.needs_gallery:
+            with pytest.raises(InvalidInput, match="gallery="):
+                estimator.fit(BANK, target_bank=TARGETS)
+            given["gallery"] = GALLERY
+        if estimator.needs_target_bank:
+            with pytest.raises(InvalidInput, match="target_bank="):
+                estimator.fit(BANK, gallery=GALLERY)
+            given["target_bank"] = QueryBank(TARGETS)
+        np.testing.assert_array_equal(
+            estimator.fit(BANK, **given).bias(GALLERY), fit(estimator).bias(GALLERY)
+        )
+
+    def test_bias_of_any_vectors(self, estimator):
+        fitted = fit(estimator)
+        bias = fitted.bias(GALLERY)
+        assert bias.shape == (20,)
+        assert bias.dtype == np.float32
+        assert np.isfinite(bias).all()
+        for same in (GALLERY.tolist(), torch.from_numpy(GALLERY), GALLERY.astype(np.float64)):
+            np.testing.assert_allclose(fitted.bias(same), bias, atol=1e-6)
+        np.testing.assert_allclose(
+            np.concatenate([fitted.bias(row[None]) for row in GALLERY]), bias, atol=1e-6
+        )
+        assert fitted.bias(GALLERY[:0]).shape == (0,)
+        assert np.isfinite(fitted.bias(np.zeros((2, 6)))).all()
+
+    def test_bias_of_bad_vectors(self, estimator):
+        fitted = fit(estimator)
+        with pytest.raises(DimensionMismatch, match="a vector has dimension 5; the bank from array has 6"):
+            fitted.bias(GALLERY[:, :5])
+        with pytest.raises(InvalidInput, match="2-D"):
+            fitted.bias(GALLERY[0])
+        with pytest.raises(NonFiniteVectors, match="row 1"):
+            fitted.bias([[0.0] * 6, [np.nan] * 6])
+
+    def test_restored_without_the_gallery(self, estimator):
+        fitted = fit(estimator)
+        assert fitted.potentials.shape == (50, getattr(estimator, "potentials", 0))
+        assert isinstance(estimator, Transport) == hasattr(estimator, "potentials")
+        again = restore(estimator, BANK, fitted.potentials, target_bank=TARGETS)
+        np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
+
+    def test_through_json(self, estimator):
+        assert from_dict(json.loads(json.dumps(to_dict(estimator)))) == estimator
+
+    def test_keeps_what_it_is(self, estimator):
+        fitted = fit(estimator)
+        assert fitted.estimator is estimator
+        assert fitted.bank is BANK
+        assert hasattr(fitted.diagnostics, "_asdict")
+
+
+def test_to_dict_has_the_parameters_and_no_device():
+    assert to_dict(NNN(5, 1, device="cpu")) == {"name": "NNN", "k": 5, "alpha": 1.0, "kernel": "dense"}
+    assert to_dict(Sinkhorn(0.1)) == {
+        "name": "Sinkhorn",
+        "tau": 0.1,
+        "iterations": 10,
+        "tol": 1e-3,
+        "neighbors": None,
+    }
+    assert to_dict(Blend([CSLS(3)], [1])) == {
+        "name": "Blend",
+        "estimators": [{"name": "CSLS", "k": 3}],
+        "weights": [1.0],
+    }
+
+
+def test_from_dict_sets_the_device():
+    assert from_dict({"name": "NNN"}, device="cpu").device == "cpu"
+    assert from_dict({"name": "DistributionNormalization"}, device="cpu") == DistributionNormalization()
+    assert {part.device for part in from_dict({"name": "Blend"}, device="cpu").estimators} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({"name": "MMM"}, "no estimator is named 'MMM'; there are NNN, CSLS"),
+        ({}, "no estimator is named None"),
+        ({"name": "NNN", "kk": 3}, "NNN has no parameter 'kk'; it has k, alpha, kernel"),
+        ({"name": "NNN", "device": "cpu"}, "no parameter 'device'"),
+        ({"name": "NNN", "k": "three"}, "k must be"),
+        ({"name": "Blend", "estimators": [{"name": "MMM"}], "weights": [1]}, "'MMM'"),
+        ({"name": "Blend", "estimators": ["NNN"], "weights": [1]}, "a dictionary, not by 'NNN'"),
+        ({"name": "Blend", "estimators": "NNN", "weights": [1]}, "a list of dictionaries"),
+        ({"name": "Blend", "weights": 3}, "weights"),
+    ],
+)
+def test_from_dict_of_nonsense(values, complaint):
+    with pytest.raises(InvalidParameter, match=complaint):
+        from_dict(values)
+
+
+def test_to_dict_of_a_stranger():
+    class Mine(NNN):
+        pass
+
+    with pytest.raises(InvalidParameter, match="Mine cannot be kept"):
+        to_dict(Mine())
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda k=k: NNN(k) for k in (0, -1, 1.5, "8", None, True, NAN)),
+        *(lambda alpha=alpha: NNN(8, alpha) for alpha in (NAN, float("inf"), "x", None, True)),
+        lambda: NNN(8, kernel="fast"),
+        lambda: CSLS(0),
+        *(lambda tau=tau: InvertedSoftmax(tau) for tau in (0, -0.05, NAN, float("inf"), None, "hot")),
+        *(lambda tau=tau: Sinkhorn(tau) for tau in (0, -0.05, NAN, None)),
+        lambda: DualInvertedSoftmax(0, 0.05),
+        lambda: DualInvertedSoftmax(0.05, -1),
+        lambda: DistributionNormalization(NAN),
+        lambda: Sinkhorn(iterations=0),
+        lambda: Sinkhorn(tol=NAN),
+        lambda: Sinkhorn(neighbors=0),
+        lambda: DualBankSinkhorn(neighbors=2.5),
+        lambda: Blend([], []),
+        lambda: Blend([NNN()], [0.5, 0.5]),
+        lambda: Blend([NNN(), CSLS()], [0.5, 0.6]),
+        lambda: Blend([NNN(), CSLS()], [1.5, -0.5]),
+        lambda: Blend([NNN(), CSLS()], [NAN, 1]),
+        lambda: Blend(["NNN"], [1]),
+    ],
+)
+def test_parameters_out_of_range(make):
+    with pytest.raises(InvalidParameter):
+        make()
+
+
+def test_numbers_become_plain_python_numbers():
+    estimator = NNN(np.int64(3), np.float32(0.5))
+    assert (type(estimator.k), type(estimator.alpha)) == (int, float)
+    assert type(Blend([NNN()], np.array([1.0])).weights[0]) is float
+
+
+@pytest.mark.parametrize("estimator", [NNN(51), NNN(51, kernel="ivf"), CSLS(51), Blend([NNN(51)], [1])])
+def test_bank_too_small(estimator):
+    with pytest.raises(BankTooSmall, match="holds 50 queries; 51 are needed"):
+        fit(estimator)
+
+
+@pytest.mark.parametrize(
+    "estimator", [NNN(1), CSLS(1), InvertedSoftmax(), DistributionNormalization(), Sinkhorn()]
+)
+def test_a_bank_of_one_query_and_one_of_zeros(estimator):
+    for bank in (QueryBank(BANK.vectors[:1]), QueryBank(np.zeros((3, 6)))):
+        assert np.isfinite(fit(estimator, bank).bias(GALLERY)).all()
+
+
+def test_nnn_diagnostics():
+    assert NNN(5).fit(BANK).diagnostics == (50, 6, "dense", 0.0, 0.0, 0)
+    on_bank = NNN(5, kernel="ivf").fit(BANK).diagnostics
+    on_gallery = NNN(5, kernel="ivf").fit(BANK, gallery=GALLERY).diagnostics
+    assert (on_bank.kernel, on_bank.sampled, on_gallery.sampled) == ("ivf", 50, 20)
+
+
+def test_ivf_errors_are_those_of_the_bias():
+    bank = QueryBank(RNG.standard_normal((3000, 6)))
+    items = RNG.standard_normal((300, 6))
+    fitted = NNN(40, -2.0, kernel="ivf").fit(bank, gallery=items)
+    errors = np.abs(fitted.bias(items) - NNN(40, -2.0).fit(bank).bias(items))
+    assert fitted.diagnostics.sampled == 300
+    assert fitted.diagnostics.mean_error == pytest.approx(errors.mean(), rel=1e-3)
+    assert fitted.diagnostics.max_error == pytest.approx(errors.max(), rel=1e-3)
+
+
+def test_blend_reports_its_parts_and_starts_them_warm():
+    blend = Blend([Sinkhorn(0.05, 500), NNN(3), Sinkhorn(0.1, 500)], [0.4, 0.2, 0.4])
+    cold = fit(blend)
+    assert cold.potentials.shape == (50, 2)
+    warm = blend.fit(BANK, gallery=GALLERY, start=cold.potentials)
+    for part in (0, 2):
+        assert warm.diagnostics.parts[part].iterations < cold.diagnostics.parts[part].iterations
+    with pytest.raises(InvalidInput, match=r"\(50, 2\), not \(50, 1\)"):
+        blend.restore(BANK, cold.potentials[:, :1])

@@ -1,0 +1,126 @@
+"""Convergence, warm starts, restoring, and the sparse graph."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
+from milvus_hubness.estimators import DualBankSinkhorn, Sinkhorn, restore
+from milvus_hubness.estimators.balance import sparse_steps
+
+RNG = np.random.default_rng(0)
+BANK = QueryBank(RNG.standard_normal((60, 8)) / 3)
+GALLERY = (RNG.standard_normal((45, 8)) / 3).astype(np.float32)
+
+
+def test_it_converges_and_says_so():
+    fitted = Sinkhorn(0.2, iterations=500, tol=1e-4).fit(BANK, gallery=GALLERY)
+    assert fitted.diagnostics.converged
+    assert fitted.diagnostics.marginal_error <= 1e-4
+    assert 1 < fitted.diagnostics.iterations < 500
+    scores = BANK.vectors @ GALLERY.T + fitted.potentials - fitted.bias(GALLERY)
+    plan = np.exp(scores.astype(np.float64) / 0.2)
+    plan /= plan.sum()
+    np.testing.assert_allclose(plan.sum(0), 1 / 45, rtol=1e-4)
+    np.testing.assert_allclose(plan.sum(1), 1 / 60, rtol=5e-3)
+
+
+def test_it_says_when_it_did_not():
+    diagnostics = Sinkhorn(0.02, iterations=2, tol=1e-6).fit(BANK, gallery=GALLERY).diagnostics
+    assert diagnostics[:4] == (60, 8, 45, 2)
+    assert not diagnostics.converged
+    assert diagnostics.marginal_error > 1e-6
+
+
+@pytest.mark.parametrize("neighbors", [None, 10])
+def test_a_warm_start_needs_fewer_iterations(neighbors):
+    estimator = Sinkhorn(0.05, iterations=1000, tol=1e-3, neighbors=neighbors)
+    cold = estimator.fit(BANK, gallery=GALLERY)
+    warm = estimator.fit(BANK, gallery=GALLERY, start=cold.potentials)
+    assert warm.diagnostics.iterations < cold.diagnostics.iterations / 2
+
+
+def test_a_fit_is_restored_from_bank_and_potentials():
+    estimator = Sinkhorn(0.05)
+    fitted = estimator.fit(BANK, gallery=GALLERY)
+    assert fitted.potentials.shape == (60, 1)
+    assert fitted.potentials.dtype == np.float32
+    for again in (
+        restore(estimator, BANK, fitted.potentials),
+        estimator.restore(BANK, fitted.potentials.tolist()),
+    ):
+        np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
+        assert again.diagnostics == (60, 8, None, None, None, None)
+
+
+def test_a_dual_bank_fit_is_restored_without_the_target_bank():
+    estimator = DualBankSinkhorn(0.05)
+    fitted = estimator.fit(BANK, gallery=GALLERY, target_bank=GALLERY[:7] + 1)
+    assert fitted.diagnostics.items == 52
+    again = restore(estimator, BANK, fitted.potentials)
+    np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
+
+
+def test_all_neighbors_are_the_dense_problem():
+    dense = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
+    for neighbors in (60, 1000):
+        sparse = Sinkhorn(0.05, neighbors=neighbors).fit(BANK, gallery=GALLERY)
+        np.testing.assert_allclose(sparse.bias(GALLERY), dense.bias(GALLERY), atol=1e-5)
+        assert sparse.diagnostics.iterations == dense.diagnostics.iterations
+
+
+def test_sparse_steps_are_log_sum_exps_over_the_nearest_pairs():
+    tau, near = 0.1, 3
+    bank, items = torch.from_numpy(BANK.vectors.copy()), torch.from_numpy(GALLERY)
+    scores = (bank @ items.T).double().numpy()
+    kept = np.zeros_like(scores, bool)
+    np.put_along_axis(kept, np.argsort(-scores, axis=1)[:, :near], True, axis=1)
+    np.put_along_axis(kept, np.argsort(-scores, axis=0)[:near], True, axis=0)
+    scores[~kept] = -np.inf
+    bank_step, item_step = sparse_steps(bank, items, tau, near)
+    f, g = RNG.standard_normal(60).astype(np.float32), RNG.standard_normal(45).astype(np.float32)
+    np.testing.assert_allclose(
+        bank_step(torch.from_numpy(g)), -tau * np.log(np.exp((scores + g) / tau).sum(1)), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        item_step(torch.from_numpy(f)), -tau * np.log(np.exp((scores + f[:, None]) / tau).sum(0)), atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("neighbors", [None, 1, 5])
+def test_odd_galleries(neighbors):
+    """All-zero rows, twice the same row, one item, one query, a very low temperature."""
+    estimator = Sinkhorn(0.001, neighbors=neighbors)
+    gallery = np.concatenate([np.zeros((2, 8), np.float32), GALLERY[:3], GALLERY[:3]])
+    bias = estimator.fit(BANK, gallery=gallery).bias(gallery)
+    assert np.isfinite(bias).all()
+    np.testing.assert_allclose(bias[2:5], bias[5:8], atol=1e-5)
+    assert np.isfinite(estimator.fit(BANK, gallery=GALLERY[:1]).bias(GALLERY)).all()
+    assert np.isfinite(estimator.fit(QueryBank(BANK.vectors[:1]), gallery=GALLERY).bias(GALLERY)).all()
+    assert np.isfinite(estimator.fit(QueryBank(np.zeros((4, 8))), gallery=GALLERY).bias(GALLERY)).all()
+
+
+def test_bad_input():
+    estimator = Sinkhorn(0.05)
+    with pytest.raises(InvalidInput, match="Sinkhorn is fitted on the gallery"):
+        estimator.fit(BANK)
+    with pytest.raises(InvalidInput, match="DualBankSinkhorn needs a bank of items"):
+        DualBankSinkhorn(0.05).fit(BANK, gallery=GALLERY)
+    with pytest.raises(InvalidInput, match="the gallery is empty"):
+        estimator.fit(BANK, gallery=GALLERY[:0])
+    with pytest.raises(DimensionMismatch, match="the gallery has dimension 7"):
+        estimator.fit(BANK, gallery=GALLERY[:, :7])
+    with pytest.raises(DimensionMismatch, match="the target bank has dimension 7"):
+        DualBankSinkhorn(0.05).fit(BANK, gallery=GALLERY, target_bank=GALLERY[:, :7])
+    with pytest.raises(NonFiniteVectors, match="the gallery"):
+        estimator.fit(BANK, gallery=GALLERY * np.nan)
+    for bad in (np.zeros(60), np.zeros((59, 1)), np.zeros((60, 2))):
+        with pytest.raises(InvalidInput, match=r"potentials must have shape \(60, 1\)"):
+            estimator.fit(BANK, gallery=GALLERY, start=bad)
+        with pytest.raises(InvalidInput, match=r"potentials must have shape \(60, 1\)"):
+            estimator.restore(BANK, bad)
+    with pytest.raises(NonFiniteVectors, match="the potentials"):
+        estimator.restore(BANK, np.full((60, 1), np.nan))

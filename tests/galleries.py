@@ -1,0 +1,99 @@
+"""Collections with everything in them, and the float64 oracle of the corrected score."""
+
+import numpy as np
+from pymilvus import DataType
+
+METRICS = ["IP", "COSINE", "L2"]
+
+
+def vectors(rng, count, dim, metric="IP"):
+    """A gallery with hubs in it: a few rows lie near the common direction."""
+    shared = rng.normal(size=dim)
+    rows = rng.normal(size=(count, dim)) + np.outer(rng.gamma(1.0, 0.6, count), shared)
+    return (rows / np.sqrt(dim)).astype(np.float32)
+
+
+def similarity(queries, items, metric):
+    """(m, n) in float64: q·r, cosine, or −½‖q−r‖²."""
+    q, r = queries.astype(float), items.astype(float)
+    if metric == "IP":
+        return q @ r.T
+    if metric == "COSINE":
+        return (q @ r.T) / np.outer(np.linalg.norm(q, axis=1), np.linalg.norm(r, axis=1))
+    return -0.5 * ((q[:, None] - r[None]) ** 2).sum(-1)
+
+
+def nnn(bank, items, metric, k, alpha):
+    """(n,) float64 biases straight from the definition."""
+    scores = np.sort(similarity(bank, items, metric), axis=0)
+    return alpha * scores[-k:].mean(axis=0)
+
+
+def as_distance(scores, metric):
+    """Similarities as Milvus reports them."""
+    return -2 * scores if metric == "L2" else scores
+
+
+def rich_schema(client, key="int", dim=32):
+    """Every kind of field that both backends hold."""
+    schema = client.create_schema(enable_dynamic_field=True)
+    if key == "int":
+        schema.add_field("pk", DataType.INT64, is_primary=True)
+    else:
+        schema.add_field("pk", DataType.VARCHAR, max_length=200, is_primary=True)
+    schema.add_field("vec", DataType.FLOAT_VECTOR, dim=dim)
+    schema.add_field("tenant", DataType.VARCHAR, max_length=40, is_partition_key=True)
+    schema.add_field("document", DataType.JSON)
+    schema.add_field("numbers", DataType.ARRAY, element_type=DataType.INT64, max_capacity=8)
+    schema.add_field("words", DataType.ARRAY, element_type=DataType.VARCHAR, max_capacity=8, max_length=40)
+    schema.add_field("flag", DataType.BOOL)
+    schema.add_field("small", DataType.INT8)
+    schema.add_field("medium", DataType.INT16)
+    schema.add_field("count", DataType.INT32)
+    schema.add_field("big", DataType.INT64)
+    schema.add_field("single", DataType.FLOAT)
+    schema.add_field("double", DataType.DOUBLE)
+    return schema
+
+
+AWKWARD = ["o'hara", 'say "hi"', "back\\slash", "tab\there", "line\nbreak", "é😀", "%s {x}", "\x01", ""]
+
+
+def rich_rows(rng, count, key="int", dim=32):
+    items = vectors(rng, count, dim)
+    return [
+        {
+            "pk": i * 3 - 7 if key == "int" else AWKWARD[i] if i < len(AWKWARD) else f"key-{i:06d}",
+            "vec": items[i],
+            "tenant": f"tenant {i % 7}",
+            "document": {"n": i, "deep": {"list": [1, None, {"x": i / 3}]}, "text": AWKWARD[i % 9]},
+            "numbers": list(range(i % 5)),
+            "words": [AWKWARD[i % 9]] * (i % 3),
+            "flag": i % 2 == 0,
+            "small": i % 127,
+            "medium": -i % 32_000,
+            "count": i * 1_000,
+            "big": (1 << 60) + i,
+            "single": i / 7,
+            "double": i / 7,
+            "free": {"any": i},
+            **({"sometimes": "there"} if i % 4 == 0 else {}),
+        }
+        for i in range(count)
+    ]
+
+
+def plain_collection(client, name, items, metric, *, index_type="FLAT", params=None, extra=None):
+    """A loaded collection: id, vector, group (INT64), filled and strongly consistent."""
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
+    schema.add_field("group", DataType.INT64)
+    index = client.prepare_index_params(
+        "vector", index_type=index_type, metric_type=metric, params=params or {}
+    )
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    rows = [{"id": i, "vector": vector, "group": i % 5, "note": f"n{i}"} for i, vector in enumerate(items)]
+    for start in range(0, len(rows), 1_000):
+        client.insert(name, rows[start : start + 1_000])
+    return rows

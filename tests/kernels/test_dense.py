@@ -1,0 +1,322 @@
+"""topk_mean, topk and logsumexp against their definitions in float64, over many small tiles."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+)
+from milvus_hubness.kernels import logsumexp, operands, topk, topk_mean
+
+CUDA = pytest.param(
+    "cuda",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+    ],
+)
+
+
+@pytest.fixture(params=["cpu", CUDA])
+def device(request):
+    return request.param
+
+
+def matrices(n, m, d=5, seed=0, dtype=np.float32):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((n, d)).astype(dtype), rng.standard_normal((m, d)).astype(dtype)
+
+
+def sorted_scores(X, B):
+    return -np.sort(-(X.astype(np.float64) @ B.astype(np.float64).T), axis=1)
+
+
+def exact_logsumexp(X, B, tau, weights=0.0):
+    scaled = (X.astype(np.float64) @ B.astype(np.float64).T + weights) / tau
+    largest = scaled.max(1)
+    return tau * (largest + np.log(np.exp(scaled - largest[:, None]).sum(1)))
+
+
+@st.composite
+def sizes(draw):
+    """n, m, k and a tile of so few products that n × m takes up to hundreds of tiles."""
+    m = draw(st.integers(1, 40))
+    return draw(st.integers(0, 30)), m, draw(st.integers(1, m)), draw(st.integers(1, 64))
+
+
+@settings(max_examples=150, deadline=None)
+@given(sizes(), st.integers(0, 10_000))
+def test_every_tiling_gives_the_same_as_float64(size, seed):
+    n, m, k, tile = size
+    X, B = matrices(n, m, seed=seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(operands.TILE_SIZE, "cpu", tile)
+        means = topk_mean(X, B, k, device="cpu")
+        values, indices = topk(X, B, k, device="cpu")
+        soft = logsumexp(X, B, 0.1, device="cpu")
+    exact = sorted_scores(X, B)
+    np.testing.assert_allclose(means, exact[:, :k].mean(1), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(values, exact[:, :k], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.take_along_axis(X @ B.T, indices, 1), values, rtol=1e-5, atol=1e-5)
+    assert all(len(set(row)) == k for row in indices.tolist())
+    if n:
+        np.testing.assert_allclose(soft, exact_logsumexp(X, B, 0.1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [31, 32, 33])
+@pytest.mark.parametrize("m", [63, 64, 65, 128])
+def test_sizes_at_the_edge_of_a_tile(device, monkeypatch, n, m):
+    monkeypatch.setitem(operands.TILE_SIZE, device, 32 * 64)
+    X, B = matrices(n, m)
+    for k in (1, 32, m - 1, m):
+        np.testing.assert_allclose(
+            topk_mean(X, B, k, device=device), sorted_scores(X, B)[:, :k].mean(1), rtol=1e-5, atol=1e-5
+        )
+    np.testing.assert_allclose(
+        logsumexp(X, B, 0.05, device=device), exact_logsumexp(X, B, 0.05), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_real_size_parity(device):
+    X, B = matrices(3000, 5000, d=64)
+    X, B = X / np.linalg.norm(X, axis=1, keepdims=True), B / np.linalg.norm(B, axis=1, keepdims=True)
+    exact = sorted_scores(X, B)
+    for k in (1, 128, 5000):
+        np.testing.assert_allclose(topk_mean(X, B, k, device=device), exact[:, :k].mean(1), atol=1e-6)
+    for tau in (0.001, 0.05, 1.0):
+        np.testing.assert_allclose(
+            logsumexp(X, B, tau, device=device), exact_logsumexp(X, B, tau), rtol=1e-6, atol=1e-6
+        )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_cuda_equals_cpu():
+    X, B = matrices(2000, 3000, d=256)
+    torch.set_float32_matmul_precision("high")
+    try:
+        for k in (1, 32, 1500, 3000):
+            np.testing.assert_allclose(
+                topk_mean(X, B, k, device="cuda"), topk_mean(X, B, k, device="cpu"), rtol=1e-5, atol=1e-4
+            )
+        np.testing.assert_allclose(
+            logsumexp(X, B, 0.05, device="cuda"), logsumexp(X, B, 0.05, device="cpu"), rtol=1e-5, atol=1e-4
+        )
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_float64_in_float64_out():
+    X, B = matrices(20, 30, dtype=np.float64)
+    means = topk_mean(X, B, 7)
+    assert means.dtype == np.float64
+    np.testing.assert_allclose(means, sorted_scores(X, B)[:, :7].mean(1), rtol=1e-14)
+    soft = logsumexp(X, B, 0.01)
+    assert soft.dtype == np.float64
+    np.testing.assert_allclose(soft, exact_logsumexp(X, B, 0.01), rtol=1e-13)
+    assert topk_mean(X, B.astype(np.float32), 7).dtype == np.float32
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ">f4", np.int64, np.uint16])
+def test_other_numbers_are_computed_in_float32(dtype):
+    X, B = (np.abs(M * 10).astype(dtype) for M in matrices(20, 30))
+    means = topk_mean(X, B, 3)
+    assert means.dtype == np.float32
+    np.testing.assert_allclose(means, sorted_scores(X, B)[:, :3].mean(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda M: M[::-1], lambda M: M[:1][::-1], np.asfortranarray, lambda M: M[:, ::2]]
+)
+def test_any_memory_layout(change):
+    X, B = (change(M) for M in matrices(20, 30, d=6))
+    np.testing.assert_allclose(topk_mean(X, B, 1), sorted_scores(X, B)[:, 0], rtol=1e-5)
+
+
+def test_read_only_arrays_are_neither_written_to_nor_warned_about():
+    X, B = matrices(20, 30)
+    X.flags.writeable = B.flags.writeable = False
+    before = X.copy(), B.copy()
+    topk_mean(X, B, 3)
+    logsumexp(X, B, 0.1, np.zeros(30))
+    np.testing.assert_array_equal(X, before[0])
+    np.testing.assert_array_equal(B, before[1])
+
+
+def test_tensors_come_back_as_tensors(device):
+    X, B = matrices(20, 30)
+    x = torch.from_numpy(X).to(device).requires_grad_()
+    means, soft, nearest = topk_mean(x, B, 3), logsumexp(x, B, 0.1), topk(x, torch.from_numpy(B), 3)
+    for result in (means, soft, nearest.values, nearest.indices):
+        assert isinstance(result, torch.Tensor)
+        assert result.device == x.device
+        assert not result.requires_grad
+    np.testing.assert_allclose(means.cpu(), topk_mean(X, torch.from_numpy(B), 3), rtol=1e-6)
+    assert topk_mean(torch.from_numpy(X).bfloat16(), B, 3).dtype == torch.float32
+
+
+def test_reduced_precision_settings_are_put_aside_and_back():
+    X, B = matrices(50, 60, d=256)
+    exact = sorted_scores(X, B)[:, 0]
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu"):
+            np.testing.assert_allclose(topk_mean(X, B, 1, device="cpu"), exact, rtol=1e-5)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("tau", [1e-300, 1e-30, 0.001, 1.0, 1000.0])
+def test_logsumexp_is_finite_and_right_at_every_tau(tau):
+    X, B = matrices(40, 50)
+    X *= 30
+    np.testing.assert_allclose(logsumexp(X, B, tau), exact_logsumexp(X, B, tau), rtol=1e-5, atol=1e-4)
+
+
+def test_logsumexp_becomes_the_maximum():
+    X, B = matrices(40, 50)
+    weights = np.random.default_rng(1).standard_normal(50).astype(np.float32)
+    np.testing.assert_allclose(logsumexp(X, B, 1e-9, weights), (X @ B.T + weights).max(1), rtol=1e-5)
+
+
+def test_logsumexp_weights(device, monkeypatch):
+    monkeypatch.setitem(operands.TILE_SIZE, device, 100)
+    X, B = matrices(40, 50)
+    weights = np.random.default_rng(1).standard_normal(50)
+    np.testing.assert_allclose(
+        logsumexp(X, B, 0.1, weights, device=device),
+        exact_logsumexp(X, B, 0.1, weights),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    weights[:45] = -np.inf
+    np.testing.assert_allclose(
+        logsumexp(X, B, 0.1, weights, device=device),
+        exact_logsumexp(X, B[45:], 0.1, weights[45:]),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+    assert (logsumexp(X, B, 0.1, np.full(50, -np.inf), device=device) == -np.inf).all()
+
+
+def test_zero_rows():
+    X, B = np.zeros((3, 4), np.float32), np.zeros((5, 4), np.float32)
+    np.testing.assert_array_equal(topk_mean(X, B, 2), 0)
+    np.testing.assert_allclose(logsumexp(X, B, 0.5), 0.5 * np.log(5), rtol=1e-6)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.0, True, "3", None, np.nan])
+def test_k_must_be_a_whole_number(k):
+    for kernel in (topk_mean, topk):
+        with pytest.raises(InvalidParameter, match="k must be a whole number"):
+            kernel(*matrices(3, 4), k)
+
+
+def test_numpy_whole_numbers_will_do():
+    assert topk_mean(*matrices(3, 4), np.int32(2)).shape == (3,)
+
+
+@pytest.mark.parametrize("tau", [0, -0.1, np.nan, np.inf, "warm", None, True])
+def test_tau_must_be_positive(tau):
+    with pytest.raises(InvalidParameter, match="tau must be"):
+        logsumexp(*matrices(3, 4), tau)
+
+
+def call_topk_mean(X, B):
+    return topk_mean(X, B, 1)
+
+
+def call_topk(X, B):
+    return topk(X, B, 1)
+
+
+def call_logsumexp(X, B):
+    return logsumexp(X, B, 0.1)
+
+
+@pytest.mark.parametrize("call", [call_topk_mean, call_topk, call_logsumexp])
+def test_bad_matrices(call):
+    X, B = matrices(3, 4)
+    with pytest.raises(DimensionMismatch, match="X has 5 columns and B has 4"):
+        call(X, B[:, :4])
+    with pytest.raises(EmptyBank):
+        call(X, B[:0])
+    with pytest.raises(InvalidInput, match=r"X must be 2-D.*\(5,\)"):
+        call(X[0], B)
+    with pytest.raises(InvalidInput, match="B must be 2-D"):
+        call(X, B[None])
+    with pytest.raises(InvalidInput, match="not list"):
+        call(X.tolist(), B)
+    with pytest.raises(InvalidInput, match="real numbers, not complex64"):
+        call(X.astype(np.complex64), B)
+    with pytest.raises(InvalidInput, match="real numbers"):
+        call(X, B > 0)
+    with pytest.raises(InvalidParameter, match="device"):
+        topk_mean(X, B, 1, device="tpu")
+
+
+def test_bank_too_small():
+    for kernel in (topk_mean, topk):
+        with pytest.raises(BankTooSmall, match=r"k = 5 .* bank has 4"):
+            kernel(*matrices(3, 4), 5)
+
+
+def test_weights_of_another_length():
+    with pytest.raises(DimensionMismatch, match=r"\(4,\)"):
+        logsumexp(*matrices(3, 4), 0.1, np.zeros(3))
+
+
+class LargestTensor(TorchDispatchMode):
+    """Sees every tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for made in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(made, torch.Tensor):
+                self.elements = max(self.elements, made.numel())
+        return result
+
+
+@pytest.mark.parametrize("k", [1, 10, 100, 499, 500])
+def test_no_tensor_is_larger_than_inputs_or_a_tile(monkeypatch, k):
+    n, m, d, tile = 400, 500, 4, 4096
+    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
+    X, B = matrices(n, m, d=d)
+    with LargestTensor() as seen:
+        topk_mean(X, B, k)
+        logsumexp(X, B, 0.1)
+    assert tile / 2 < seen.elements <= tile
+    with LargestTensor() as seen:
+        topk(X, B, k)
+    assert seen.elements <= max(tile, n * k)
+
+
+def test_process_memory_stays_far_below_the_matrix_of_scores():
+    """14,000 × 14,000 scores would be 780 MB; measured in a process of its own."""
+    script = """
+import resource, numpy as np
+from milvus_hubness.kernels import topk_mean, logsumexp
+X, B = (np.random.default_rng(seed).standard_normal((14_000, 4), np.float32) for seed in (0, 1))
+topk_mean(X[:100], B[:100], 1); logsumexp(X[:100], B[:100], 0.1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+topk_mean(X, B, 16); logsumexp(X, B, 0.1)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 150

@@ -1,0 +1,82 @@
+"""Hubness measures against scipy and hand-made counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.quality import (
+    antihubs,
+    hubness_summary,
+    k_occurrence,
+    kurtosis,
+    robin_hood,
+    skewness,
+    top_hubs,
+)
+
+COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
+
+
+def test_k_occurrence_counts_first_k_results():
+    found = np.array([[0, 1, 2], [1, 0, 4], [1, 4, 3]])
+    assert k_occurrence(found, 6, 2).tolist() == [2, 3, 0, 0, 1, 0]
+    assert k_occurrence(found, 5, 3).sum() == 9
+    assert k_occurrence([[0, 1, 2], [1], []], 4, 2).tolist() == [1, 2, 0, 0]
+    assert k_occurrence(np.zeros((2, 10), np.int32), 1).tolist() == [20]
+
+
+def test_against_scipy():
+    assert skewness(COUNTS) == pytest.approx(stats.skew(COUNTS))
+    assert kurtosis(COUNTS) == pytest.approx(stats.kurtosis(COUNTS))
+
+
+def test_robin_hood_is_the_share_to_be_moved():
+    assert robin_hood([5, 5, 5]) == 0
+    assert robin_hood([15, 0, 0]) == pytest.approx(2 / 3)
+    assert robin_hood([3, 1]) == pytest.approx(1 / 4)
+
+
+def test_antihubs_and_top_hubs():
+    assert antihubs([3, 0, 1, 0]) == 0.5
+    assert top_hubs([3, 0, 7, 3], limit=3) == [(2, 7), (0, 3), (3, 3)]
+    assert top_hubs([3, 0, 7, 3], keys=["a", "b", "c", "d"], limit=1) == [("c", 7)]
+    assert len(top_hubs(COUNTS)) == 10
+
+
+def test_all_equal_counts_are_no_hubness():
+    assert hubness_summary([4, 4, 4]) == (0, 0, 0, 4, 0)
+    assert hubness_summary([0, 0]) == (0, 0, 0, 0, 1)
+    assert hubness_summary([7]) == (0, 0, 0, 7, 0)
+
+
+def test_summary():
+    summary = hubness_summary(COUNTS)
+    assert summary.skewness == skewness(COUNTS)
+    assert summary.kurtosis == kurtosis(COUNTS)
+    assert summary.robin_hood == robin_hood(COUNTS)
+    assert summary.largest == COUNTS.max()
+    assert summary.antihubs == antihubs(COUNTS) > 0
+
+
+def test_bad_input():
+    for found in ([[0, 6]], [[-1, 0]], [[0.5, 1.0]], [["a"]]):
+        with pytest.raises(InvalidInput, match=r"numbers of items, 0 … 5"):
+            k_occurrence(found, 6, 2)
+    for found in ([], [[]], np.empty((0, 3), int)):
+        with pytest.raises(InvalidInput, match="no results"):
+            k_occurrence(found, 6, 2)
+    for found in (np.arange(3), np.ones((2, 1), int)):
+        with pytest.raises(InvalidInput, match="2 or more"):
+            k_occurrence(found, 6, 2)
+    with pytest.raises(InvalidParameter, match="k must be"):
+        k_occurrence([[1]], 6, 0)
+    with pytest.raises(InvalidParameter, match="n_items must be"):
+        k_occurrence([[1]], 0)
+    for measure in (skewness, kurtosis, robin_hood, antihubs, top_hubs, hubness_summary):
+        with pytest.raises(InvalidInput, match="1-D"):
+            measure([])
+    with pytest.raises(DimensionMismatch, match="2 keys for 3 counts"):
+        top_hubs([1, 2, 3], keys=["a", "b"])

@@ -1,0 +1,102 @@
+"""Retrieval measures against hand-made examples and naive definitions."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milvus_hubness.errors import InvalidInput, InvalidParameter
+from milvus_hubness.quality import (
+    PositiveRanks,
+    average_precisions,
+    hits,
+    ndcgs,
+    recall_at_k,
+    reciprocal_ranks,
+    retrieval_summary,
+)
+
+rank_lists = st.lists(st.sets(st.integers(1, 30), min_size=1, max_size=8).map(sorted), min_size=1, max_size=6)
+
+
+def of(lists):
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in lists])])
+    return PositiveRanks(np.array([rank for one in lists for rank in one]), starts)
+
+
+RANKS = of([[1], [3, 4], [11], [2, 5, 20]])
+
+
+def test_by_hand():
+    np.testing.assert_array_equal(hits(RANKS, 1), [1, 0, 0, 0])
+    np.testing.assert_array_equal(hits(RANKS, 3), [1, 1, 0, 1])
+    np.testing.assert_allclose(reciprocal_ranks(RANKS), [1, 1 / 3, 1 / 11, 1 / 2])
+    np.testing.assert_allclose(
+        average_precisions(RANKS, 10), [1, (1 / 3 + 2 / 4) / 2, 0, (1 / 2 + 2 / 5) / 3]
+    )
+    assert retrieval_summary(RANKS) == {
+        "R@1": 0.25,
+        "R@5": 0.75,
+        "R@10": 0.75,
+        "MdR": 2.5,
+        "MnR": 4.25,
+        "MRR": pytest.approx((1 + 1 / 3 + 1 / 11 + 1 / 2) / 4),
+        "mAP@10": pytest.approx((1 + 5 / 12 + 0 + 0.3) / 4),
+        "nDCG@10": pytest.approx(ndcgs(RANKS, 10).mean()),
+    }
+    assert list(retrieval_summary(RANKS, ks=[3], depth=5)) == ["R@3", "MdR", "MnR", "MRR", "mAP@5", "nDCG@5"]
+
+
+@given(rank_lists, st.integers(1, 35))
+def test_average_precision_is_the_mean_precision_at_the_positives(lists, k):
+    for found, one in zip(average_precisions(of(lists), k), lists, strict=True):
+        relevant = [rank in one for rank in range(1, k + 1)]
+        precisions = [sum(relevant[: i + 1]) / (i + 1) for i in range(k) if relevant[i]]
+        assert found == pytest.approx(sum(precisions) / min(len(one), k))
+
+
+@given(rank_lists, st.integers(1, 35))
+def test_ndcg_is_dcg_over_the_ideal(lists, k):
+    for found, one in zip(ndcgs(of(lists), k), lists, strict=True):
+        dcg = sum(1 / math.log2(1 + rank) for rank in one if rank <= k)
+        ideal = sum(1 / math.log2(1 + rank) for rank in range(1, min(len(one), k) + 1))
+        assert found == pytest.approx(dcg / ideal)
+
+
+@given(rank_lists)
+def test_perfect_and_bounded(lists):
+    perfect = of([range(1, len(one) + 1) for one in lists])
+    for measure in (average_precisions, ndcgs):
+        np.testing.assert_allclose(measure(perfect, 10), 1)
+        assert ((measure(of(lists), 10) >= 0) & (measure(of(lists), 10) <= 1 + 1e-12)).all()
+
+
+def test_recall_of_results_with_keys():
+    results = [["b", "a"], ["c"], [], ["d", "e", "f"]]
+    assert recall_at_k(results, ["a", "c", "x", "f"], 1) == 0.25
+    assert recall_at_k(results, ["a", "c", "x", "f"], 2) == 0.5
+    assert recall_at_k(results, [{"a", "z"}, ["c"], ("x", "y"), frozenset(["f"])], 3) == 0.75
+
+
+def test_recall_of_an_array():
+    found = np.array([[3, 1], [0, 2], [5, 4]])
+    assert recall_at_k(found, np.array([3, 2, 1]), 1) == pytest.approx(1 / 3)
+    assert recall_at_k(found, np.array([3, 2, 1]), 2) == pytest.approx(2 / 3)
+    assert recall_at_k(found, [3, {2, 7}, np.array([1, 4])], 2) == 1.0
+    assert recall_at_k(found.tolist(), [np.int64(3), 2, 1], 2) == pytest.approx(2 / 3)
+
+
+def test_bad_input():
+    with pytest.raises(InvalidInput, match="results of 2 queries and positives of 1"):
+        recall_at_k([[1], [2]], [1], 1)
+    with pytest.raises(InvalidInput, match="results of 0 queries"):
+        recall_at_k([], [], 1)
+    with pytest.raises(InvalidInput, match="3 or more"):
+        recall_at_k(np.ones((4, 2), int), [1] * 4, 3)
+    for call in (hits, average_precisions, ndcgs, lambda _, k: recall_at_k([[1]], [1], k)):
+        with pytest.raises(InvalidParameter, match="k must be"):
+            call(RANKS, 0)

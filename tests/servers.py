@@ -1,0 +1,265 @@
+"""Real Milvus backends for the tests; nothing here knows pytest, and nothing outlives its owner.
+
+Each server class has `unavailable()`, the reason why it cannot run here or None; `start()`, `stop()` and
+`uri`; and is a context manager.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from pymilvus import MilvusClient, MilvusException
+from pymilvus.client.types import LoadState
+
+STARTUP_SECONDS = 120
+STOP_SECONDS = 5
+COORDINATOR_ROUNDS = {
+    "proxy.timeTickInterval": 50,
+    "queryCoord.checkInterval": 100,
+    "queryCoord.distPullInterval": 100,
+}
+EXEC_AND_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def lite_uri(folder: Path) -> str:
+    """A Milvus Lite database file in `folder`."""
+    return str(folder / "lite.db")
+
+
+def die_with_parent(command: list[str]) -> list[str]:
+    """`command`, wrapped so that the kernel kills it when the thread that started it ends, however it ends.
+
+    The wrapper replaces itself with the command, so the process id is the command's own. It runs between
+    fork and exec in a fresh interpreter, where a preexec_fn could deadlock beside the threads of gRPC.
+    """
+    return [sys.executable, "-c", EXEC_AND_DIE_WITH_PARENT, *command]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on, below the range from which the kernel takes those of outgoing connections."""
+    ports: list[int] = []
+    for port in random.sample(range(20_000, 32_000), 1000):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+        ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise RuntimeError(f"no {count} free ports between 20000 and 32000")
+
+
+@functools.cache
+def _binaries() -> tempfile.TemporaryDirectory[str]:
+    """The server's executable and libraries, unpacked once per process (4 s) and removed at its end."""
+    import milvus
+
+    folder = tempfile.TemporaryDirectory(prefix="milvus-bin-")
+    milvus._initialize_data_files(folder.name)
+    return folder
+
+
+class MilvusServer:
+    """The real standalone server of `milvus==2.3.5` from PyPI, on free ports, over a temporary data folder.
+
+    It listens on all interfaces: 2.3.5 has no setting for that (`*.ip` only sets what it advertises).
+    """
+
+    def __init__(self) -> None:
+        import milvus
+
+        self.folder = Path(tempfile.mkdtemp(prefix="milvus-server-"))
+        self.log = self.folder / "milvus.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+        config = milvus.MilvusServerConfig(data_dir=str(self.folder))
+        names = [name for name in config.configurable_items if name.endswith("_port")]
+        self._metrics_port, etcd_peer_port, *ports = free_ports(2 + len(names))
+        config.update(**dict(zip(names, ports, strict=True)))
+        # A killed server's sessions block the next start until they expire.
+        config.set("common.session.ttl", 10)
+        # By default SIGTERM waits half an hour for the query nodes to hand over.
+        config.set("common.gracefulStopTimeout", 1)
+        # The default waits between coordinator rounds make every load, flush and strong read take seconds.
+        for name, milliseconds in COORDINATOR_ROUNDS.items():
+            config.set(name, milliseconds)
+        config.set("log.level", "warn")
+        config.resolve()
+        self.uri = f"http://127.0.0.1:{config.get('proxy_port')}"
+        self._etcd_config = self.folder / "configs" / "etcd.yaml"
+        self._etcd_config.write_text(_etcd_config(config.get("etcd_port"), etcd_peer_port))
+
+    @staticmethod
+    def unavailable() -> str | None:
+        if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+            return f"milvus==2.3.5 runs on Linux x86-64 only, this is {sys.platform} {platform.machine()}"
+        if importlib.util.find_spec("milvus") is None:
+            return "the package milvus==2.3.5 is not installed"
+        return None
+
+    @property
+    def pid(self) -> int:
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start, or start again on the same folder and ports, and wait until requests are served.
+
+        Collections that were loaded when it was killed are loaded again by then.
+        """
+        libraries = Path(_binaries().name, "bin")
+        environment = {
+            **os.environ,
+            "DEPLOY_MODE": "STANDALONE",
+            "METRICS_PORT": str(self._metrics_port),
+            "ETCD_CONFIG_PATH": str(self._etcd_config),
+            "LD_LIBRARY_PATH": str(libraries),
+        }
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                die_with_parent([str(libraries / "milvus"), "run", "standalone"]),
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            self._wait_until(self._is_healthy)
+            self._wait_until(self._serves_requests)
+        except BaseException:
+            self.stop()
+            raise
+
+    def kill(self) -> None:
+        """End it as a power cut would; the folder stays, `start` goes on from there."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End it and remove its folder. Stopping twice is fine."""
+        self._end(signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> MilvusServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is None:
+            return
+        self._process.send_signal(how)
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + STARTUP_SECONDS
+        while not condition():
+            if self._process is None or self._process.poll() is not None:
+                raise RuntimeError(f"the Milvus server ended while starting:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no Milvus server after {STARTUP_SECONDS} s:\n{self._log_tail()}")
+            time.sleep(0.1)
+
+    def _is_healthy(self) -> bool:
+        connection = HTTPConnection("127.0.0.1", self._metrics_port, timeout=5)
+        try:
+            connection.request("GET", "/healthz")
+            return b"OK" in connection.getresponse().read()
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _serves_requests(self) -> bool:
+        try:
+            with closing(MilvusClient(self.uri, timeout=10)) as client:
+                names = client.list_collections(timeout=10)
+                states = [client.get_load_state(name, timeout=10)["state"] for name in names]
+        except MilvusException:
+            return False
+        return LoadState.Loading not in states
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-20:])
+
+
+def _etcd_config(client_port: int, peer_port: int) -> str:
+    """The embedded etcd takes its ports from a file of its own; without one, two servers collide on 2379."""
+    client, peer = f"http://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+    return (
+        f"listen-client-urls: {client}\n"
+        f"advertise-client-urls: {client}\n"
+        f"listen-peer-urls: {peer}\n"
+        f"initial-advertise-peer-urls: {peer}\n"
+        f"initial-cluster: default={peer}\n"
+    )
+
+
+class CurrentMilvus:
+    """A current Milvus standalone in Docker, removed by testcontainers even if the tests are killed."""
+
+    IMAGE = os.environ.get("MILVUS_IMAGE", "milvusdb/milvus:v3.0.1")
+
+    def __init__(self) -> None:
+        from testcontainers.community.milvus import MilvusContainer
+
+        self._container = MilvusContainer(self.IMAGE).with_env("DEPLOY_MODE", "STANDALONE")
+
+    @staticmethod
+    def unavailable() -> str | None:
+        if importlib.util.find_spec("testcontainers") is None:
+            return "the package testcontainers is not installed"
+        from docker.errors import DockerException
+        from testcontainers.core.docker_client import DockerClient
+
+        try:
+            DockerClient(timeout=5).client.ping()
+        except (DockerException, OSError) as error:
+            return f"no Docker engine answers: {error}"
+        return None
+
+    @property
+    def uri(self) -> str:
+        return str(self._container.get_connection_url())
+
+    def start(self) -> None:
+        self._container.start()
+
+    def stop(self) -> None:
+        self._container.stop()
+
+    def __enter__(self) -> CurrentMilvus:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()

@@ -1,0 +1,185 @@
+"""The stored form: what the database computes on it is the corrected score, and nothing is lost."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    InvalidInput,
+    InvalidParameter,
+    NonFiniteVectors,
+    ZeroVectors,
+)
+from milvus_hubness.layout import Layout
+
+METRICS = ["IP", "COSINE", "L2"]
+FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
+
+
+@st.composite
+def cases(draw, metric=None):
+    dim = draw(st.integers(1, 40))
+    layout = Layout(dim, metric or draw(st.sampled_from(METRICS)), draw(st.integers(1, 5)))
+    items = draw(hnp.arrays(np.float32, (draw(st.integers(1, 6)), dim), elements=FLOATS))
+    queries = draw(hnp.arrays(np.float32, (draw(st.integers(1, 4)), dim), elements=FLOATS))
+    biases = draw(hnp.arrays(np.float32, len(items), elements=st.floats(-2, 2, width=32)))
+    if layout.metric == "COSINE":
+        assume((np.linalg.norm(items, axis=1) > 1e-3).all())
+        assume((np.linalg.norm(queries, axis=1) > 1e-3).all())
+    return layout, items, queries, biases
+
+
+def similarity(layout, queries, items):
+    """The similarity that the biases belong to, in float64: q·r, cosine, −½‖q−r‖²."""
+    q, r = queries.astype(float), items.astype(float)
+    if layout.metric == "IP":
+        return q @ r.T
+    if layout.metric == "COSINE":
+        return (q @ r.T) / np.outer(np.linalg.norm(q, axis=1), np.linalg.norm(r, axis=1))
+    return -0.5 * ((q[:, None] - r[None]) ** 2).sum(-1)
+
+
+def tolerance(*arrays):
+    return 3e-6 * (1 + max(float((np.asarray(a, float) ** 2).sum(-1).max()) for a in arrays))
+
+
+@given(cases(), st.floats(-2, 2))
+def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, strength):
+    layout, items, queries, biases = case
+    products = layout.wrap(queries, strength).astype(float) @ layout.augment(items, biases).astype(float).T
+    corrected = similarity(layout, queries, items) - strength * biases.astype(float)
+    scores = layout.scores(products, queries, strength)
+    bound = tolerance(items, queries)
+    if layout.metric == "L2":
+        distances = ((queries[:, None].astype(float) - items[None]) ** 2).sum(-1)
+        np.testing.assert_allclose(scores, distances + 2 * strength * biases, atol=2 * bound)
+    else:
+        np.testing.assert_allclose(scores, corrected, atol=bound)
+
+
+@given(cases())
+def test_strength_zero_gives_the_raw_order(case):
+    layout, items, queries, biases = case
+    products = layout.wrap(queries, 0.0).astype(float) @ layout.augment(items, biases).astype(float).T
+    raw = similarity(layout, queries, items)
+    for row, order in zip(raw, np.argsort(-products, axis=1, kind="stable"), strict=True):
+        assert (np.diff(row[order]) <= 2 * tolerance(items, queries)).all()
+
+
+@given(cases())
+def test_strip_returns_what_went_in(case):
+    layout, items, _, biases = case
+    back = layout.strip(layout.augment(items, biases), layout.norms(items))
+    if layout.metric == "COSINE":
+        np.testing.assert_allclose(back, items, rtol=2.4e-7, atol=1e-30)
+    else:
+        np.testing.assert_array_equal(back, items)
+
+
+@given(cases("COSINE"))
+def test_unit_vectors_come_back_bit_for_bit(case):
+    layout, items, _, biases = case
+    unit = (items / np.linalg.norm(items.astype(float), axis=1)[:, None]).astype(np.float32)
+    np.testing.assert_array_equal(layout.strip(layout.augment(unit, biases), layout.norms(unit)), unit)
+
+
+@given(cases())
+def test_reduced_vectors_give_the_similarity_that_biases_are_estimated_on(case):
+    layout, items, queries, _ = case
+    products = layout.reduce_queries(queries).astype(float) @ layout.reduce_items(items).astype(float).T
+    np.testing.assert_allclose(
+        products, similarity(layout, queries, items), atol=2 * tolerance(items, queries)
+    )
+
+
+@given(cases(), st.data())
+def test_each_slot_answers_alone(case, data):
+    layout, items, queries, _ = case
+    slot = data.draw(st.integers(0, layout.slots - 1))
+    table = np.arange(len(items) * layout.slots, dtype=np.float32).reshape(len(items), layout.slots)
+    stored = layout.augment(items, table)
+    np.testing.assert_array_equal(layout.biases(stored, slot), table[:, slot])
+    raw = layout.wrap(queries, 0.0, slot=slot).astype(float) @ stored.astype(float).T
+    corrected = layout.wrap(queries, 1.0, slot=slot).astype(float) @ stored.astype(float).T
+    expected = np.broadcast_to(table[:, slot], raw.shape)
+    np.testing.assert_allclose(raw - corrected, expected, atol=tolerance(items, queries))
+
+
+@given(cases(), st.floats(-3, 3))
+def test_products_undoes_scores(case, score):
+    layout, _, queries, _ = case
+    back = layout.scores(layout.products([[score]], queries[0]), queries[:1])
+    assert back[0, 0] == pytest.approx(score, abs=tolerance(queries))
+
+
+@pytest.mark.parametrize(
+    ("dim", "metric", "slots", "width"),
+    [
+        (384, "IP", 2, 400),
+        (512, "COSINE", 2, 528),
+        (382, "IP", 2, 384),
+        (382, "L2", 2, 400),
+        (1, "L2", 16, 32),
+    ],
+)
+def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots, width):
+    assert Layout(dim, metric, slots).width == width
+
+
+def test_product_quantisation_can_ask_for_another_multiple():
+    assert Layout(384, "IP", multiple_of=math.lcm(16, 24)).width % 24 == 0
+
+
+def test_one_strength_for_each_query():
+    layout = Layout(3, "IP")
+    asked = layout.wrap(np.ones((2, 3)), [0.0, 1.0])
+    np.testing.assert_array_equal(asked[:, layout.first_slot], [0.0, -1.0])
+
+
+def test_zero_vectors_stay_zero_and_are_reported():
+    layout = Layout(3, "COSINE")
+    items = np.array([[1, 0, 0], [0, 0, 0], [np.nan, 0, 0]], np.float32)
+    np.testing.assert_array_equal(layout.unsound(items), [False, True, True])
+    assert not layout.augment(items[:2], [0.5, 0.0])[1].any()
+    assert not Layout(3, "IP").unsound(items[:2]).any()
+
+
+@pytest.mark.parametrize(
+    ("vectors", "error", "said"),
+    [
+        ([[1.0, 2.0]], DimensionMismatch, "3 dimensions, got 2"),
+        ([1.0, 2.0, 3.0], InvalidInput, "(n, 3)"),
+        ([["a", "b", "c"]], InvalidInput, "numbers"),
+        ([[1, 2, 3], [1, 2, float("nan")]], NonFiniteVectors, "row 1"),
+        ([[1, 2, 3], [0, 0, 0], [0, 0, 0]], ZeroVectors, "row 1, 2"),
+    ],
+)
+def test_what_cannot_be_inserted_is_refused_by_row(vectors, error, said):
+    with pytest.raises(error) as caught:
+        Layout(3, "COSINE").require_sound(vectors)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(0, "IP"), (3, "HAMMING"), (3, "IP", 0), (32_768, "IP")],
+)
+def test_impossible_layouts_are_refused(arguments):
+    with pytest.raises(InvalidParameter):
+        Layout(*arguments)
+
+
+@pytest.mark.parametrize(("strength", "slot"), [(float("nan"), 0), (1.0, 2), (1.0, -1)])
+def test_impossible_questions_are_refused(strength, slot):
+    with pytest.raises(InvalidParameter):
+        Layout(3, "IP").wrap(np.ones((1, 3)), strength, slot=slot)
+
+
+def test_biases_must_fit_the_rows():
+    with pytest.raises(InvalidInput, match="biases of shape"):
+        Layout(3, "IP").augment(np.ones((2, 3)), np.ones(3))

@@ -1,0 +1,124 @@
+"""What is shipped: the public names, the arrows between the rooms, and a wheel that runs by itself."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import milvus_hubness
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "milvus_hubness"
+
+MAY_IMPORT = {
+    "errors": set(),
+    "layout": {"errors"},
+    "state": {"errors", "layout"},
+    "banks": {"errors"},
+    "kernels": {"errors"},
+    "estimators": {"errors", "banks", "kernels"},
+    "correction": {"banks", "estimators", "layout", "state"},
+    "quality": {"errors", "banks", "kernels", "estimators"},
+    "stores": {"errors", "banks", "layout", "state"},
+    "client": {"errors", "correction", "estimators", "layout", "state", "stores"},
+    "jobs": {"errors", "banks", "correction", "estimators", "layout", "quality", "state", "stores"},
+    "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
+    "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "state", "stores"},
+}
+WITHOUT_PYMILVUS = {
+    "errors", "layout", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
+}  # fmt: skip
+
+
+def room_of(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def modules():
+    return sorted(path for path in PACKAGE.rglob("*.py") if room_of(path) not in {"__init__", "__main__"})
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_arrows_run_down_only(path):
+    room = room_of(path)
+    for module in imports(path):
+        if module.startswith("milvus_hubness."):
+            other = module.split(".")[1]
+            assert other == room or other in MAY_IMPORT[room], f"{room} imports {module}"
+        if room in WITHOUT_PYMILVUS:
+            assert not module.startswith("pymilvus"), f"{room} imports {module}"
+
+
+def test_rewriting_does_no_io():
+    for module in imports(PACKAGE / "client" / "rewrite.py"):
+        assert not module.startswith(("pymilvus", "grpc", "asyncio", "milvus_hubness.stores", "time", "os"))
+
+
+def test_public_names_are_all_there_and_documented():
+    assert (
+        sorted(milvus_hubness.__all__, key=lambda name: (not name.isupper(), name)) == milvus_hubness.__all__
+    )
+    for name in milvus_hubness.__all__:
+        assert getattr(milvus_hubness, name).__doc__, f"{name} has no docstring"
+
+
+def test_every_command_and_option_is_explained():
+    from typer.main import get_command
+
+    from milvus_hubness.cli import app
+
+    for name, command in get_command(app).commands.items():
+        assert command.help, name
+        readme = (ROOT / "README.md").read_text()
+        assert f"milvus-hubness {name}" in readme, f"README does not speak of {name}"
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name} {parameter.name}"
+
+
+def test_errors_are_drawn_in_their_docstring():
+    from milvus_hubness import errors
+
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert len(kinds) > 20
+    for kind in kinds:
+        assert kind.__name__ in errors.__doc__
+        assert issubclass(kind, errors.HubnessError)
+
+
+@pytest.mark.slow
+def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path):
+    dist, venv = tmp_path / "dist", tmp_path / "venv"
+    quiet = ["-q", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", dist, ROOT],
+        check=True,
+        cwd=tmp_path,
+    )
+    [wheel] = dist.glob("*.whl")
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"milvus_hubness"}
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True)
+    install = [venv / "bin" / "python", "-m", "pip", "install", *quiet, "-c", ROOT / "constraints.txt", wheel]
+    subprocess.run(install, check=True, cwd=tmp_path)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [venv / "bin" / "milvus-hubness", "demo", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["corrected"]["r1"] >= told["raw"]["r1"] + 5

@@ -1,0 +1,67 @@
+"""The state survives the database as text, and refuses what it cannot read."""
+
+from datetime import datetime, timezone
+
+import pytest
+
+from milvus_hubness.errors import NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.state import BankReference, CollectionState, Profile, read_state, require_state
+
+
+@pytest.fixture
+def state():
+    profile = Profile(
+        estimator={"name": "NNN", "k": 16, "alpha": 0.75},
+        slot=0,
+        standby=1,
+        centre=0.1234567890123,
+        bank=BankReference(collection="b", generation=1, fingerprint="sha256:00", count=3),
+        epoch=4,
+        refreshed_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
+    )
+    return CollectionState(
+        field="vector",
+        metric="COSINE",
+        dim=384,
+        slots=2,
+        multiple_of=16,
+        source="products",
+        phase="ready",
+        profiles={"default": profile},
+    )
+
+
+def test_it_reads_what_it_wrote(state):
+    assert read_state({"hubness": state.to_json()}) == state
+    assert state.layout.width == 400
+    assert state.profile.epoch == 4
+
+
+def test_no_property_is_no_state():
+    assert read_state({"something": "else"}) is None
+    with pytest.raises(NotCorrected, match="products"):
+        require_state(None, "products")
+
+
+def test_another_version_is_not_guessed_at(state):
+    with pytest.raises(UnknownStateVersion, match="version 2"):
+        read_state({"hubness": state.to_json().replace('"version":1', '"version":2')})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("not json", "not a state"),
+        ("[1]", "not a state"),
+        ('{"version": 1}', "broken at"),
+        ("{}", "not a state"),
+    ],
+)
+def test_a_broken_state_says_where(text, said):
+    with pytest.raises(StateError, match=said):
+        CollectionState.from_json(text)
+
+
+def test_norms_are_hidden_only_where_they_are_kept(state):
+    assert "hubness_norm" in state.hidden_fields
+    assert "hubness_norm" not in state.model_copy(update={"metric": "IP"}).hidden_fields
