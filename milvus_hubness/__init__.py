@@ -30,7 +30,18 @@ from milvus_hubness.errors import (
     VerificationFailed,
     ZeroVectors,
 )
-from milvus_hubness.estimators import NNN, Estimator, FittedBias
+from milvus_hubness.estimators import (
+    CSLS,
+    NNN,
+    Blend,
+    DistributionNormalization,
+    DualBankSinkhorn,
+    DualInvertedSoftmax,
+    Estimator,
+    FittedBias,
+    InvertedSoftmax,
+    Sinkhorn,
+)
 from milvus_hubness.jobs import migrate, plan_migration, refresh, rollback, status
 from milvus_hubness.layout import Layout
 from milvus_hubness.stores import MilvusStore, connect
@@ -38,14 +49,19 @@ from milvus_hubness.stores import MilvusStore, connect
 __version__ = version("milvus-hubness")
 
 __all__ = [
+    "CSLS",
     "NNN",
     "AlreadyCorrected",
     "BankTooSmall",
+    "Blend",
     "CannotMigrate",
     "CollectionExists",
     "CollectionNotFound",
     "Correction",
     "DimensionMismatch",
+    "DistributionNormalization",
+    "DualBankSinkhorn",
+    "DualInvertedSoftmax",
     "EmptyBank",
     "EmptyCollection",
     "Estimator",
@@ -55,12 +71,14 @@ __all__ = [
     "HubnessError",
     "InvalidInput",
     "InvalidParameter",
+    "InvertedSoftmax",
     "Layout",
     "MilvusStore",
     "NonFiniteVectors",
     "NotCorrected",
     "QueryBank",
     "ServerUnavailable",
+    "Sinkhorn",
     "StateError",
     "StoreError",
     "UnfinishedMigration",

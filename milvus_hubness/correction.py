@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.estimators import Estimator, FittedBias
+from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, CollectionState
 
@@ -28,14 +28,46 @@ class Correction:
     centre: float = 0.0
 
     @classmethod
-    def fit(cls, layout: Layout, estimator: Estimator, bank: QueryBank) -> Correction:
-        """The estimator fitted on the bank's queries as the layout's metric sees them.
+    def fit(
+        cls,
+        layout: Layout,
+        estimator: Estimator,
+        bank: QueryBank,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: QueryBank | None = None,
+        start: Floats | None = None,
+    ) -> Correction:
+        """The estimator fitted on bank, gallery (n, d) and target bank as the layout's metric sees them.
 
-        Raises DimensionMismatch, BankTooSmall.
+        start: potentials of an earlier fit on this bank, for estimators that iterate. Raises
+        DimensionMismatch, BankTooSmall, and InvalidInput where the estimator needs what is not given.
         """
-        bank.expect_dim(layout.dim, "the bank")
-        reduced = QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
-        return cls(layout, estimator.fit(reduced))
+        reduced = _reduced_bank(layout, bank)
+        others = {
+            "gallery": None if gallery is None else _sound_items(layout, gallery),
+            "target_bank": None if target_bank is None else _sound_items(layout, target_bank.vectors),
+        }
+        if isinstance(estimator, Transport):
+            fits = start is not None and start.shape == (len(bank), estimator.potentials)
+            return cls(layout, estimator.fit(reduced, **others, start=start if fits else None))
+        return cls(layout, estimator.fit(reduced, **others))
+
+    @classmethod
+    def restore(
+        cls,
+        layout: Layout,
+        estimator: Estimator,
+        bank: QueryBank,
+        potentials: Floats,
+        *,
+        target_bank: QueryBank | None = None,
+        centre: float = 0.0,
+    ) -> Correction:
+        """An earlier fit from what was kept of it, without the gallery. Raises as `fit` does."""
+        targets = None if target_bank is None else _sound_items(layout, target_bank.vectors)
+        fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
+        return cls(layout, fitted, centre)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """(n,) float32 b(r) − c of vectors (n, d); 0 where a row is zero under COSINE or not finite."""
@@ -45,6 +77,17 @@ class Correction:
         if sound.any():
             biases[sound] = self.fitted.bias(self.layout.reduce_items(rows[sound])) - np.float32(self.centre)
         return biases
+
+
+def _reduced_bank(layout: Layout, bank: QueryBank) -> QueryBank:
+    bank.expect_dim(layout.dim, "the bank")
+    return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+
+
+def _sound_items(layout: Layout, vectors: npt.ArrayLike) -> Floats:
+    """Items an estimator may learn from: rows without a direction or with NaN teach nothing."""
+    rows = np.asarray(vectors, np.float32)
+    return layout.reduce_items(rows[~layout.unsound(rows)])
 
 
 def hidden_columns(

@@ -20,7 +20,7 @@ from milvus_hubness.cli.console import (
     show_facts,
     show_json,
 )
-from milvus_hubness.estimators import NNN
+from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
 
 
 def migrate(
@@ -38,8 +38,13 @@ def migrate(
     target: Annotated[
         str | None, typer.Option(help="Name of the copy. [default: COLLECTION_hubness]")
     ] = None,
-    k: Annotated[int, typer.Option(help="NNN: how many bank queries count.")] = 128,
-    alpha: Annotated[float, typer.Option(help="NNN: share of their mean score to subtract.")] = 0.75,
+    target_bank: Annotated[
+        str | None, typer.Option(help="Reference items, as --bank, for dualis and dbsn.")
+    ] = None,
+    method: Method = None,
+    param: Params = None,
+    k: K = None,
+    alpha: Alpha = None,
     alias: Annotated[str | None, typer.Option(help="Alias to point at the copy once it is verified.")] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only plan.")] = False,
     restart: Annotated[
@@ -53,10 +58,13 @@ def migrate(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a collection into its corrected form. Plans unless told to --execute; never touches the source."""
+    """Copy a collection into its corrected form. Plans unless told to --execute; never touches the source.
+
+    Without --method: nnn where --k or --alpha is given, else blend, the best choice known without labels.
+    """
     if bool(bank) == rollback:
         raise typer.BadParameter("give either --bank, to migrate, or --rollback")
-    estimator = NNN(k=k, alpha=alpha)
+    estimator = chosen_estimator(method, param, k, alpha)
     store = open_store(uri, db, token_file)
     if rollback:
         _show_rollback(jobs.rollback(store, collection), as_json)
@@ -66,6 +74,7 @@ def migrate(
         collection,
         read_bank(store, bank, bank_column),
         estimator=estimator,
+        target_bank=read_bank(store, target_bank, None) if target_bank else None,
         field=field,
         target=target,
         bank_collection=bank_name,
@@ -89,8 +98,6 @@ def migrate(
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    estimator = dict(plan["estimator"])
-    params = ", ".join(f"{name}={value}" for name, value in estimator.items() if name != "name")
     sizes = {side: f"{size / 2**20:,.1f} MiB" for side, size in plan["vector_bytes"].items()}
     show_facts(
         f"Migration of {plan['source']}",
@@ -104,7 +111,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
             "fields added": ", ".join(plan["hidden_fields"]),
             "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
             f"kept as {plan['bank']['collection']}",
-            "estimator": f"{estimator['name']}({params})",
+            "estimator": describe(plan["estimator"]),
             "alias": plan["alias"],
             "about": f"{plan['estimated_seconds']} s (from a sample, read only)",
             "note": "\n".join(plan["remarks"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -20,8 +19,7 @@ from milvus_hubness.cli.console import (
     show_facts,
     show_json,
 )
-from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators import NNN, from_dict
+from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator
 from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE
 from milvus_hubness.state import require_state
 
@@ -32,8 +30,16 @@ def refresh(
     bank_column: Annotated[
         str | None, typer.Option(help="Column, array or vector field that holds the queries.")
     ] = None,
-    k: Annotated[int | None, typer.Option(help="NNN: change how many bank queries count.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="NNN: change the share that is subtracted.")] = None,
+    target_bank: Annotated[
+        str | None, typer.Option(help="New reference items, as --bank, for dualis and dbsn.")
+    ] = None,
+    method: Method = None,
+    param: Params = None,
+    k: K = None,
+    alpha: Alpha = None,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Recompute all though nothing changed, for sn, dbsn and blend.")
+    ] = False,
     tolerance: Annotated[
         float, typer.Option(help="Leave rows alone whose bias moved by no more than this.")
     ] = DEFAULT_TOLERANCE,
@@ -45,20 +51,21 @@ def refresh(
     """Recompute biases: of rows that have none, and of all when the bank or the parameters changed."""
     store = open_store(uri, db, token_file)
     estimator = None
-    if k is not None or alpha is not None:
+    if any(option is not None for option in (method, param, k, alpha)):
         state = require_state(store.info(collection).state, collection)
-        current = from_dict(state.profile.estimator)
-        if not isinstance(current, NNN):
-            raise InvalidParameter(
-                f"--k and --alpha are NNN's, {collection!r} uses {state.profile.estimator['name']}"
-            )
-        estimator = replace(
-            current, k=current.k if k is None else k, alpha=current.alpha if alpha is None else alpha
-        )
+        estimator = chosen_estimator(method, param, k, alpha, state.profile.estimator)
     given = read_bank(store, bank, bank_column) if bank else None
+    targets = read_bank(store, target_bank, None) if target_bank else None
     with progress_bars() as progress:
         done = jobs.refresh(
-            store, collection, bank=given, estimator=estimator, tolerance=tolerance, progress=progress
+            store,
+            collection,
+            bank=given,
+            target_bank=targets,
+            estimator=estimator,
+            refit=refit,
+            tolerance=tolerance,
+            progress=progress,
         )
     if as_json:
         show_json({"refresh": done.to_dict()})

@@ -17,6 +17,7 @@ from milvus_hubness.cli.console import (
     show_facts,
     show_json,
 )
+from milvus_hubness.cli.estimator_options import describe
 
 
 def status(
@@ -37,12 +38,11 @@ def status(
         "aliases": ", ".join(found.aliases),
     }
     if found.corrected and found.estimator and found.bank and found.age_seconds is not None:
-        params = ", ".join(f"{name}={value}" for name, value in found.estimator.items() if name != "name")
         facts |= {
             "phase": found.phase,
             "copied from": found.source,
             "field": f"{found.field}, {found.dim}-d {found.metric}, stored {found.width} wide",
-            "estimator": f"{found.estimator['name']}({params}), strength {found.strength}",
+            "estimator": f"{describe(found.estimator)}, strength {found.strength}",
             "bank": f"{found.bank['collection']}, {found.bank['count']:,} queries, "
             f"{found.bank['fingerprint'][:19]}",
             "rows without bias": f"{found.pending:,}",

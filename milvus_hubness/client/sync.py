@@ -110,9 +110,16 @@ class HubnessClient(MilvusClient):
         with self._lock:
             known = self._corrections.get(profile.bank.collection)
             if known is None or known[0] != profile:
-                bank = MilvusStore(self._plain).load_bank(profile.bank)
-                fitted = Correction.fit(state.layout, from_dict(profile.estimator), bank).fitted
-                known = (profile, Correction(state.layout, fitted, profile.centre))
+                kept = MilvusStore(self._plain).load_bank(profile.bank)
+                correction = Correction.restore(
+                    state.layout,
+                    from_dict(profile.estimator),
+                    kept.queries,
+                    kept.potentials,
+                    target_bank=kept.targets,
+                    centre=profile.centre,
+                )
+                known = (profile, correction)
                 self._corrections[profile.bank.collection] = known
         return known[1].centred(vectors)
 

@@ -16,7 +16,7 @@ from milvus_hubness.jobs.plan import MigrationPlan
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.verify import Verification, verify
 from milvus_hubness.state import BankReference, CollectionState, Profile, require_state
-from milvus_hubness.stores.base import Batch, Key, Store
+from milvus_hubness.stores.base import Batch, Key, Store, StoredBank
 
 CENTRE_SAMPLE = 4_096
 
@@ -47,10 +47,12 @@ def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -
     began = time.perf_counter()
     if plan.restart and store.exists(plan.target):
         store.drop(plan.target)
-    bank, bank_is_new = store.save_bank(plan.bank_collection, plan.bank, plan.layout.metric)
+    correction = _fit(store, plan, progress)
+    kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    bank, bank_is_new = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
     made_copy = False
     try:
-        state, correction = _prepare(store, plan, bank)
+        state = _initial_state(plan, correction.centre, bank)
         made_copy = not store.exists(plan.target)
         store.create_copy(plan.source, plan.target, state)
         unsound = _copy(store, plan, state, correction, progress)
@@ -104,9 +106,28 @@ def rollback(store: Store, alias: str) -> Rollback:
     return Rollback(alias, source, target, max(0, store.count(target) - store.count(source)))
 
 
-def _prepare(store: Store, plan: MigrationPlan, bank: BankReference) -> tuple[CollectionState, Correction]:
-    uncentred = Correction.fit(plan.layout, plan.estimator, plan.bank)
-    centre = _gallery_mean(store, plan, uncentred)
+def _fit(store: Store, plan: MigrationPlan, progress: Progress) -> Correction:
+    """Fitted on the bank, and on the whole gallery where the estimator learns from it; centred on the mean
+    bias of rows spread evenly over the keys."""
+    every = 1 if plan.estimator.needs_gallery else max(1, plan.rows // CENTRE_SAMPLE)
+    parts = []
+    for partition, keys in plan.keys.items():
+        for part in chunks(keys[::every], store.chunk_rows(plan.source), "reading the gallery", progress):
+            parts.append(store.fetch(plan.source.name, part, plan.field, partition=partition).vectors)
+    gallery = np.concatenate(parts)
+    correction = Correction.fit(
+        plan.layout,
+        plan.estimator,
+        plan.bank,
+        gallery=gallery if plan.estimator.needs_gallery else None,
+        target_bank=plan.target_bank,
+    )
+    biases = correction.centred(gallery)[~plan.layout.unsound(gallery)]
+    centre = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+    return Correction(plan.layout, correction.fitted, centre)
+
+
+def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> CollectionState:
     profile = Profile(
         estimator=to_dict(plan.estimator),
         slot=0,
@@ -116,7 +137,7 @@ def _prepare(store: Store, plan: MigrationPlan, bank: BankReference) -> tuple[Co
         epoch=1,
         refreshed_at=datetime.now(timezone.utc),
     )
-    state = CollectionState(
+    return CollectionState(
         field=plan.field,
         metric=plan.layout.metric,
         dim=plan.layout.dim,
@@ -126,20 +147,6 @@ def _prepare(store: Store, plan: MigrationPlan, bank: BankReference) -> tuple[Co
         phase="copying",
         profiles={"default": profile},
     )
-    return state, Correction(plan.layout, uncentred.fitted, centre)
-
-
-def _gallery_mean(store: Store, plan: MigrationPlan, correction: Correction) -> float:
-    """The mean bias of rows spread evenly over the keys."""
-    every = max(1, plan.rows // CENTRE_SAMPLE)
-    total, count = 0.0, 0
-    for partition, keys in plan.keys.items():
-        for part in chunks(keys[::every], store.chunk_rows(plan.source), "sampling", silent):
-            vectors = store.fetch(plan.source.name, part, plan.field, partition=partition).vectors
-            sound = ~plan.layout.unsound(vectors)
-            total += float(correction.centred(vectors)[sound].sum(dtype=np.float64))
-            count += int(sound.sum())
-    return total / count if count else 0.0
 
 
 def _copy(

@@ -16,7 +16,7 @@ from milvus_hubness.errors import (
     InvalidInput,
     UnfinishedMigration,
 )
-from milvus_hubness.estimators import NNN, Estimator, to_dict
+from milvus_hubness.estimators import Blend, Estimator, to_dict
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.state import HIDDEN_FIELDS
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
@@ -38,6 +38,7 @@ class MigrationPlan:
     field: str
     layout: Layout
     bank: QueryBank
+    target_bank: QueryBank | None
     bank_collection: str
     estimator: Estimator
     keys: dict[str | None, list[Key]]
@@ -75,6 +76,7 @@ class MigrationPlan:
                 "source": self.bank.source,
                 "queries": len(self.bank),
                 "fingerprint": self.bank.fingerprint,
+                "targets": len(self.target_bank) if self.target_bank else 0,
             },
             "estimator": to_dict(self.estimator),
             "alias": self.alias,
@@ -89,6 +91,7 @@ def plan_migration(
     bank: QueryBank,
     *,
     estimator: Estimator | None = None,
+    target_bank: QueryBank | None = None,
     field: str | None = None,
     target: str | None = None,
     bank_collection: str | None = None,
@@ -96,6 +99,8 @@ def plan_migration(
     restart: bool = False,
 ) -> MigrationPlan:
     """Look at `source` and say what a migration would do. Reads only.
+
+    estimator: without one, Blend(), the best choice known without labelled pairs.
 
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate with every obstacle,
     CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall.
@@ -114,7 +119,8 @@ def plan_migration(
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
     vector = info.vector_fields[field]
     layout = Layout(vector.dim, as_metric(vector.metric), SLOTS, store.width_multiple(vector))
-    correction = Correction.fit(layout, estimator or NNN(), bank)
+    bank.expect_dim(layout.dim, "the bank")
+    estimator = estimator or Blend()
     target = target or f"{info.name}_hubness"
     _check_target(store, info.name, target, restart)
     if alias:
@@ -122,6 +128,9 @@ def plan_migration(
     keys = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
     distinct = sum(map(len, keys.values()))
     remarks = store.remarks(info)
+    if estimator.needs_gallery:
+        size = 4 * layout.dim * distinct / 2**20
+        remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
     if distinct != info.rows:
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
     return MigrationPlan(
@@ -130,13 +139,14 @@ def plan_migration(
         field=field,
         layout=layout,
         bank=bank,
+        target_bank=target_bank,
         bank_collection=bank_collection or f"{info.name}__bank",
-        estimator=estimator or NNN(),
+        estimator=estimator,
         keys=keys,
         alias=alias,
         restart=restart,
         remarks=tuple(remarks),
-        seconds=_estimated_seconds(store, info, field, keys, correction),
+        seconds=_estimated_seconds(store, info, field, keys, layout, estimator, bank, target_bank),
     )
 
 
@@ -178,13 +188,20 @@ def _estimated_seconds(
     info: CollectionInfo,
     field: str,
     keys: dict[str | None, list[Key]],
-    correction: Correction,
+    layout: Layout,
+    estimator: Estimator,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
 ) -> float:
+    """Also finds out, on a sample, whether the estimator can be fitted on this bank at all."""
     partition, candidates = max(keys.items(), key=lambda item: len(item[1]))
     sample = candidates[:SAMPLE_ROWS]
     began = time.perf_counter()
     batch = store.fetch(info.name, sample, field, partition=partition)
     reading = time.perf_counter() - began
-    correction.centred(batch.vectors)
+    sample_of_gallery = batch.vectors if estimator.needs_gallery else None
+    Correction.fit(layout, estimator, bank, gallery=sample_of_gallery, target_bank=target_bank).centred(
+        batch.vectors
+    )
     correcting = time.perf_counter() - began - reading
     return (4 * reading + correcting) * sum(map(len, keys.values())) / max(1, len(sample))

@@ -26,7 +26,7 @@ from milvus_hubness.state import (
     Profile,
     require_state,
 )
-from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store, StoredBank
 
 DEFAULT_TOLERANCE = 1e-5
 
@@ -53,7 +53,9 @@ def refresh(
     collection: str,
     *,
     bank: QueryBank | None = None,
+    target_bank: QueryBank | None = None,
     estimator: Estimator | None = None,
+    refit: bool = False,
     tolerance: float = DEFAULT_TOLERANCE,
     progress: Progress = silent,
 ) -> RefreshResult:
@@ -61,7 +63,9 @@ def refresh(
 
     A full refresh writes the standby slot of every row whose bias there is off by more than `tolerance` (in
     units of the score) and then lets the slots change places, so that no search sees old and new mixed.
-    Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter.
+    refit: a full one though nothing changed, for estimators that learn from the gallery, which did.
+    Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, and
+    InvalidInput where the estimator needs a target bank and none is kept or given.
     """
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
@@ -70,16 +74,19 @@ def refresh(
     state = require_state(info.state, info.name)
     if state.phase != "ready":
         raise UnfinishedMigration(f"{info.name!r} is an unfinished copy of {state.source!r}")
-    current = store.load_bank(state.profile.bank)
+    kept = store.load_bank(state.profile.bank)
+    wanted = StoredBank(bank or kept.queries, kept.potentials, target_bank or kept.targets)
     estimator = estimator or from_dict(state.profile.estimator)
-    reason = _what_changed(state.profile, bank or current, estimator)
-    correction = Correction.fit(state.layout, estimator, bank or current)
+    reason = _what_changed(state.profile, wanted, estimator, refit)
     if reason:
+        correction = _fit(store, info, state, estimator, wanted, progress)
+        fitted = StoredBank(wanted.queries, correction.fitted.potentials, wanted.targets)
+        reference = _referenced(store, state, fitted, kept)
         scanned, written, profile = _refresh_all(
-            store, info, state, correction, _referenced(store, state, bank, current), tolerance, progress
+            store, info, state, correction, reference, tolerance, progress
         )
     else:
-        scanned = written = _fill_pending(store, info, state, correction, progress)
+        scanned = written = _fill_pending(store, info, state, _restored(state, kept), progress)
         profile = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
     store.write_state(info.name, state.with_profile(profile))
     if profile.bank.generation != state.profile.bank.generation:
@@ -95,8 +102,8 @@ def refresh(
     )
 
 
-def _what_changed(profile: Profile, bank: QueryBank, estimator: Estimator) -> str:
-    changed = []
+def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refit: bool) -> str:
+    changed = ["a refit was asked for"] if refit else []
     if bank.fingerprint != profile.bank.fingerprint:
         changed.append("the bank changed")
     if to_dict(estimator) != profile.estimator:
@@ -104,16 +111,52 @@ def _what_changed(profile: Profile, bank: QueryBank, estimator: Estimator) -> st
     return " and ".join(changed)
 
 
+def _restored(state: CollectionState, kept: StoredBank) -> Correction:
+    return Correction.restore(
+        state.layout,
+        from_dict(state.profile.estimator),
+        kept.queries,
+        kept.potentials,
+        target_bank=kept.targets,
+        centre=state.profile.centre,
+    )
+
+
+def _fit(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    estimator: Estimator,
+    bank: StoredBank,
+    progress: Progress,
+) -> Correction:
+    """Fitted on the bank, and on the gallery where the estimator learns from that; warm where it is the same
+    estimator as before."""
+    parts = []
+    for partition in info.partitions if estimator.needs_gallery else ():
+        keys = store.keys(info.name, partition=partition)
+        for part in chunks(keys, store.chunk_rows(info), "reading the gallery", progress):
+            batch = store.fetch(info.name, part, state.field, partition=partition)
+            parts.append(read_back(state, batch.vectors, batch.rows))
+    return Correction.fit(
+        state.layout,
+        estimator,
+        bank.queries,
+        gallery=np.concatenate(parts) if parts else None,
+        target_bank=bank.targets,
+        start=bank.potentials if to_dict(estimator) == state.profile.estimator else None,
+    )
+
+
 def _fill_pending(
     store: Store, info: CollectionInfo, state: CollectionState, correction: Correction, progress: Progress
 ) -> int:
-    centred = Correction(state.layout, correction.fitted, state.profile.centre)
     written = 0
     for partition in info.partitions:
         keys = store.keys(info.name, partition=partition, pending=True)
         for part in chunks(keys, store.chunk_rows(info), "computing missing biases", progress):
             batch = store.fetch(info.name, part, state.field, partition=partition)
-            filled = _with_biases(state, batch, centred, range(state.layout.slots), state.profile.epoch)
+            filled = _with_biases(state, batch, correction, range(state.layout.slots), state.profile.epoch)
             store.write(info.name, filled, state.field, partition=partition)
             written += len(batch)
     store.settle(info.name)
@@ -214,14 +257,12 @@ def _settled(old: float, biases: Floats) -> float:
     return old if abs(mean - old) <= spread else mean
 
 
-def _referenced(
-    store: Store, state: CollectionState, given: QueryBank | None, current: QueryBank
-) -> BankReference:
+def _referenced(store: Store, state: CollectionState, bank: StoredBank, kept: StoredBank) -> BankReference:
     """Where the bank that is now used lies: a new one is stored beside the old, which stays until the end."""
     old = state.profile.bank
-    if given is None or given.fingerprint == current.fingerprint:
-        return old.model_copy(update={"fingerprint": current.fingerprint, "count": len(current)})
-    return store.save_bank(old.collection, given, state.metric)[0]
+    if bank.fingerprint == kept.fingerprint and np.array_equal(bank.potentials, kept.potentials):
+        return old.model_copy(update={"fingerprint": bank.fingerprint, "count": len(bank.queries)})
+    return store.save_bank(old.collection, bank, state.metric)[0]
 
 
 def _with_biases(

@@ -45,6 +45,24 @@ class CollectionInfo:
     schema: dict[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
+class StoredBank:
+    """What a bank collection keeps of one fit.
+
+    potentials: (|queries|, p) float32, what the estimator found beside the bank; p = 0 where that is nothing.
+    targets: the target bank of estimators that have one.
+    """
+
+    queries: QueryBank
+    potentials: Floats
+    targets: QueryBank | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the queries, and of the targets where there are any; the potentials follow from them."""
+        return self.queries.fingerprint + (f"+{self.targets.fingerprint}" if self.targets else "")
+
+
 @dataclass(frozen=True)
 class Batch:
     """Rows in the order of `keys`. vectors: (n, width) float32 of one field; rows: the other fields."""
@@ -127,12 +145,12 @@ class Store(Protocol):
         """Create the alias or move it, in one step of the database."""
         ...
 
-    def save_bank(self, collection: str, bank: QueryBank, metric: Metric) -> tuple[BankReference, bool]:
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, bool]:
         """Keep `bank` as a further generation of the bank collection; the flag tells whether the collection
         was made for it. The same bank again returns the generation it already is."""
         ...
 
-    def load_bank(self, reference: BankReference) -> QueryBank:
+    def load_bank(self, reference: BankReference) -> StoredBank:
         """The queries as they are now, with their own fingerprint."""
         ...
 

@@ -89,7 +89,10 @@ def test_a_new_bank_is_adopted(corrected):
     assert done.reason == "the bank changed"
     corrected.assert_scores(corrected.other, 8)
     state = corrected.store.info(corrected.name).state
-    assert corrected.store.load_bank(state.profile.bank).fingerprint == QueryBank(corrected.other).fingerprint
+    assert (
+        corrected.store.load_bank(state.profile.bank).queries.fingerprint
+        == QueryBank(corrected.other).fingerprint
+    )
     rows = corrected.backend.client().query(
         state.profile.bank.collection, output_fields=["count(*)"], consistency_level="Strong"
     )

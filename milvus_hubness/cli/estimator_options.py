@@ -1,0 +1,76 @@
+"""The options that name an estimator and its parameters, shared by the commands."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.estimators import NNN, Estimator, from_dict
+from milvus_hubness.estimators.registry import ESTIMATORS
+
+SHORT_NAMES = {
+    "is": "InvertedSoftmax",
+    "dualis": "DualInvertedSoftmax",
+    "dn": "DistributionNormalization",
+    "sn": "Sinkhorn",
+    "dbsn": "DualBankSinkhorn",
+}
+METHODS = {name.lower(): name for name in ESTIMATORS} | SHORT_NAMES
+
+Method = Annotated[
+    str | None, typer.Option("--method", help=f"One of {', '.join(METHODS)}.", show_default=False)
+]
+Params = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param", help="NAME=VALUE, a parameter of the method; may be given again.", show_default=False
+    ),
+]
+K = Annotated[int | None, typer.Option("--k", help="NNN and CSLS: how many bank queries count.")]
+Alpha = Annotated[float | None, typer.Option("--alpha", help="NNN: share of their mean score to subtract.")]
+
+
+def chosen_estimator(
+    method: str | None,
+    params: list[str] | None,
+    k: int | None,
+    alpha: float | None,
+    current: dict[str, Any] | None = None,
+) -> Estimator | None:
+    """What the options ask for; None where they ask for nothing.
+
+    current: the estimator in use, as its dictionary, whose parameters hold where the options name none.
+    --k and --alpha without --method mean NNN. Raises InvalidParameter.
+    """
+    asked = {name: value for name, value in (("k", k), ("alpha", alpha)) if value is not None}
+    asked |= dict(map(_pair, params or []))
+    if method is None and not asked:
+        return None
+    if method is None and current is not None:
+        return from_dict({**current, **asked})
+    if method is not None and method.lower() not in METHODS:
+        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(METHODS)}")
+    name = NNN.__name__ if method is None else METHODS[method.lower()]
+    return from_dict({"name": name, **asked})
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise InvalidParameter(f"--param takes NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def describe(estimator: dict[str, Any]) -> str:
+    """An estimator's dictionary as people write it: NNN(k=16, alpha=0.75)."""
+    if "estimators" in estimator:
+        pairs = zip(estimator["weights"], estimator["estimators"], strict=True)
+        return " + ".join(f"{weight:g} {describe(part)}" for weight, part in pairs)
+    params = ", ".join(f"{name}={value}" for name, value in estimator.items() if name != "name")
+    return f"{estimator['name']}({params})"

@@ -1,0 +1,168 @@
+"""Query banks as Milvus collections: generations of rows, so that a new bank never mixes with the old."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+from pymilvus import DataType, MilvusClient
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
+from milvus_hubness.layout import Floats, Metric
+from milvus_hubness.state import BankReference
+from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
+from milvus_hubness.stores.milvus_rpc import translated
+
+BANK_PROPERTY = "hubness_bank"
+_GENERATION_STRIDE = 2**32
+_TARGETS_FROM = 2**31
+
+
+class MilvusBanks(MilvusRequests):
+    """The bank methods of the store."""
+
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, bool]:
+        generations: dict[str, Any] = {}
+        created = not self.exists(collection)
+        if created:
+            self._create_bank(collection, bank.queries.dim, metric)
+        else:
+            generations = self._generations(collection, bank.queries.dim)
+        if kept := self._same_generation(collection, generations, bank):
+            return kept, False
+        reference = BankReference(
+            collection=collection,
+            generation=1 + max(map(int, generations), default=0),
+            fingerprint=bank.fingerprint,
+            count=len(bank.queries),
+        )
+        described = {
+            "fingerprint": bank.fingerprint,
+            "count": len(bank.queries),
+            "targets": len(bank.targets) if bank.targets else 0,
+            "source": bank.queries.source,
+        }
+        try:
+            self._delete_generation(reference)
+            self._insert(reference, bank.queries, bank.potentials, 0)
+            if bank.targets:
+                self._insert(
+                    reference, bank.targets, np.empty((len(bank.targets), 0), np.float32), _TARGETS_FROM
+                )
+            self._write_generations(collection, {**generations, str(reference.generation): described})
+        except BaseException:
+            if created:
+                with translated(collection):
+                    self.client.drop_collection(collection)
+            raise
+        return reference, created
+
+    def load_bank(self, reference: BankReference) -> StoredBank:
+        found = self._keys(reference.collection, f"generation == {reference.generation}")
+        keys = [int(key) for key in found]
+        from_targets = reference.generation * _GENERATION_STRIDE + _TARGETS_FROM
+        queries, rows = self._read(reference.collection, [key for key in keys if key < from_targets])
+        targets, _ = self._read(reference.collection, [key for key in keys if key >= from_targets])
+        if not len(queries):
+            raise EmptyBank(f"{reference.collection!r} holds no queries of generation {reference.generation}")
+        potentials = [row.get("potentials", []) for row in rows]
+        whole = len({len(each) for each in potentials}) == 1
+        source = f"milvus:{reference.collection}"
+        return StoredBank(
+            QueryBank(queries, source=source),
+            np.asarray(potentials if whole else [[]] * len(rows), np.float32),
+            QueryBank(targets, source=source) if len(targets) else None,
+        )
+
+    def drop_bank_generation(self, reference: BankReference) -> None:
+        generations = self._generations(reference.collection)
+        generations.pop(str(reference.generation), None)
+        self._delete_generation(reference)
+        self._write_generations(reference.collection, generations)
+
+    def _same_generation(
+        self, collection: str, generations: dict[str, Any], bank: StoredBank
+    ) -> BankReference | None:
+        """Where this very bank lies already, whatever its own description claims."""
+        for number, known in generations.items():
+            if known["fingerprint"] != bank.fingerprint:
+                continue
+            reference = BankReference(
+                collection=collection,
+                generation=int(number),
+                fingerprint=known["fingerprint"],
+                count=known["count"],
+            )
+            kept = self.load_bank(reference)
+            if kept.fingerprint == bank.fingerprint and np.array_equal(kept.potentials, bank.potentials):
+                return reference
+        return None
+
+    def _create_bank(self, collection: str, dim: int, metric: Metric) -> None:
+        schema = MilvusClient.create_schema(
+            description="query bank of milvus_hubness", enable_dynamic_field=True
+        )
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field("generation", DataType.INT64)
+        schema.add_field("source", DataType.VARCHAR, max_length=512)
+        schema.add_field("added_at", DataType.INT64, description="Unix time, seconds")
+        index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
+        with translated(collection):
+            self.client.create_collection(
+                collection,
+                schema=schema,
+                index_params=index,
+                properties={BANK_PROPERTY: "{}"},
+                consistency_level="Strong",
+            )
+
+    def _insert(self, reference: BankReference, bank: QueryBank, potentials: Floats, first: int) -> None:
+        common = {
+            "generation": reference.generation,
+            "source": bank.source.encode()[:512].decode(errors="ignore"),
+            "added_at": int(time.time()),
+        }
+        first += reference.generation * _GENERATION_STRIDE
+        rows = [
+            {"id": first + i, "vector": vector, **common, **({"potentials": own} if own else {})}
+            for i, (vector, own) in enumerate(zip(bank.vectors, potentials.tolist(), strict=True))
+        ]
+        for start in range(0, len(rows), ROWS_PER_REQUEST):
+            self._upsert(reference.collection, rows[start : start + ROWS_PER_REQUEST])
+
+    def _read(self, collection: str, keys: list[int]) -> tuple[Floats, list[dict[str, Any]]]:
+        batches = [
+            self.fetch(collection, keys[start : start + ROWS_PER_REQUEST], "vector")
+            for start in range(0, len(keys), ROWS_PER_REQUEST)
+        ]
+        if not batches:
+            return np.empty((0, 0), np.float32), []
+        return np.concatenate([each.vectors for each in batches]), [
+            row for each in batches for row in each.rows
+        ]
+
+    def _delete_generation(self, reference: BankReference) -> None:
+        with translated(reference.collection):
+            self.client.delete(reference.collection, filter=f"generation == {reference.generation}")
+
+    def _generations(self, collection: str, dim: int | None = None) -> dict[str, Any]:
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+        if BANK_PROPERTY not in schema["properties"]:
+            raise CollectionExists(
+                f"{collection!r} is there already and is no query bank: name another with --bank-name"
+            )
+        [stored] = [field["params"]["dim"] for field in schema["fields"] if field["name"] == "vector"]
+        if dim is not None and int(stored) != dim:
+            raise DimensionMismatch(f"bank {collection!r} holds {stored}-d queries, these have {dim}")
+        generations: dict[str, Any] = json.loads(schema["properties"][BANK_PROPERTY])
+        return generations
+
+    def _write_generations(self, collection: str, generations: dict[str, Any]) -> None:
+        with translated(collection):
+            self.client.alter_collection_properties(collection, {BANK_PROPERTY: json.dumps(generations)})

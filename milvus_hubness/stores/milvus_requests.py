@@ -1,0 +1,136 @@
+"""Rows of Milvus collections, read and written as the jobs need it: by key, whole, strongly consistent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pymilvus import MilvusClient
+
+from milvus_hubness.errors import StoreError
+from milvus_hubness.layout import Floats
+from milvus_hubness.state import EPOCH_FIELD, PENDING
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.base import Batch, Key
+from milvus_hubness.stores.milvus_rpc import in_fitting_parts, is_one_of, literal, translated
+
+KEYS_PER_PAGE = 16_384
+ROWS_PER_REQUEST = 2_000
+_IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
+
+
+class MilvusRequests:
+    """client: a plain MilvusClient, see `connect`. Milvus Lite opens with every collection released, so there
+    a collection is loaded when it is first read; on a server a released collection is an error."""
+
+    def __init__(self, client: MilvusClient) -> None:
+        self.client = client
+        self.is_lite = client.get_server_version().startswith("milvus_lite")
+
+    def exists(self, collection: str) -> bool:
+        with translated(collection):
+            return bool(self.client.has_collection(collection))
+
+    def keys(self, collection: str, *, partition: str | None = None, pending: bool = False) -> list[Key]:
+        return self._keys(collection, _pending_filter(pending), partition)
+
+    def count(self, collection: str, *, pending: bool = False) -> int:
+        self._ensure_loaded(collection)
+        with translated(collection):
+            rows = self.client.query(
+                collection,
+                filter=_pending_filter(pending),
+                output_fields=["count(*)"],
+                consistency_level="Strong",
+            )
+        return int(rows[0]["count(*)"]) if rows else 0
+
+    def fetch(
+        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
+    ) -> Batch:
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+            key_field = milvus_schema.key_field(schema)["name"]
+            [dim] = [each["params"]["dim"] for each in schema["fields"] if each["name"] == field]
+            written_by_server = milvus_schema.function_outputs(schema)
+            by_key: dict[Key, dict[str, Any]] = {}
+            missing = list(keys)
+            while missing:
+                rows = self._rows(collection, key_field, missing, partition)
+                by_key |= {row[key_field]: row for row in rows}
+                # Milvus 2.3 counts duplicates of a key as rows and cuts others off for them: ask again.
+                missing = [key for key in missing if key not in by_key] if rows else []
+        present = [key for key in keys if key in by_key]
+        vectors = np.empty((len(present), int(dim)), np.float32)
+        others = []
+        for i, key in enumerate(present):
+            row = by_key[key]
+            vectors[i] = row.pop(field)
+            others.append({name: value for name, value in row.items() if name not in written_by_server})
+        return Batch(present, vectors, others)
+
+    def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
+        """Key-ordered pages, each beginning behind the last key seen."""
+        self._ensure_loaded(collection)
+        found: list[Key] = []
+        with translated(collection):
+            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
+            while True:
+                behind = f"{key_field} > {literal(found[-1])}" if found else ""
+                page = self.client.query(
+                    collection,
+                    filter=" and ".join(filter(None, [behind, where])),
+                    output_fields=[key_field],
+                    partition_names=[partition] if partition else None,
+                    limit=KEYS_PER_PAGE,
+                    **_IN_KEY_ORDER,
+                )
+                fresh = sorted({row[key_field] for row in page})
+                if not fresh:
+                    return found
+                if found and fresh[0] <= found[-1]:
+                    raise StoreError(f"the server did not page {collection!r} in key order")
+                found += fresh
+
+    def _rows(
+        self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
+    ) -> list[dict[str, Any]]:
+        parts = in_fitting_parts(
+            lambda part: list(
+                self.client.query(
+                    collection,
+                    filter=is_one_of(key_field, part),
+                    output_fields=["*"],
+                    partition_names=[partition] if partition else None,
+                    consistency_level="Strong",
+                )
+            ),
+            keys,
+        )
+        return [row for part in parts for row in part]
+
+    def _vectors(self, collection: str, field: str, keys: list[Key]) -> Floats:
+        parts = []
+        for start in range(0, len(keys), ROWS_PER_REQUEST):
+            parts.append(self.fetch(collection, keys[start : start + ROWS_PER_REQUEST], field).vectors)
+        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+
+    def _upsert(self, collection: str, rows: list[dict[str, Any]], partition: str | None = None) -> None:
+        with translated(collection):
+            in_fitting_parts(
+                lambda part: self.client.upsert(collection, list(part), partition_name=partition or ""), rows
+            )
+
+    def _ensure_loaded(self, collection: str) -> None:
+        with translated(collection):
+            state = self.client.get_load_state(collection)["state"].name
+            if state == "Loaded":
+                return
+            if not self.is_lite:
+                raise StoreError(f"collection {collection!r} is not loaded: load it first")
+            self.client.load_collection(collection)
+
+
+def _pending_filter(pending: bool) -> str:
+    return f"{EPOCH_FIELD} == {PENDING}" if pending else ""
