@@ -44,6 +44,7 @@ from milvus_hubness.estimators import (
 )
 from milvus_hubness.jobs import migrate, plan_migration, refresh, rollback, status
 from milvus_hubness.layout import Layout
+from milvus_hubness.rerank import DynamicGate, GloballyCorrected
 from milvus_hubness.stores import MilvusStore, connect
 
 __version__ = version("milvus-hubness")
@@ -62,11 +63,13 @@ __all__ = [
     "DistributionNormalization",
     "DualBankSinkhorn",
     "DualInvertedSoftmax",
+    "DynamicGate",
     "EmptyBank",
     "EmptyCollection",
     "Estimator",
     "FaissConflict",
     "FittedBias",
+    "GloballyCorrected",
     "HubnessClient",
     "HubnessError",
     "InvalidInput",

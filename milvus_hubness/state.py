@@ -41,7 +41,8 @@ class Profile(_Frozen):
 
     estimator: name and parameters. slot: the column that searches read. standby: the column that the next
     refresh fills before the two change places. centre: c, taken off every stored bias; it moves no ranking.
-    epoch counts the refreshes, from 1. strength: w of searches that name none.
+    epoch counts the refreshes, from 1. strength: w of searches that name none. gate: with a number k,
+    only queries are corrected whose raw nearest item is among the k nearest of some bank query.
     """
 
     estimator: dict[str, Any]
@@ -49,6 +50,7 @@ class Profile(_Frozen):
     standby: int = Field(ge=0)
     centre: float
     strength: float = 1.0
+    gate: int | None = Field(default=None, ge=1)
     bank: BankReference
     epoch: int = Field(ge=1)
     refreshed_at: datetime

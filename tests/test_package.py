@@ -24,9 +24,10 @@ MAY_IMPORT = {
     "estimators": {"errors", "banks", "kernels"},
     "correction": {"banks", "estimators", "layout", "state"},
     "quality": {"errors", "banks", "kernels", "estimators"},
+    "rerank": {"kernels"},
     "stores": {"errors", "banks", "layout", "state"},
-    "client": {"errors", "correction", "estimators", "layout", "state", "stores"},
-    "jobs": {"errors", "banks", "correction", "estimators", "layout", "quality", "state", "stores"},
+    "client": {"errors", "correction", "rerank", "estimators", "layout", "state", "stores"},
+    "jobs": {"errors", "banks", "correction", "estimators", "layout", "quality", "rerank", "state", "stores"},
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "state", "stores"},
 }

@@ -45,6 +45,12 @@ def migrate(
     param: Params = None,
     k: K = None,
     alpha: Alpha = None,
+    gate: Annotated[
+        int | None,
+        typer.Option(
+            help="Correct only queries whose raw best item is among the GATE nearest of a bank query."
+        ),
+    ] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to point at the copy once it is verified.")] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only plan.")] = False,
     restart: Annotated[
@@ -79,6 +85,7 @@ def migrate(
         target=target,
         bank_collection=bank_name,
         alias=alias,
+        gate=gate,
         restart=restart,
     )
     if not as_json:
@@ -112,6 +119,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
             "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
             f"kept as {plan['bank']['collection']}",
             "estimator": describe(plan["estimator"]),
+            "gate": plan["gate"],
             "alias": plan["alias"],
             "about": f"{plan['estimated_seconds']} s (from a sample, read only)",
             "note": "\n".join(plan["remarks"]),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.layout import Floats
+from milvus_hubness.rerank import GloballyCorrected
+from milvus_hubness.rerank.dynamic import gate
 from milvus_hubness.state import HIDDEN_FIELDS, NORM_FIELD, PROPERTY, CollectionState
 
 Row = MutableMapping[str, Any]
@@ -117,6 +120,21 @@ class Rewrite:
             return FieldRequest([*named, NORM_FIELD], hidden)
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
+    def candidates(
+        self,
+        data: npt.ArrayLike,
+        search_params: dict[str, Any] | None,
+        output_fields: list[str] | None,
+        round_decimal: int = -1,
+    ) -> SearchRequest:
+        """A raw request that brings each hit's stored vector along."""
+        wanted = list(output_fields or [])
+        request = self.search(data, search_params, [*wanted, self.state.field], 0.0, round_decimal)
+        if self.state.field in wanted or "*" in wanted:
+            return request
+        fields = replace(request.fields, hidden=(*request.fields.hidden, self.state.field))
+        return replace(request, fields=fields)
+
     def _search_params(self, given: dict[str, Any], queries: Floats) -> dict[str, Any]:
         params = copy.deepcopy(given)
         metric = params.pop("metric_type", None)
@@ -145,10 +163,48 @@ class Rewrite:
             scores = self.state.layout.scores(
                 [[hit["distance"] for hit in hits]], query[None, :], request.strength
             )[0]
-            for hit, score in zip(hits, scores.tolist(), strict=True):
-                hit["distance"] = round(score, request.round_decimal) if request.round_decimal >= 0 else score
+            if request.round_decimal >= 0:
+                scores = scores.round(request.round_decimal)
+            hits.distances = scores.tolist()
+            for hit, score in zip(hits, hits.distances, strict=True):
+                hit["distance"] = score
             self.entities_out((hit["entity"] for hit in hits), request.fields)
         return results
+
+    def gated_out(
+        self,
+        results: Any,
+        raw: SearchRequest,
+        corrected: SearchRequest,
+        activated: AbstractSet[Any],
+        skip: int,
+    ) -> Any:
+        """The answers to raw and corrected questions in turn, in place: for each query those that the gate
+        lets through, less the first `skip`."""
+        before = self.hits_out(results[: len(raw.queries)], raw)
+        after = self.hits_out(results[len(raw.queries) :], corrected)
+        best = [hits[0].id if hits else None for hits in before]
+        results[:] = gate(before, after, best, activated)
+        for hits in results:
+            _keep(hits, hits[skip:])
+        return results
+
+    def reranked_out(
+        self, results: Any, request: SearchRequest, rerank: GloballyCorrected, bank: Floats, page: slice
+    ) -> Any:
+        """Raw candidates with their stored vectors, in place in the order of `rerank`, cut to `page`.
+
+        bank (m, d): the queries, as the user gave them.
+        """
+        layout = self.state.layout
+        reduced_bank = layout.reduce_queries(bank)
+        for hits, query in zip(results, request.queries, strict=True):
+            entities = [hit["entity"] for hit in hits]
+            stored = np.array([entity[self.state.field] for entity in entities], np.float32)
+            items = layout.reduce_items(read_back(self.state, stored.reshape(-1, layout.width), entities))
+            scores = items @ layout.reduce_queries(query[None, :])[0]
+            _keep(hits, [hits[i] for i in rerank.order(scores, items, reduced_bank)[page]])
+        return self.hits_out(results, request)
 
     def entities_out(self, entities: Iterable[Row], fields: FieldRequest) -> None:
         """Rows as the user knows them, changed in place."""
@@ -177,3 +233,10 @@ class Rewrite:
         if index and index.get("field_name") == self.state.field:
             return {**index, "metric_type": self.state.metric}
         return index
+
+
+def _keep(hits: Any, kept: list[Any]) -> None:
+    """Only `kept`, in that order, in every place where pymilvus's hits hold them."""
+    hits[:] = kept
+    hits.ids = [hit.id for hit in kept]
+    hits.distances = [hit["distance"] for hit in kept]

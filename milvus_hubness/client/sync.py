@@ -14,7 +14,9 @@ from milvus_hubness.correction import Correction
 from milvus_hubness.errors import CollectionNotFound, EmptyBank, InvalidInput, UnsupportedOperation
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.layout import Floats
+from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import CollectionState, Profile, read_state
+from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND
 
@@ -50,7 +52,8 @@ class HubnessClient(MilvusClient):
         self._strength = strength
         self._state_ttl = state_ttl
         self._states: dict[str, tuple[float, CollectionState | None]] = {}
-        self._corrections: dict[str, tuple[Profile, Correction]] = {}
+        self._banks: dict[str, tuple[Profile, StoredBank]] = {}
+        self._corrections: dict[str, tuple[StoredBank, Correction]] = {}
         self._lock = threading.Lock()
 
     # -- rows in --------------------------------------------------------------------------------------
@@ -106,22 +109,30 @@ class HubnessClient(MilvusClient):
         return rewrite.rows_in(rows, vectors, biases, state.profile.epoch)
 
     def _biases(self, state: CollectionState, vectors: Floats) -> Floats:
-        profile = state.profile
+        kept = self._kept(state)
         with self._lock:
-            known = self._corrections.get(profile.bank.collection)
-            if known is None or known[0] != profile:
-                kept = MilvusStore(self._plain).load_bank(profile.bank)
+            known = self._corrections.get(state.profile.bank.collection)
+            if known is None or known[0] is not kept:
                 correction = Correction.restore(
                     state.layout,
-                    from_dict(profile.estimator),
+                    from_dict(state.profile.estimator),
                     kept.queries,
                     kept.potentials,
                     target_bank=kept.targets,
-                    centre=profile.centre,
+                    centre=state.profile.centre,
                 )
-                known = (profile, correction)
-                self._corrections[profile.bank.collection] = known
+                known = (kept, correction)
+                self._corrections[state.profile.bank.collection] = known
         return known[1].centred(vectors)
+
+    def _kept(self, state: CollectionState) -> StoredBank:
+        """The bank as it was when this profile was first seen."""
+        with self._lock:
+            known = self._banks.get(state.profile.bank.collection)
+            if known is None or known[0] != state.profile:
+                known = (state.profile, MilvusStore(self._plain).load_bank(state.profile.bank))
+                self._banks[state.profile.bank.collection] = known
+        return known[1]
 
     # -- questions --------------------------------------------------------------------------------------
 
@@ -143,12 +154,14 @@ class HubnessClient(MilvusClient):
         search_aggregation: Any = None,
         *,
         strength: float | None = None,
+        rerank: GloballyCorrected | None = None,
         **kwargs: Any,
     ) -> Any:
         """As MilvusClient.search, ranked by the corrected score.
 
-        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. It is of no effect on a
-        collection that carries no biases. Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. rerank: fetch more raw
+        candidates and rank those against the bank instead. Both are of no effect on a collection that
+        carries no biases. Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
         options: dict[str, Any] = {
             "timeout": timeout,
@@ -180,6 +193,33 @@ class HubnessClient(MilvusClient):
             strength = self._strength
         rounding = options.pop("round_decimal", -1)
         request = rewrite.search(data, search_params, output_fields, strength, rounding)
+        skip = int(options.get("offset", 0))
+        if rerank is not None:
+            request = rewrite.candidates(data, search_params, output_fields, rounding)
+            bank = self._kept(state).queries.vectors
+            results = super().search(
+                collection_name,
+                request.data,
+                filter,
+                max(rerank.candidates, limit + skip),
+                request.fields.requested,
+                request.search_params,
+                **{**options, "offset": 0},
+            )
+            return rewrite.reranked_out(results, request, rerank, bank, slice(skip, skip + limit))
+        if state.profile.gate is not None and request.strength:
+            raw = rewrite.search(data, search_params, output_fields, 0.0, rounding)
+            results = super().search(
+                collection_name,
+                [*raw.data, *request.data],
+                filter,
+                limit + skip,
+                request.fields.requested,
+                request.search_params,
+                **{**options, "offset": 0},
+            )
+            activated = {key for keys in self._kept(state).nearest for key in keys}
+            return rewrite.gated_out(results, raw, request, activated, skip)
         results = super().search(
             collection_name,
             request.data,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from milvus_hubness.banks import QueryBank
 from milvus_hubness.correction import Correction, hidden_columns
 from milvus_hubness.errors import CollectionNotFound, InvalidInput
 from milvus_hubness.estimators import to_dict
@@ -57,6 +58,7 @@ def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -
         store.create_copy(plan.source, plan.target, state)
         unsound = _copy(store, plan, state, correction, progress)
         store.finish(plan.target)
+        keep_nearest(store, plan.target, state, plan.bank)
         verification = verify(store, plan.source, plan.target, state, progress=progress)
         store.write_state(plan.target, state.model_copy(update={"phase": "ready"}))
     except BaseException:
@@ -133,6 +135,7 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
         slot=0,
         standby=1,
         centre=centre,
+        gate=plan.gate,
         bank=bank,
         epoch=1,
         refreshed_at=datetime.now(timezone.utc),
@@ -147,6 +150,14 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
         phase="copying",
         profiles={"default": profile},
     )
+
+
+def keep_nearest(store: Store, collection: str, state: CollectionState, bank: QueryBank) -> None:
+    """Where searches are gated, keep the keys of each bank query's raw nearest rows."""
+    profile = state.profile
+    if profile.gate is not None:
+        asked = state.layout.wrap(bank.vectors, 0.0, slot=profile.slot)
+        store.save_nearest(profile.bank, store.nearest(collection, state.field, asked, profile.gate))
 
 
 def _copy(

@@ -18,6 +18,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, to_dict
 from milvus_hubness.layout import Layout, as_metric
+from milvus_hubness.rerank import DynamicGate
 from milvus_hubness.state import HIDDEN_FIELDS
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
@@ -43,6 +44,7 @@ class MigrationPlan:
     estimator: Estimator
     keys: dict[str | None, list[Key]]
     alias: str | None
+    gate: int | None
     restart: bool
     remarks: tuple[str, ...]
     seconds: float
@@ -79,6 +81,7 @@ class MigrationPlan:
                 "targets": len(self.target_bank) if self.target_bank else 0,
             },
             "estimator": to_dict(self.estimator),
+            "gate": self.gate,
             "alias": self.alias,
             "remarks": list(self.remarks),
             "estimated_seconds": round(self.seconds, 1),
@@ -96,11 +99,13 @@ def plan_migration(
     target: str | None = None,
     bank_collection: str | None = None,
     alias: str | None = None,
+    gate: int | None = None,
     restart: bool = False,
 ) -> MigrationPlan:
     """Look at `source` and say what a migration would do. Reads only.
 
-    estimator: without one, Blend(), the best choice known without labelled pairs.
+    estimator: without one, Blend(), the best choice known without labelled pairs. gate: see DynamicGate, by
+    default every query is corrected.
 
     Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate with every obstacle,
     CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall.
@@ -144,6 +149,7 @@ def plan_migration(
         estimator=estimator,
         keys=keys,
         alias=alias,
+        gate=None if gate is None else DynamicGate(gate).k,
         restart=restart,
         remarks=tuple(remarks),
         seconds=_estimated_seconds(store, info, field, keys, layout, estimator, bank, target_bank),

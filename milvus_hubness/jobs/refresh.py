@@ -15,6 +15,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.correction import Correction, read_back
 from milvus_hubness.errors import InvalidParameter, UnfinishedMigration
 from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.jobs.migrate import keep_nearest
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
@@ -88,6 +89,7 @@ def refresh(
     else:
         scanned = written = _fill_pending(store, info, state, _restored(state, kept), progress)
         profile = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
+    keep_nearest(store, info.name, state.with_profile(profile), wanted.queries)
     store.write_state(info.name, state.with_profile(profile))
     if profile.bank.generation != state.profile.bank.generation:
         store.drop_bank_generation(state.profile.bank)

@@ -50,12 +50,14 @@ class StoredBank:
     """What a bank collection keeps of one fit.
 
     potentials: (|queries|, p) float32, what the estimator found beside the bank; p = 0 where that is nothing.
-    targets: the target bank of estimators that have one.
+    targets: the target bank of estimators that have one. nearest: the keys of each query's nearest items,
+    where searches are gated by them.
     """
 
     queries: QueryBank
     potentials: Floats
     targets: QueryBank | None = None
+    nearest: Sequence[Sequence[Key]] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -152,6 +154,15 @@ class Store(Protocol):
 
     def load_bank(self, reference: BankReference) -> StoredBank:
         """The queries as they are now, with their own fingerprint."""
+        ...
+
+    def save_nearest(self, reference: BankReference, nearest: Sequence[Sequence[Key]]) -> None:
+        """Keep the keys of each bank query's nearest items beside it."""
+        ...
+
+    def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
+        """The keys of the k rows with the largest inner products with each of `asked` (m, width), by the
+        database's own search."""
         ...
 
     def drop_bank_generation(self, reference: BankReference) -> None: ...

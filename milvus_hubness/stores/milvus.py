@@ -8,9 +8,10 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, EmptyBank, InvalidInput
+from milvus_hubness.layout import Floats
 from milvus_hubness.state import PROPERTY, CollectionState, read_state
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import Batch, CollectionInfo, VectorField
+from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
 from milvus_hubness.stores.milvus_banks import BANK_PROPERTY, MilvusBanks
 from milvus_hubness.stores.milvus_rpc import connect, translated
 
@@ -18,6 +19,7 @@ __all__ = ["MilvusStore", "connect"]
 
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
+QUERIES_PER_REQUEST = 500
 
 
 class MilvusStore(MilvusBanks):
@@ -60,9 +62,21 @@ class MilvusStore(MilvusBanks):
         bytes_per_row = ROW_OVERHEAD_BYTES + sum(4 * field.dim for field in source.vector_fields.values())
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
-    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        rows = [{**row, field: vector} for row, vector in zip(batch.rows, batch.vectors, strict=True)]
-        self._upsert(collection, rows, partition)
+    def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
+        found: list[list[Key]] = []
+        with translated(collection):
+            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
+            for start in range(0, len(asked), QUERIES_PER_REQUEST):
+                results = self.client.search(
+                    collection,
+                    data=list(asked[start : start + QUERIES_PER_REQUEST]),
+                    anns_field=field,
+                    limit=k,
+                    output_fields=[key_field],
+                    consistency_level="Strong",
+                )
+                found += [[hit["entity"][key_field] for hit in hits] for hits in results]
+        return found
 
     # -- the corrected copy ---------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import BankReference
-from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.stores.base import Batch, Key, StoredBank
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import translated
 
@@ -76,7 +77,17 @@ class MilvusBanks(MilvusRequests):
             QueryBank(queries, source=source),
             np.asarray(potentials if whole else [[]] * len(rows), np.float32),
             QueryBank(targets, source=source) if len(targets) else None,
+            [row.get("nearest", []) for row in rows],
         )
+
+    def save_nearest(self, reference: BankReference, nearest: Sequence[Sequence[Key]]) -> None:
+        found = self._keys(reference.collection, f"generation == {reference.generation}")
+        queries = [int(key) for key in found][: len(nearest)]
+        for start in range(0, len(queries), ROWS_PER_REQUEST):
+            batch = self.fetch(reference.collection, queries[start : start + ROWS_PER_REQUEST], "vector")
+            own = nearest[start : start + ROWS_PER_REQUEST]
+            rows = [{**row, "nearest": list(keys)} for row, keys in zip(batch.rows, own, strict=True)]
+            self.write(reference.collection, Batch(batch.keys, batch.vectors, rows), "vector")
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         generations = self._generations(reference.collection)

@@ -70,6 +70,10 @@ class MilvusRequests:
             others.append({name: value for name, value in row.items() if name not in written_by_server})
         return Batch(present, vectors, others)
 
+    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        rows = [{**row, field: vector} for row, vector in zip(batch.rows, batch.vectors, strict=True)]
+        self._upsert(collection, rows, partition)
+
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """Key-ordered pages, each beginning behind the last key seen."""
         self._ensure_loaded(collection)

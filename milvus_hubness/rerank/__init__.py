@@ -1,0 +1,6 @@
+"""What is not one number per item, done on top of the search."""
+
+from milvus_hubness.rerank.dynamic import DynamicGate
+from milvus_hubness.rerank.globally_corrected import GloballyCorrected
+
+__all__ = ["DynamicGate", "GloballyCorrected"]

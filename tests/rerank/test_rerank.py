@@ -1,0 +1,55 @@
+"""The gate and the re-ranker against plain transcriptions, and the gate against the reference table."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import InvalidParameter, InvertedSoftmax, QueryBank
+from milvus_hubness.rerank import DynamicGate, GloballyCorrected
+from milvus_hubness.rerank.dynamic import gate
+from tests.real_data import TASKS, load_task, needs_real_data, reference
+
+SLOW = {"caption_translation"}
+TIE = 1e-6
+
+
+@needs_real_data
+@pytest.mark.parametrize("name", [name for name in TASKS if name not in SLOW])
+def test_gated_inverted_softmax_is_the_references_dis(name):
+    task = load_task(name)
+    bias = InvertedSoftmax(0.05).fit(QueryBank(task.bank)).bias(task.gallery)
+    raw = task.query @ task.gallery.T
+    activated = DynamicGate(1).activated(task.bank, task.gallery)
+    scores = np.where(activated[raw.argmax(1)][:, None], raw - bias, raw)
+    own = np.take_along_axis(scores, task.positives[:, None], axis=1)[:, 0]
+    recall = 100 * float((own >= scores.max(1) - TIE).mean())
+    assert recall == pytest.approx(reference()[name]["dis k=1 tau=.05"][0], abs=0.15)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_activated_are_the_nearest_of_some_bank_query(k):
+    rng = np.random.default_rng(0)
+    bank, gallery = rng.normal(size=(20, 8)), rng.normal(size=(60, 8))
+    wanted = set(np.argsort(-(bank @ gallery.T), axis=1)[:, :k].ravel().tolist())
+    assert set(np.flatnonzero(DynamicGate(k).activated(bank, gallery)).tolist()) == wanted
+
+
+def test_the_gate_opens_for_activated_items_only():
+    assert gate(["r0", "r1", "r2"], ["c0", "c1", "c2"], [7, 8, None], {7}) == ["c0", "r1", "r2"]
+
+
+def test_globally_corrected_is_rank_less_score():
+    rng = np.random.default_rng(1)
+    query, items, bank = rng.normal(size=8), rng.normal(size=(30, 8)), rng.normal(size=(40, 8))
+    scores = items @ query
+    places = [(bank @ item > score).sum() for item, score in zip(items, scores, strict=True)]
+    squashed = scores / (1 + np.abs(scores)) / 2
+    wanted = np.argsort(np.array(places) - squashed)
+    np.testing.assert_array_equal(GloballyCorrected().order(scores, items, bank), wanted)
+
+
+def test_parameters_are_checked():
+    for wrong in (0, -1, 1.5, True):
+        with pytest.raises(InvalidParameter):
+            DynamicGate(wrong)
+        with pytest.raises(InvalidParameter):
+            GloballyCorrected(wrong)
