@@ -19,6 +19,7 @@ from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
     NonFiniteVectors,
+    NotAdvised,
     NotCorrected,
     ServerUnavailable,
     StateError,
@@ -42,7 +43,7 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.jobs import migrate, plan_migration, refresh, rollback, status
+from milvus_hubness.jobs import diagnose, migrate, plan_migration, refresh, rollback, status, tune
 from milvus_hubness.layout import Layout
 from milvus_hubness.rerank import DynamicGate, GloballyCorrected
 from milvus_hubness.stores import MilvusStore, connect
@@ -78,6 +79,7 @@ __all__ = [
     "Layout",
     "MilvusStore",
     "NonFiniteVectors",
+    "NotAdvised",
     "NotCorrected",
     "QueryBank",
     "ServerUnavailable",
@@ -91,9 +93,11 @@ __all__ = [
     "VerificationFailed",
     "ZeroVectors",
     "connect",
+    "diagnose",
     "migrate",
     "plan_migration",
     "refresh",
     "rollback",
     "status",
+    "tune",
 ]

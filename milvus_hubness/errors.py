@@ -18,6 +18,7 @@ HubnessError
 │   ├── AlreadyCorrected
 │   ├── NotCorrected
 │   ├── UnfinishedMigration
+│   ├── NotAdvised                        tuning found that correction would hurt
 │   └── UnknownStateVersion
 ├── CannotMigrate                         the collection has something that cannot be carried over
 ├── VerificationFailed                    the copy differs from its source, with the rows
@@ -100,6 +101,10 @@ class NotCorrected(StateError):
 
 class UnfinishedMigration(StateError):
     """A copy that an earlier migration began and never verified."""
+
+
+class NotAdvised(StateError):
+    """Tuning on this collection and bank found that correction would hurt."""
 
 
 class UnknownStateVersion(StateError):

@@ -12,6 +12,7 @@ from milvus_hubness.errors import NotCorrected, StateError, UnknownStateVersion
 from milvus_hubness.layout import Layout, Metric
 
 PROPERTY = "hubness"
+TUNING_PROPERTY = "hubness_tuning"
 VERSION: Literal[1] = 1
 
 BIAS_FIELD = "hubness_bias"
@@ -113,6 +114,34 @@ class CollectionState(_Frozen):
             raise StateError(
                 f"the collection property {PROPERTY!r} is broken at {where}: {first['msg']}"
             ) from None
+
+
+class TuningRecord(_Frozen):
+    """What `tune` found for a collection: a choice for this bank, or the advice to leave it alone.
+
+    choice: an estimator as its dictionary, with the strength to apply it at; None for "leave it alone".
+    """
+
+    verdict: Literal["apply", "apply weakly", "leave it alone"]
+    choice: dict[str, Any] | None
+    strength: float
+    reason: str
+    labelled: bool
+    bank_fingerprint: str
+    tuned_at: datetime
+
+
+def read_tuning(properties: dict[str, str]) -> TuningRecord | None:
+    """What tuning left among a collection's properties. Raises StateError where it is broken."""
+    text = properties.get(TUNING_PROPERTY)
+    if not text:
+        return None
+    try:
+        return TuningRecord.model_validate_json(text)
+    except ValidationError as error:
+        raise StateError(
+            f"the collection property {TUNING_PROPERTY!r} is broken: {error.errors()[0]['msg']}"
+        ) from None
 
 
 def read_state(properties: dict[str, str]) -> CollectionState | None:

@@ -2,10 +2,12 @@
 
 import itertools
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import settings
 from pymilvus import MilvusClient
 from pymilvus.settings import Config
@@ -19,6 +21,8 @@ logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)
 logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)
 
 Config.WaitTimeDurationWhenLoad = 0.05
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 _numbers = itertools.count()
 

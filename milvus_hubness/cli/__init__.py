@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.cli import demo, migrate, refresh, status
+from milvus_hubness.cli import demo, diagnose, migrate, refresh, status, tune
 from milvus_hubness.cli.console import tell_error
 from milvus_hubness.errors import HubnessError, InvalidParameter
 
@@ -25,6 +25,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("demo")(demo.demo)
+app.command("tune")(tune.tune)
+app.command("diagnose")(diagnose.diagnose)
 app.command("migrate")(migrate.migrate)
 app.command("refresh")(refresh.refresh)
 app.command("status")(status.status)

@@ -18,6 +18,8 @@ SHORT_NAMES = {
     "sn": "Sinkhorn",
     "dbsn": "DualBankSinkhorn",
 }
+UNREMARKABLE = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
+_SHOWN = object()
 METHODS = {name.lower(): name for name in ESTIMATORS} | SHORT_NAMES
 
 Method = Annotated[
@@ -68,9 +70,14 @@ def _pair(text: str) -> tuple[str, Any]:
 
 
 def describe(estimator: dict[str, Any]) -> str:
-    """An estimator's dictionary as people write it: NNN(k=16, alpha=0.75)."""
+    """An estimator's dictionary as people write it, ½ NNN(k=16, alpha=0.75) + …, less what is always so."""
     if "estimators" in estimator:
         pairs = zip(estimator["weights"], estimator["estimators"], strict=True)
-        return " + ".join(f"{weight:g} {describe(part)}" for weight, part in pairs)
-    params = ", ".join(f"{name}={value}" for name, value in estimator.items() if name != "name")
+        return " + ".join(f"{weight:.2g} {_part(part)}" for weight, part in pairs)
+    shown = {name: value for name, value in estimator.items() if UNREMARKABLE.get(name, _SHOWN) != value}
+    params = ", ".join(f"{name}={value}" for name, value in shown.items() if name != "name")
     return f"{estimator['name']}({params})"
+
+
+def _part(estimator: dict[str, Any]) -> str:
+    return f"({describe(estimator)})" if "estimators" in estimator else describe(estimator)

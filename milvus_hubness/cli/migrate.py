@@ -56,6 +56,7 @@ def migrate(
     restart: Annotated[
         bool, typer.Option("--restart", help="Drop what an unfinished migration left and begin anew.")
     ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Migrate though tuning advises against it.")] = False,
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Point the alias back at the collection it came from.")
     ] = False,
@@ -66,7 +67,8 @@ def migrate(
 ) -> None:
     """Copy a collection into its corrected form. Plans unless told to --execute; never touches the source.
 
-    Without --method: nnn where --k or --alpha is given, else blend, the best choice known without labels.
+    Without --method: nnn where --k or --alpha is given; else what tune chose for this bank; else blend, the
+    best choice known without labels.
     """
     if bool(bank) == rollback:
         raise typer.BadParameter("give either --bank, to migrate, or --rollback")
@@ -87,6 +89,7 @@ def migrate(
         alias=alias,
         gate=gate,
         restart=restart,
+        force=force,
     )
     if not as_json:
         _show_plan(plan.to_dict())
@@ -118,7 +121,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
             "fields added": ", ".join(plan["hidden_fields"]),
             "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
             f"kept as {plan['bank']['collection']}",
-            "estimator": describe(plan["estimator"]),
+            "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
             "gate": plan["gate"],
             "alias": plan["alias"],
             "about": f"{plan['estimated_seconds']} s (from a sample, read only)",

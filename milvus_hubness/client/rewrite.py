@@ -16,7 +16,7 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.rerank.dynamic import gate
-from milvus_hubness.state import HIDDEN_FIELDS, NORM_FIELD, PROPERTY, CollectionState
+from milvus_hubness.state import HIDDEN_FIELDS, NORM_FIELD, PROPERTY, TUNING_PROPERTY, CollectionState
 
 Row = MutableMapping[str, Any]
 
@@ -225,7 +225,11 @@ class Rewrite:
         for field in fields:
             if field["name"] == self.state.field:
                 field["params"] = {**field["params"], "dim": self.state.dim}
-        properties = {name: value for name, value in description["properties"].items() if name != PROPERTY}
+        properties = {
+            name: value
+            for name, value in description["properties"].items()
+            if name not in (PROPERTY, TUNING_PROPERTY)
+        }
         return {**description, "fields": fields, "properties": properties}
 
     def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:

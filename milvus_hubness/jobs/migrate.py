@@ -135,6 +135,7 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
         slot=0,
         standby=1,
         centre=centre,
+        strength=plan.strength,
         gate=plan.gate,
         bank=bank,
         epoch=1,

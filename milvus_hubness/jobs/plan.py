@@ -14,12 +14,14 @@ from milvus_hubness.errors import (
     CollectionExists,
     EmptyCollection,
     InvalidInput,
+    NotAdvised,
     UnfinishedMigration,
 )
-from milvus_hubness.estimators import Blend, Estimator, to_dict
+from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.jobs.gallery import only_field
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.rerank import DynamicGate
-from milvus_hubness.state import HIDDEN_FIELDS
+from milvus_hubness.state import HIDDEN_FIELDS, TuningRecord
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
 SAMPLE_ROWS = 512
@@ -42,6 +44,7 @@ class MigrationPlan:
     target_bank: QueryBank | None
     bank_collection: str
     estimator: Estimator
+    strength: float
     keys: dict[str | None, list[Key]]
     alias: str | None
     gate: int | None
@@ -81,6 +84,7 @@ class MigrationPlan:
                 "targets": len(self.target_bank) if self.target_bank else 0,
             },
             "estimator": to_dict(self.estimator),
+            "strength": self.strength,
             "gate": self.gate,
             "alias": self.alias,
             "remarks": list(self.remarks),
@@ -101,14 +105,16 @@ def plan_migration(
     alias: str | None = None,
     gate: int | None = None,
     restart: bool = False,
+    force: bool = False,
 ) -> MigrationPlan:
     """Look at `source` and say what a migration would do. Reads only.
 
-    estimator: without one, Blend(), the best choice known without labelled pairs. gate: see DynamicGate, by
+    estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
+    known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
     default every query is corrected.
 
-    Raises CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate with every obstacle,
-    CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall.
+    Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
+    obstacle, CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall.
     """
     info = store.info(source)
     if info.is_bank:
@@ -117,7 +123,7 @@ def plan_migration(
         raise AlreadyCorrected(
             f"{info.name!r} is already corrected (from {info.state.source!r}): refresh it instead"
         )
-    field = field or _only_field(info)
+    field = field or only_field(info)
     if obstacles := store.obstacles(info, field):
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
@@ -125,6 +131,10 @@ def plan_migration(
     vector = info.vector_fields[field]
     layout = Layout(vector.dim, as_metric(vector.metric), SLOTS, store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the bank")
+    tuning = _advised(info, bank, force)
+    strength = 1.0
+    if estimator is None and tuning is not None and tuning.choice is not None:
+        estimator, strength = from_dict(tuning.choice), tuning.strength
     estimator = estimator or Blend()
     target = target or f"{info.name}_hubness"
     _check_target(store, info.name, target, restart)
@@ -147,6 +157,7 @@ def plan_migration(
         target_bank=target_bank,
         bank_collection=bank_collection or f"{info.name}__bank",
         estimator=estimator,
+        strength=strength,
         keys=keys,
         alias=alias,
         gate=None if gate is None else DynamicGate(gate).k,
@@ -156,14 +167,14 @@ def plan_migration(
     )
 
 
-def _only_field(info: CollectionInfo) -> str:
-    if len(info.vector_fields) == 1:
-        return next(iter(info.vector_fields))
-    if info.vector_fields:
-        raise InvalidInput(
-            f"{info.name!r} has several vector fields, name one: {', '.join(info.vector_fields)}"
-        )
-    raise CannotMigrate(f"{info.name!r} has no FLOAT_VECTOR field, and only those are corrected")
+def _advised(info: CollectionInfo, bank: QueryBank, force: bool) -> TuningRecord | None:
+    """What tuning found for this bank; nothing where it looked at another one."""
+    tuning = info.tuning
+    if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
+        return None
+    if tuning.verdict == "leave it alone" and not force:
+        raise NotAdvised(f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)")
+    return tuning
 
 
 def _check_target(store: Store, source: str, target: str, restart: bool) -> None:

@@ -25,6 +25,7 @@ from milvus_hubness.state import (
     BankReference,
     CollectionState,
     Profile,
+    TuningRecord,
     require_state,
 )
 from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store, StoredBank
@@ -64,6 +65,7 @@ def refresh(
 
     A full refresh writes the standby slot of every row whose bias there is off by more than `tolerance` (in
     units of the score) and then lets the slots change places, so that no search sees old and new mixed.
+    estimator: without one, what tuning chose since the last refresh, else the one in use.
     refit: a full one though nothing changed, for estimators that learn from the gallery, which did.
     Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, and
     InvalidInput where the estimator needs a target bank and none is kept or given.
@@ -77,6 +79,9 @@ def refresh(
         raise UnfinishedMigration(f"{info.name!r} is an unfinished copy of {state.source!r}")
     kept = store.load_bank(state.profile.bank)
     wanted = StoredBank(bank or kept.queries, kept.potentials, target_bank or kept.targets)
+    strength = state.profile.strength
+    if estimator is None and (tuned := _newly_tuned(info, state.profile, wanted)):
+        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
     estimator = estimator or from_dict(state.profile.estimator)
     reason = _what_changed(state.profile, wanted, estimator, refit)
     if reason:
@@ -89,6 +94,7 @@ def refresh(
     else:
         scanned = written = _fill_pending(store, info, state, _restored(state, kept), progress)
         profile = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
+    profile = profile.model_copy(update={"strength": strength})
     keep_nearest(store, info.name, state.with_profile(profile), wanted.queries)
     store.write_state(info.name, state.with_profile(profile))
     if profile.bank.generation != state.profile.bank.generation:
@@ -111,6 +117,14 @@ def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refi
     if to_dict(estimator) != profile.estimator:
         changed.append("the parameters changed")
     return " and ".join(changed)
+
+
+def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> TuningRecord | None:
+    """What tuning chose for this bank since the last refresh."""
+    tuning = info.tuning
+    if tuning is None or tuning.choice is None or tuning.tuned_at <= profile.refreshed_at:
+        return None
+    return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
 
 
 def _restored(state: CollectionState, kept: StoredBank) -> Correction:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.layout import Floats, Metric
-from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.state import BankReference, CollectionState, TuningRecord
 
 Key = int | str
 """A primary key."""
@@ -41,6 +41,7 @@ class CollectionInfo:
     partitions: tuple[str | None, ...]
     aliases: tuple[str, ...]
     state: CollectionState | None
+    tuning: TuningRecord | None
     is_bank: bool
     schema: dict[str, Any]
 
@@ -136,6 +137,8 @@ class Store(Protocol):
         ...
 
     def write_state(self, collection: str, state: CollectionState) -> None: ...
+
+    def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
 
     def drop(self, collection: str) -> None: ...
 

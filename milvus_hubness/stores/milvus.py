@@ -9,7 +9,14 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, EmptyBank, InvalidInput
 from milvus_hubness.layout import Floats
-from milvus_hubness.state import PROPERTY, CollectionState, read_state
+from milvus_hubness.state import (
+    PROPERTY,
+    TUNING_PROPERTY,
+    CollectionState,
+    TuningRecord,
+    read_state,
+    read_tuning,
+)
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
 from milvus_hubness.stores.milvus_banks import BANK_PROPERTY, MilvusBanks
@@ -43,6 +50,7 @@ class MilvusStore(MilvusBanks):
                 partitions=partitions,
                 aliases=tuple(self.client.list_aliases(name)["aliases"]),
                 state=read_state(schema["properties"]),
+                tuning=read_tuning(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
                 schema=schema,
             )
@@ -122,6 +130,10 @@ class MilvusStore(MilvusBanks):
     def write_state(self, collection: str, state: CollectionState) -> None:
         with translated(collection):
             self.client.alter_collection_properties(collection, {PROPERTY: state.to_json()})
+
+    def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
+        with translated(collection):
+            self.client.alter_collection_properties(collection, {TUNING_PROPERTY: tuning.model_dump_json()})
 
     def drop(self, collection: str) -> None:
         with translated(collection):

@@ -138,6 +138,34 @@ def test_banks_of_every_kind(run, files, bank, column):
     assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (60 if bank.startswith("coll") else 40)
 
 
+def test_tune_then_diagnose(run, files):
+    rng = np.random.default_rng(4)
+    rng.normal(size=(1, 1))
+    queries = vectors(rng, 30, DIM)
+    np.savez("pairs.npz", query=queries, key=np.arange(30))
+    table = pa.table({"query": list(queries), "key": list(range(30))})
+    pq.write_table(table, "pairs.parquet")
+    told = json.loads(run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.npz", "--json").stdout)
+    assert told["tune"]["verdict"] in {"apply", "apply weakly", "leave it alone"}
+    assert told["tune"]["labelled"]
+    human = run("tune", "products", "--bank", "bank.npy", "--pairs", "pairs.parquet")
+    assert human.returncode == 0, human.stderr
+    assert f"products: {told['tune']['verdict']}" in human.stdout
+    assert "as it is" in human.stdout
+    done = run("diagnose", "products", "--pairs", "pairs.npz", "--bank", "bank.npy", "--output", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "<svg" in (files / "page.html").read_text()
+    np.savez("short.npz", query=queries, key=np.arange(29))
+    np.savez("keyless.npz", query=queries)
+    for pairs, said in (
+        ("short.npz", "29 keys for 30"),
+        ("keyless.npz", "'key'"),
+        ("missing.npz", "missing"),
+    ):
+        assert_fails(run("tune", "products", "--bank", "bank.npy", "--pairs", pairs), 1, said)
+    assert_fails(run("tune", "products"), 1, "no bank")
+
+
 def spoiled(files):
     np.save(files / "narrow.npy", np.ones((40, DIM - 1), np.float32))
     np.save(files / "nan.npy", np.where(np.eye(40, DIM) == 1, np.nan, 1.0))
@@ -157,6 +185,11 @@ FAILURES = [
     (["migrate", "products", "--bank", "bank.npy", "--k", "41"], 1, ["41", "40"]),
     (["migrate", "products", "--bank", "bank.npy", "--k", "0"], 2, ["k"]),
     (["migrate", "products", "--bank", "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
+    (["migrate", "products", "--bank", "bank.npy", "--method", "magic"], 2, ["magic"]),
+    (["migrate", "products", "--bank", "bank.npy", "--method", "is", "--param", "tau=0"], 2, ["tau"]),
+    (["migrate", "products", "--bank", "bank.npy", "--method", "is", "--param", "tau"], 2, ["NAME=VALUE"]),
+    (["migrate", "products", "--bank", "bank.npy", "--method", "blend", "--k", "8"], 2, ["no parameter"]),
+    (["migrate", "products", "--bank", "bank.npy", "--method", "dualis"], 1, ["target"]),
     (["migrate", "nowhere", "--bank", "bank.npy", "--k", "8"], 1, ["nowhere"]),
     (["migrate", "products", "--bank", "bank.npy", "--k", "8", "--field", "group"], 1, ["group"]),
     (["refresh", "products"], 1, ["products", "no biases"]),
@@ -176,7 +209,14 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["migrate"], ["migrate", "products"], ["nonsense"], ["status", "--nonsense"], ["demo", "--keep"]],
+    [
+        ["migrate"],
+        ["migrate", "products"],
+        ["diagnose", "products"],
+        ["nonsense"],
+        ["status", "--nonsense"],
+        ["demo", "--keep"],
+    ],
 )
 def test_wrong_usage_ends_with_two(run, arguments):
     done = run(*arguments)

@@ -1,0 +1,93 @@
+"""milvus-hubness tune"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from milvus_hubness import jobs
+from milvus_hubness.cli.console import (
+    DEFAULT_URI,
+    AsJson,
+    Database,
+    TokenFile,
+    Uri,
+    open_store,
+    out,
+    progress_bars,
+    read_bank,
+    show_json,
+)
+from milvus_hubness.cli.estimator_options import describe
+from milvus_hubness.cli.pairs import read_pairs
+
+SHOWN = 12
+
+
+def tune(
+    collection: Annotated[str, typer.Argument(help="Collection, corrected or not.")],
+    bank: Annotated[
+        str,
+        typer.Option(help="Reference queries: a file, or collection:NAME. [default: its own]"),
+    ] = "",
+    bank_column: Annotated[
+        str | None, typer.Option(help="Column, array or vector field that holds the queries.")
+    ] = None,
+    target_bank: Annotated[
+        str | None, typer.Option(help="Reference items, as --bank, to try dualis and dbsn too.")
+    ] = None,
+    pairs: Annotated[
+        str | None,
+        typer.Option(
+            help="Labelled pairs: .npz, .parquet or .arrow with 'query' and 'key' of the right row."
+        ),
+    ] = None,
+    field: Annotated[str | None, typer.Option(help="Vector field, where there are several.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of samples and splits.")] = 0,
+    uri: Uri = DEFAULT_URI,
+    db: Database = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Should this collection be corrected, and with what? Tries every method on its rows; migrate and refresh
+    follow the finding. With labelled pairs R@1 decides, without them how evenly answers fall on the items."""
+    store = open_store(uri, db, token_file)
+    queries, answers = read_pairs(pairs) if pairs else (None, None)
+    with progress_bars() as progress:
+        found = jobs.tune(
+            store,
+            collection,
+            read_bank(store, bank, bank_column) if bank else None,
+            field=field,
+            queries=queries,
+            answers=answers,
+            target_bank=read_bank(store, target_bank, None) if target_bank else None,
+            seed=seed,
+            progress=progress,
+        ).to_dict()
+    if as_json:
+        show_json({"tune": found})
+    else:
+        _show(collection, found)
+
+
+def _show(collection: str, found: dict[str, Any]) -> None:
+    table = Table(box=None, title=f"The best of {len(found['rows']) - 1} trials", title_justify="left")
+    for heading in ("method", "strength", "R@1", "gain, 95%", "unevenness"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for row in found["rows"][: SHOWN + 1]:
+        gain = row["gain"]
+        table.add_row(
+            describe(row["estimator"]) if row["estimator"] else "as it is",
+            f"{row['strength']:.2f}",
+            "" if row["r1"] is None else f"{100 * row['r1']:.1f}",
+            "" if gain is None else f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}",
+            f"{row['unevenness']:.3f}",
+        )
+    out.print(table)
+    out.print(f"\n[bold]{collection}: {found['verdict']}[/bold]")
+    if found["choice"]:
+        out.print(f"{describe(found['choice'])} at strength {found['strength']:.2f}", highlight=False)
+    out.print(found["reason"], highlight=False, markup=False)

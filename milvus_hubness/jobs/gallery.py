@@ -1,0 +1,82 @@
+"""A whole collection in memory, as its user knows it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction import read_back
+from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, name_some
+from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.layout import Floats, Layout, as_metric
+from milvus_hubness.state import HIDDEN_FIELDS
+from milvus_hubness.stores.base import CollectionInfo, Key, Store
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Rows that hold a usable vector. vectors (n, d) as inserted; fields: the scalar fields of each; biases
+    (n,) as searches read them now, None where the collection carries none."""
+
+    layout: Layout
+    keys: list[Key]
+    vectors: Floats
+    fields: list[Mapping[str, Any]]
+    biases: Floats | None
+
+    def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
+        """Where the rows of these keys stand. Raises InvalidInput naming those that are not there."""
+        where = {key: i for i, key in enumerate(self.keys)}
+        if unknown := [key for key in keys if key not in where]:
+            raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
+        return np.array([where[key] for key in keys], np.int64)
+
+
+def only_field(info: CollectionInfo) -> str:
+    """The vector field, where there is just one. Raises InvalidInput, CannotMigrate."""
+    if info.state is not None:
+        return info.state.field
+    if len(info.vector_fields) == 1:
+        return next(iter(info.vector_fields))
+    if info.vector_fields:
+        raise InvalidInput(
+            f"{info.name!r} has several vector fields, name one: {', '.join(info.vector_fields)}"
+        )
+    raise CannotMigrate(f"{info.name!r} has no FLOAT_VECTOR field, and only those are corrected")
+
+
+def read_gallery(
+    store: Store, info: CollectionInfo, field: str | None = None, *, progress: Progress = silent
+) -> Gallery:
+    """Raises EmptyCollection, InvalidInput, InvalidParameter where the metric cannot be corrected."""
+    field = field or only_field(info)
+    if field not in info.vector_fields:
+        raise InvalidInput(f"{info.name!r} has no FLOAT_VECTOR field {field!r}")
+    state = info.state if info.state is not None and info.state.field == field else None
+    vector = info.vector_fields[field]
+    layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
+    keys: list[Key] = []
+    fields: list[Mapping[str, Any]] = []
+    vectors, biases = [], []
+    for partition in info.partitions:
+        wanted = store.keys(info.name, partition=partition)
+        for part in chunks(wanted, store.chunk_rows(info), "reading the gallery", progress):
+            batch = store.fetch(info.name, part, field, partition=partition)
+            plain = read_back(state, batch.vectors, batch.rows) if state else batch.vectors
+            sound = ~layout.unsound(plain)
+            keys += [key for key, usable in zip(batch.keys, sound, strict=True) if usable]
+            fields += [_scalars(row) for row, usable in zip(batch.rows, sound, strict=True) if usable]
+            vectors.append(plain[sound])
+            if state:
+                biases.append(layout.biases(batch.vectors, state.profile.slot)[sound])
+    if not keys:
+        raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
+    return Gallery(layout, keys, np.concatenate(vectors), fields, np.concatenate(biases) if biases else None)
+
+
+def _scalars(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in HIDDEN_FIELDS}

@@ -1,0 +1,65 @@
+"""Should this collection be corrected, and with what? Asked of its own rows, and kept with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import InvalidInput
+from milvus_hubness.estimators import to_dict
+from milvus_hubness.jobs.gallery import read_gallery
+from milvus_hubness.jobs.progress import Progress, silent
+from milvus_hubness.quality import tuning
+from milvus_hubness.state import TuningRecord
+from milvus_hubness.stores.base import Key, Store
+
+
+def tune(
+    store: Store,
+    collection: str,
+    bank: QueryBank | None = None,
+    *,
+    field: str | None = None,
+    queries: QueryBank | None = None,
+    answers: Sequence[Key] | None = None,
+    target_bank: QueryBank | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuning.Tuning:
+    """Try every method on the collection's rows; the finding goes into a property of the collection.
+
+    bank: without one, that of the corrected collection. queries (n, d) with answers, the keys of their right
+    rows, are labelled pairs; queries alone stand for what is asked. Raises InvalidInput, CollectionNotFound,
+    EmptyCollection, and as `quality.tuning.tune` does.
+    """
+    info = store.info(collection)
+    kept = store.load_bank(info.state.profile.bank) if bank is None and info.state else None
+    if kept is not None:
+        bank, target_bank = kept.queries, target_bank or kept.targets
+    if bank is None:
+        raise InvalidInput(f"{info.name!r} carries no biases and so no bank yet: name one")
+    if answers is not None and (queries is None or len(answers) != len(queries)):
+        raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
+    gallery = read_gallery(store, info, field, progress=progress)
+    layout = gallery.layout
+    bank.expect_dim(layout.dim, "the bank")
+    found = tuning.tune(
+        QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
+        layout.reduce_items(gallery.vectors),
+        target_bank=layout.reduce_items(target_bank.vectors) if target_bank else None,
+        queries=layout.reduce_queries(queries.vectors) if queries else None,
+        positives=gallery.positions(answers) if answers is not None else None,
+        seed=seed,
+    )
+    record = TuningRecord(
+        verdict=found.verdict,
+        choice=to_dict(found.choice) if found.choice else None,
+        strength=found.strength,
+        reason=found.reason,
+        labelled=found.labelled,
+        bank_fingerprint=bank.fingerprint,
+        tuned_at=datetime.now(timezone.utc),
+    )
+    store.write_tuning(info.name, record)
+    return found

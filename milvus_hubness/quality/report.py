@@ -1,0 +1,224 @@
+"""What a person has to know about the hubs of a gallery, before and after correction."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank, Vectors
+from milvus_hubness.errors import DimensionMismatch, InvalidParameter
+from milvus_hubness.kernels.arguments import finite_number
+from milvus_hubness.quality.bootstrap import Interval, confidence_interval, paired_difference
+from milvus_hubness.quality.coverage import bank_coverage
+from milvus_hubness.quality.diagnosis import (
+    Antihubs,
+    BankReach,
+    Bin,
+    Diagnosis,
+    Hub,
+    Item,
+    Point,
+    Region,
+    Swallowed,
+    as_plain,
+)
+from milvus_hubness.quality.hubness import Counts, hubness_summary, k_occurrence
+from milvus_hubness.quality.ranking import PositiveRanks, Positives, ranks
+from milvus_hubness.quality.retrieval import hits, retrieval_summary
+from milvus_hubness.quality.search import nearest, with_bias
+
+HUBS = 9
+QUERIES_PER_HUB = 4
+EXAMPLES = 8
+
+
+def diagnose(
+    queries: npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    bias: npt.ArrayLike,
+    *,
+    bank: QueryBank | npt.ArrayLike | None = None,
+    positives: Positives | None = None,
+    keys: Sequence[Hashable] | None = None,
+    fields: Sequence[Mapping[str, Any]] | None = None,
+    query_texts: Sequence[str] | None = None,
+    strength: float = 1.0,
+    strengths: Sequence[float] = (0, 0.25, 0.5, 0.75, 1, 1.25, 1.5),
+    k: int = 10,
+    verdict: Mapping[str, Any] | None = None,
+    title: str = "Gallery",
+    device: str = "auto",
+) -> Diagnosis:
+    """Searches queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w.
+
+    s is the inner product: vectors of other metrics are reduced to it before. bias (n_items,) is b(r);
+    `strength` is the w in use, that of everything called "after", and it and 0 join `strengths`.
+    bank (m, d): for its coverage. positives: as for `ranks`. keys and fields, one an item, and query_texts,
+    one a query, are read only where shown, so lazy sequences do. verdict: {"verdict", "reason",
+    "interval"}, the last (estimate, low, high) of the gain, a share, in "measure", R@1 unless named.
+    Memory is that of `nearest` and `ranks`.
+
+    Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
+    """
+    asked, stored = with_bias(queries, gallery, bias)
+    _expect(len(stored), keys=keys, fields=fields)
+    _expect(len(asked), query_texts=query_texts)
+    strength, *others = (_strength(value) for value in (strength, *strengths))
+    searches = {}
+    for value in sorted({0.0, strength, *others}):
+        asked[:, -1] = -value
+        searches[value] = _Search.of(asked, stored, k, positives, device)
+    before, after = searches[0.0], searches[strength]
+    pair = _Pair(before, after, keys, fields, query_texts)
+    return Diagnosis(
+        title=title,
+        n_queries=len(asked),
+        n_items=len(stored),
+        k=k,
+        strength=strength,
+        before=hubness_summary(before.counts),
+        after=hubness_summary(after.counts),
+        histogram=_histogram(before.counts, after.counts),
+        hubs=pair.hubs(),
+        antihubs=pair.antihubs(),
+        strengths=[Point(w, hubness_summary(one.counts), one.recall()) for w, one in searches.items()],
+        gain=pair.gain(),
+        retrieval_before=before.retrieval(),
+        retrieval_after=after.retrieval(),
+        coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1], device),
+        verdict=None if verdict is None else as_plain(verdict),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """found (n_queries, k) and how often each item is; where the positives come, if they are known."""
+
+    found: npt.NDArray[np.int64]
+    counts: Counts
+    ranks: PositiveRanks | None
+
+    @classmethod
+    def of(cls, asked: Vectors, stored: Vectors, k: int, positives: Positives | None, device: str) -> _Search:
+        found = nearest(asked, stored, k, device=device)
+        placed = None if positives is None else ranks(asked, stored, positives, device=device)
+        return cls(found, k_occurrence(found, len(stored), k), placed)
+
+    def recall(self) -> Interval | None:
+        return None if self.ranks is None else confidence_interval(hits(self.ranks, 1))
+
+    def retrieval(self) -> dict[str, float] | None:
+        return None if self.ranks is None else retrieval_summary(self.ranks)
+
+    def rank(self, query: int) -> int | None:
+        return None if self.ranks is None else int(self.ranks.best[query])
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """Two searches, and what the items and queries are called."""
+
+    before: _Search
+    after: _Search
+    keys: Sequence[Hashable] | None
+    fields: Sequence[Mapping[str, Any]] | None
+    query_texts: Sequence[str] | None
+
+    def gain(self) -> Interval | None:
+        if self.before.ranks is None or self.after.ranks is None:
+            return None
+        return paired_difference(hits(self.before.ranks, 1), hits(self.after.ranks, 1))
+
+    def item(self, number: int) -> Item:
+        return Item(
+            self.key(number),
+            {} if self.fields is None else as_plain(self.fields[number]),
+            int(self.before.counts[number]),
+            int(self.after.counts[number]),
+        )
+
+    def key(self, number: int) -> Any:
+        return number if self.keys is None else as_plain(self.keys[number])
+
+    def hubs(self) -> list[Hub]:
+        """The most found items, with the queries that have them highest."""
+        counts = self.before.counts
+        worst = np.argsort(-counts, kind="stable")[:HUBS].tolist()
+        return [Hub(self.item(n), self.swallowed(n)) for n in worst if counts[n] > 0]
+
+    def swallowed(self, hub: int) -> list[Swallowed]:
+        """Those that have it highest, of those whose positive comes behind it."""
+        queries, places = np.nonzero(self.before.found == hub)
+        chosen: list[Swallowed] = []
+        for nth in np.argsort(places, kind="stable").tolist():
+            query, place = int(queries[nth]), int(places[nth]) + 1
+            right = self.before.rank(query)
+            if len(chosen) < QUERIES_PER_HUB and (right is None or right > place):
+                text = None if self.query_texts is None else str(self.query_texts[query])
+                chosen.append(Swallowed(query, text, place, right, self.after.rank(query)))
+        return chosen
+
+    def antihubs(self) -> Antihubs:
+        before, after = self.before.counts, self.after.counts
+        lost = np.flatnonzero(before == 0)
+        order = lost[np.argsort(-after[lost], kind="stable")]
+        rescued = int((after[lost] > 0).sum())
+        return Antihubs(
+            before=len(lost),
+            after=int((after == 0).sum()),
+            rescued=rescued,
+            by_chance=_unreached(len(before), *self.before.found.shape),
+            examples=[self.item(n) for n in order[: min(EXAMPLES, rescued)].tolist()],
+            never=[self.item(n) for n in order[rescued:][:EXAMPLES].tolist()],
+        )
+
+    def reach(self, bank: QueryBank, gallery: Vectors, device: str) -> BankReach:
+        n_items, k = len(gallery), self.before.found.shape[1]
+        seen = bank_coverage(bank, gallery, k=k, device=device)
+        reached = seen.counts > 0
+        sizes, found = np.bincount(seen.region), np.bincount(seen.region, reached).astype(int)
+        farthest = np.argsort(seen.similarity, kind="stable")[:EXAMPLES].tolist()
+        return BankReach(
+            bank_size=len(bank),
+            reached=int(reached.sum()),
+            by_chance=n_items - _unreached(n_items, len(bank), k),
+            blind_answers=float((~reached)[self.before.found].mean()),
+            regions=[
+                Region(items, hit, self.key(central))
+                for items, hit, central in zip(
+                    sizes.tolist(), found.tolist(), seen.central.tolist(), strict=True
+                )
+            ],
+            farthest=[(self.item(n), float(seen.similarity[n])) for n in farthest],
+        )
+
+
+def _histogram(before: Counts, after: Counts) -> list[Bin]:
+    """N_k = 0, 1, 2 … 3, 4 … 7, and on by powers of two to the largest of both."""
+    bins, low, high = [], 0, 0
+    while low <= max(before.max(), after.max()):
+        inside = [int(((low <= counts) & (counts <= high)).sum()) for counts in (before, after)]
+        bins.append(Bin(low, high, *inside))
+        low, high = high + 1, 2 * high + 1
+    return bins
+
+
+def _unreached(n_items: int, n_queries: int, k: int) -> float:
+    """How many items no query finds when each finds k at random."""
+    return float(n_items * (1 - k / n_items) ** n_queries)
+
+
+def _strength(value: float) -> float:
+    if finite_number("a strength", value) < 0:
+        raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
+    return float(value)
+
+
+def _expect(n: int, **given: Sequence[Any] | None) -> None:
+    for name, values in given.items():
+        if values is not None and len(values) != n:
+            raise DimensionMismatch(f"{name} has {len(values)} entries where {n} are needed")

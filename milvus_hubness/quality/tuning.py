@@ -1,0 +1,261 @@
+"""Should a correction be applied, and which? Measured on queries that the biases have not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks import QueryBank, Vectors, as_vectors
+from milvus_hubness.errors import InvalidInput
+from milvus_hubness.estimators import Estimator, to_dict
+from milvus_hubness.estimators.inputs import require_gallery, require_target_bank
+from milvus_hubness.kernels.arguments import whole_number
+from milvus_hubness.quality.bootstrap import Interval
+from milvus_hubness.quality.ranking import Positives, _pairs
+from milvus_hubness.quality.soundness import Suspicion, suspicions
+from milvus_hubness.quality.sweep import Progress, Trial, sweep
+from milvus_hubness.quality.trials import Outcome, assess, unevenness
+from milvus_hubness.quality.verdict import (
+    Judgement,
+    Verdict,
+    cross_fitted_hits,
+    judge_labelled,
+    judge_unlabelled,
+    mix,
+    pick,
+    relative_fall,
+)
+
+MOST_ITEMS = 20_000
+MOST_QUERIES = 5_000
+FEWEST_QUERIES = 20
+RESAMPLES = 1000
+
+
+class Row(NamedTuple):
+    """One trial: an estimator, None for the raw search, at a strength.
+
+    unevenness: Robin Hood index of N_10. r1: share of the queries with a positive first; gain: its difference
+    from the raw search with the 95% interval of that trial alone. Both None without labels.
+    """
+
+    estimator: Estimator | None
+    strength: float
+    unevenness: float
+    r1: float | None
+    gain: Interval | None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was tried, and what to do.
+
+    verdict: "apply", "apply weakly" (at a strength below 0.6, or half of it for want of evidence) or "leave
+    it alone". choice: what to apply, fitted on the whole bank, and strength the share of it; None and 0 for
+    "leave it alone", where candidate is what would have been applied. interval: 95%, of the gain in R@1
+    over the raw search, each query judged by a choice made without it; None without labels. warnings: what
+    speaks against the bank; any means "leave it alone". rows: the raw search, then all trials, best first.
+    """
+
+    verdict: Verdict
+    choice: Estimator | None
+    strength: float
+    reason: str
+    interval: Interval | None
+    warnings: tuple[Suspicion, ...]
+    candidate: Estimator
+    rows: tuple[Row, ...]
+    labelled: bool
+    bank_size: int
+    items: int
+    queries: int
+    seed: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON; estimators as `estimators.to_dict` has them."""
+        return {
+            "verdict": self.verdict,
+            "choice": _described(self.choice),
+            "strength": self.strength,
+            "reason": self.reason,
+            "interval": self.interval and self.interval._asdict(),
+            "warnings": [warning._asdict() for warning in self.warnings],
+            "candidate": _described(self.candidate),
+            "labelled": self.labelled,
+            "bank_size": self.bank_size,
+            "items": self.items,
+            "queries": self.queries,
+            "seed": self.seed,
+            "rows": [
+                row._asdict()
+                | {"estimator": _described(row.estimator), "gain": row.gain and row.gain._asdict()}
+                for row in self.rows
+            ],
+        }
+
+
+def tune(
+    bank: QueryBank | npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    *,
+    target_bank: QueryBank | npt.ArrayLike | None = None,
+    queries: npt.ArrayLike | None = None,
+    positives: Positives | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> Tuning:
+    """Tries every method on a gallery (n_items, d) and says whether one is worth applying.
+
+    queries (n, d), n ≥ 20, beside the bank: with positives, for each the number of its gallery item or
+    several, R@1 decides; without, they stand for what is asked. With no queries one half of the bank is
+    fitted, and the other half asked. Bank queries that are among `queries` are left out of the fit. A gallery
+    beyond 20,000 items is sampled, the positives kept, and so are queries beyond 5,000. Equal for equal
+    seeds.
+
+    Raises InvalidInput (too few queries, positives that point nowhere or without queries, items that all
+    score alike, a bank that holds nothing but the queries), BankTooSmall, DimensionMismatch,
+    NonFiniteVectors.
+    """
+    bank = QueryBank.of(bank)
+    rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
+    items = require_gallery(bank, gallery, "tune")
+    targets = None if target_bank is None else require_target_bank(bank, target_bank, "tune")
+    asked, wanted = _checked_queries(bank, queries, positives, len(items))
+    fitted, asked, wanted = _apart(bank, asked, wanted, rng)
+    items, wanted = _some_items(items, wanted, rng)
+    found = suspicions(bank.vectors, items, None if queries is None else asked, seed=seed, device=device)
+    trials = sweep(fitted, items, targets, progress=progress, device=device)
+    raw = Trial(trials[-1].estimator, 0.0, np.zeros(len(items), np.float32))
+    outcome = assess(asked, items, [raw.bias, *(trial.bias for trial in trials)], wanted, device=device)
+    chosen, judged = decide(trials, outcome, asked, items, wanted, seed=seed, device=device)
+    alone = bool(found) or judged.verdict == "leave it alone"
+    return Tuning(
+        verdict="leave it alone" if alone else judged.verdict,
+        choice=None if alone else chosen.estimator,
+        strength=0.0 if alone else judged.strength,
+        reason="; ".join(suspicion.text for suspicion in found) or judged.reason,
+        interval=judged.interval,
+        warnings=tuple(found),
+        candidate=chosen.estimator,
+        rows=_table(trials, outcome, len(items), seed),
+        labelled=wanted is not None,
+        bank_size=len(bank),
+        items=len(items),
+        queries=len(asked),
+        seed=seed,
+    )
+
+
+def decide(
+    trials: Sequence[Trial],
+    outcome: Outcome,
+    queries: Vectors,
+    gallery: Vectors,
+    positives: Sequence[npt.NDArray[np.int64]] | None,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+) -> tuple[Trial, Judgement]:
+    """The mix of a sweep's best trials, and the verdict on it.
+
+    outcome: of the raw search and then of each trial, for these queries on this gallery.
+    """
+    tried = Outcome(outcome.ranks[1:], outcome.found[1:])
+    uneven = unevenness(outcome, len(gallery))
+    members = pick(uneven[1:], tried.ranks if positives is not None else None)
+    mixed = mix([trials[member] for member in members])
+    after = assess(queries, gallery, [mixed.bias], device=device)
+    evenness = float(uneven[0]), float(unevenness(after, len(gallery))[0]), float(uneven[-1])
+    if positives is None:
+        return mixed, judge_unlabelled(*evenness, mixed.strength)
+    hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed=seed, device=device)
+    fall = relative_fall(*evenness)
+    return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
+
+
+def _checked_queries(
+    bank: QueryBank, queries: npt.ArrayLike | None, positives: Positives | None, n_items: int
+) -> tuple[Vectors | None, list[npt.NDArray[np.int64]] | None]:
+    if queries is None:
+        if positives is not None:
+            raise InvalidInput("positives were given without the queries that they belong to")
+        bank.require(at_least=2 * FEWEST_QUERIES)
+        return None, None
+    asked = as_vectors(queries, "the queries")
+    bank.expect_dim(asked.shape[1], "a query")
+    if len(asked) < FEWEST_QUERIES:
+        raise InvalidInput(
+            f"a correction cannot be judged by fewer than {FEWEST_QUERIES} queries; given: {len(asked)}"
+        )
+    if positives is None:
+        return asked, None
+    numbers, starts = _pairs(positives, len(asked), n_items)
+    return asked, np.split(numbers, starts[1:-1])
+
+
+def _apart(
+    bank: QueryBank,
+    asked: Vectors | None,
+    wanted: list[npt.NDArray[np.int64]] | None,
+    rng: np.random.Generator,
+) -> tuple[QueryBank, Vectors, list[npt.NDArray[np.int64]] | None]:
+    """A bank to fit and queries to ask, none of them in both."""
+    if asked is None:
+        order = rng.permutation(len(bank))
+        half = len(bank) // 2
+        fit, ask = bank.vectors[order[half:]], bank.vectors[order[:half][:MOST_QUERIES]]
+        return QueryBank(fit, bank.source), ask, None
+    if len(asked) > MOST_QUERIES:
+        some = np.sort(rng.permutation(len(asked))[:MOST_QUERIES])
+        asked = asked[some]
+        wanted = None if wanted is None else [wanted[query] for query in some]
+    known = {row.tobytes() for row in asked}
+    other = np.array([row.tobytes() not in known for row in bank.vectors])
+    if not other.any():
+        raise InvalidInput(
+            "the bank holds nothing but the queries: a bias must not be judged by what it was fitted on"
+        )
+    return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), asked, wanted
+
+
+def _some_items(
+    items: Vectors, wanted: list[npt.NDArray[np.int64]] | None, rng: np.random.Generator
+) -> tuple[Vectors, list[npt.NDArray[np.int64]] | None]:
+    """At most `MOST_ITEMS` items, or all positives where they are more, and where the positives are now."""
+    if len(items) <= MOST_ITEMS:
+        return items, wanted
+    needed = np.unique(np.concatenate(wanted)) if wanted is not None else np.empty(0, np.int64)
+    others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
+    kept = np.sort(np.concatenate([needed, others[: max(0, MOST_ITEMS - len(needed))]]))
+    if wanted is not None:
+        wanted = [np.searchsorted(kept, one) for one in wanted]
+    return items[kept], wanted
+
+
+def _table(trials: Sequence[Trial], outcome: Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
+    uneven = unevenness(outcome, n_items).tolist()
+    tried: list[tuple[Estimator | None, float]] = [(None, 0.0)]
+    tried += [(trial.estimator, trial.strength) for trial in trials]
+    if not outcome.ranks.size:
+        rows = [Row(*one, even, None, None) for one, even in zip(tried, uneven, strict=True)]
+        return (rows[0], *sorted(rows[1:], key=lambda row: row.unevenness))
+    hits = outcome.hits
+    n = hits.shape[1]
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
+    gains = drawn @ (hits - hits[0]).T
+    lows, highs = np.quantile(gains, [0.025, 0.975], axis=0).tolist()
+    r1s = hits.mean(1).tolist()
+    intervals = [Interval(r1 - r1s[0], low, high) for r1, low, high in zip(r1s, lows, highs, strict=True)]
+    rows = [
+        Row(*one, even, r1, gain) for one, even, r1, gain in zip(tried, uneven, r1s, intervals, strict=True)
+    ]
+    return (rows[0], *sorted(rows[1:], key=lambda row: -(row.r1 or 0.0)))
+
+
+def _described(estimator: Estimator | None) -> dict[str, Any] | None:
+    return None if estimator is None else to_dict(estimator)

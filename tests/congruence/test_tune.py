@@ -1,0 +1,166 @@
+"""Tuning and diagnosis of collections in Milvus, and the jobs that follow the finding."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    NNN,
+    CollectionNotFound,
+    DimensionMismatch,
+    InvalidInput,
+    InvertedSoftmax,
+    NotAdvised,
+    QueryBank,
+    migrate,
+    plan_migration,
+    refresh,
+    status,
+)
+from milvus_hubness.jobs import diagnose, tune
+from milvus_hubness.state import TuningRecord
+from tests.galleries import plain_collection
+
+DIM, ITEMS = 24, 300
+
+
+class Retrieval:
+    """A gallery with hubs whose right answers are known: queries are noisy items with a shared drift."""
+
+    def __init__(self, backend):
+        rng = np.random.default_rng(6)
+        drift = rng.normal(size=DIM)
+        items = rng.normal(size=(ITEMS, DIM)) + np.outer(rng.gamma(1, 0.7, ITEMS), drift)
+        self.backend, self.items = backend, items.astype(np.float32)
+
+        def ask(which):
+            noise = rng.normal(size=(len(which), DIM))
+            return (items[which] + 1.2 * noise + 0.8 * drift).astype(np.float32)
+
+        order = rng.permutation(ITEMS)
+        self.answers = (order[:120] * 10).tolist()
+        self.queries, self.bank = ask(order[:120]), ask(order[120:])
+        self.client, self.name = backend.client(), backend.name()
+        rows = plain_collection(self.client, self.name, self.items, "COSINE")
+        self.client.delete(self.name, filter="id >= 0")
+        self.client.insert(self.name, [{**row, "id": row["id"] * 10} for row in rows])
+        self.store = backend.store()
+
+    def tuned(self, **changes):
+        record = {
+            "verdict": "apply",
+            "choice": {"name": "InvertedSoftmax", "tau": 0.1},
+            "strength": 0.5,
+            "reason": "said so",
+            "labelled": True,
+            "bank_fingerprint": QueryBank(self.bank).fingerprint,
+            "tuned_at": "2999-01-01T00:00:00Z",
+            **changes,
+        }
+        return TuningRecord.model_validate(record)
+
+
+@pytest.fixture(scope="module")
+def retrieval(shared_backend):
+    return Retrieval(shared_backend)
+
+
+def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
+    found = tune(
+        retrieval.store,
+        retrieval.name,
+        QueryBank(retrieval.bank),
+        queries=QueryBank(retrieval.queries),
+        answers=retrieval.answers,
+    )
+    assert found.labelled
+    assert found.verdict == "apply"
+    assert found.interval.low > 0
+    kept = retrieval.store.info(retrieval.name).tuning
+    assert (kept.verdict, kept.strength) == (found.verdict, found.strength)
+    plan = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
+    assert plan.to_dict()["estimator"] == kept.choice
+    assert plan.strength == kept.strength
+    other = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90]))
+    assert other.to_dict()["estimator"]["name"] == "Blend"
+    assert other.strength == 1.0
+
+
+def test_without_labels_it_asks_the_bank(retrieval):
+    found = tune(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
+    assert not found.labelled
+    assert found.interval is None
+
+
+def test_advice_against_holds_until_forced(retrieval):
+    against = retrieval.tuned(verdict="leave it alone", choice=None, strength=0.0, reason="it hurts")
+    retrieval.store.write_tuning(retrieval.name, against)
+    bank = QueryBank(retrieval.bank)
+    for estimator in (None, NNN(8)):
+        with pytest.raises(NotAdvised, match="it hurts"):
+            plan_migration(retrieval.store, retrieval.name, bank, estimator=estimator)
+    assert plan_migration(retrieval.store, retrieval.name, bank, force=True).strength == 1.0
+    assert plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])).strength == 1.0
+
+
+def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
+    store, bank = retrieval.store, QueryBank(retrieval.bank)
+    store.write_tuning(retrieval.name, retrieval.tuned(choice={"name": "NNN", "k": 8}, strength=0.5))
+    target = migrate(store, plan_migration(store, retrieval.name, bank)).target
+    client = retrieval.backend.hubness_client()
+    query = [retrieval.queries[0]]
+    by_default = client.search(target, data=query, limit=20)
+    by_name = client.search(target, data=query, limit=20, strength=0.5)
+    assert [dict(hit) for hit in by_default[0]] == [dict(hit) for hit in by_name[0]]
+
+    store.write_tuning(target, retrieval.tuned(strength=0.75))
+    done = refresh(store, target)
+    assert done.reason == "the parameters changed"
+    told = status(store, target)
+    assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
+    assert told.strength == 0.75
+    store.write_tuning(target, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"}))
+    assert refresh(store, target).mode == "pending"
+
+    again = tune(store, target, queries=QueryBank(retrieval.queries), answers=retrieval.answers)
+    assert again.bank_size == len(bank)
+
+
+def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
+    store = retrieval.store
+    target = f"{retrieval.name}_hubness"
+    found = diagnose(store, target, QueryBank(retrieval.queries), answers=retrieval.answers).to_dict()
+    client = retrieval.backend.hubness_client()
+    for name, strength in (("before", 0.0), ("after", None)):
+        results = client.search(target, data=list(retrieval.queries), limit=10, strength=strength)
+        counts = np.unique([hit["id"] for hits in results for hit in hits], return_counts=True)[1]
+        assert found[name]["largest"] == counts.max()
+
+
+def test_the_page_of_a_plain_collection_shows_what_would_be(retrieval):
+    with pytest.raises(InvalidInput, match="name a bank"):
+        diagnose(retrieval.store, retrieval.name, QueryBank(retrieval.queries))
+    found = diagnose(
+        retrieval.store,
+        retrieval.name,
+        QueryBank(retrieval.queries),
+        bank=QueryBank(retrieval.bank),
+        estimator=InvertedSoftmax(0.1),
+    )
+    assert found.title == retrieval.name
+
+
+def test_bad_input(retrieval):
+    store, name, bank = retrieval.store, retrieval.name, QueryBank(retrieval.bank)
+    queries = QueryBank(retrieval.queries)
+    with pytest.raises(InvalidInput, match="no bank"):
+        tune(store, name)
+    with pytest.raises(InvalidInput, match="119 answers for 120 queries"):
+        tune(store, name, bank, queries=queries, answers=retrieval.answers[1:])
+    with pytest.raises(InvalidInput, match="12345"):
+        tune(store, name, bank, queries=queries, answers=[12345, *retrieval.answers[1:]])
+    with pytest.raises(DimensionMismatch):
+        tune(store, name, QueryBank(retrieval.bank[:, 1:]))
+    with pytest.raises(DimensionMismatch):
+        diagnose(store, name, QueryBank(retrieval.queries[:, 1:]), bank=bank)
+    with pytest.raises(CollectionNotFound):
+        tune(store, "nowhere", bank)

@@ -1,0 +1,253 @@
+"""The page holds the figures, needs nothing but itself, and shows in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import zlib
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from milvus_hubness.estimators import Blend
+from milvus_hubness.quality import Interval
+from milvus_hubness.quality.report import diagnose
+from milvus_hubness.quality.report_page import render
+from tests.real_data import fit_on, load_task, needs_real_data
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+
+EVIL = "<script>alert(1)</script>\"'&$title"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags, ids, classes, attributes, the text, and whether every tag is closed in order."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.ids, self.attributes, self.texts, self.open = [], set(), [], [], []
+        self.feed(source)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.ids |= {value for name, value in attrs if name == "id"}
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self):
+        return " ".join("".join(self.texts).split())
+
+
+def made(n_items=60, n_queries=80, evil="plain", **options):
+    rng = np.random.default_rng(1)
+    gallery = rng.normal(size=(n_items, 8))
+    positives = rng.integers(n_items, size=n_queries)
+    queries, bank = gallery[positives] + rng.normal(size=(n_queries, 8)), rng.normal(size=(30, 8)) + 0.3
+    full = {
+        "bank": bank,
+        "positives": positives,
+        "keys": [f"{evil}{n}" for n in range(n_items)],
+        "fields": [{f"{evil}name": evil, "price": n} for n in range(n_items)],
+        "query_texts": [f"{evil} query {n}" for n in range(n_queries)],
+        "verdict": {"verdict": "apply", "reason": evil, "interval": Interval(0.021, 0.004, 0.038)},
+        "title": f"Shop {evil}",
+        "strength": 0.5,
+    }
+    return diagnose(queries, gallery, np.sort(bank @ gallery.T, 0)[-5:].mean(0), **{**full, **options})
+
+
+def test_the_page_holds_the_figures():
+    found = made()
+    page = Page(render(found))
+    assert page.open == []
+    assert {"distribution", "strength", "hubs", "antihubs", "coverage"} <= page.ids
+    for text in (
+        "Shop plain", "80 queries · 60 items · a bank of 30 · strength 0.5", "Apply",
+        "R@1: +2.1 points (95% interval +0.4 to +3.8)", "in use: 0.5",
+        f"{found.before.skewness:.2f} → {found.after.skewness:.2f}",
+        f"{100 * found.before.robin_hood:.1f}% → {100 * found.after.robin_hood:.1f}%",
+        f"{100 * found.retrieval_before['R@1']:.1f}% → {100 * found.retrieval_after['R@1']:.1f}%",
+        f"{found.antihubs.rescued} that were lost are found after correction, "
+        f"{found.antihubs.after - found.antihubs.before + found.antihubs.rescued} that were found are not",
+        f"{100 * found.coverage.reached / 60:.1f}% of the items are reached by the bank",
+        f"{len(found.coverage.regions)} regions of the gallery",
+    ):  # fmt: skip
+        assert text in page.text, text
+    for one in found.histogram:
+        assert f"{one.before} items with N_10" in page.text
+    for hub in found.hubs:
+        assert hub.item.key in page.text
+        assert f"N_10 of {hub.item.key}: {hub.item.before} before, {hub.item.after} after" in page.text
+        for one in hub.swallows:
+            assert f"“{one.text}” has it at rank {one.rank}" in page.text
+            assert f"its right answer at {one.right_before} → {one.right_after}" in page.text
+    for item in found.antihubs.examples + found.antihubs.never:
+        assert item.key in page.text
+    for item, similarity in found.coverage.farthest:
+        assert f"{similarity:.3f}" in page.text
+        assert item.key in page.text
+    for point in found.strengths:
+        assert f"strength {point.strength:g}: {point.hubness.skewness:.2f}" in page.text
+        assert f"strength {point.strength:g}: {100 * point.recall.estimate:.1f}%" in page.text
+
+
+def test_it_needs_nothing_but_itself():
+    source = render(made())
+    page = Page(source)
+    assert not {"script", "link", "img", "iframe", "object", "a"} & set(page.tags)
+    assert not {"src", "href", "srcset", "action"} & {name for name, _ in page.attributes}
+    assert "://" not in source
+    assert not re.search(r"@import|url\(", source)
+    assert "default-src 'none'" in source
+    assert "prefers-color-scheme: dark" in source
+    assert "$" not in source
+
+
+def test_every_chart_has_a_name():
+    source = render(made())
+    charts = re.findall(r"<svg [^>]*>.{9}", source)
+    assert len(charts) > 10
+    for chart in charts:
+        assert re.search(r'role="img" aria-label="[^"]+"><title>', chart)
+
+
+def test_what_users_wrote_is_escaped():
+    source = render(made(evil=EVIL))
+    page = Page(source)
+    assert page.open == []
+    assert "script" not in page.tags
+    assert "<script" not in source
+    assert page.text.count("<script>alert(1)</script>\"'&$title") > 20
+
+
+def test_long_values_are_cut_and_few_fields_shown():
+    fields = [{"text": "x" * 5000, **{f"f{n}": n for n in range(50)}}] * 60
+    source = render(made(fields=fields))
+    assert "x" * 200 not in source
+    assert "x" * 159 + "…" in source
+    assert "f10" not in source
+
+
+def test_without_positives_bank_or_verdict():
+    found = made(bank=None, positives=None, verdict=None, fields=None, keys=None, query_texts=None)
+    page = Page(render(found))
+    assert f"Skewness {found.before.skewness:.2f} → {found.after.skewness:.2f}" in page.text
+    assert "for a verdict" in page.text
+    assert "coverage" not in page.ids
+    assert "R@1" not in page.text
+    assert f"query {found.hubs[0].swallows[0].query}" in page.text
+
+
+def test_without_verdict_the_gain_is_the_headline():
+    found = made(verdict=None)
+    text = Page(render(found)).text
+    assert "nothing was held out to judge by" in text
+    assert f"{100 * found.gain.estimate:+.1f} points".replace("-", "−") in text
+
+
+@pytest.mark.parametrize(
+    ("verdict", "tone"),
+    [
+        ({"verdict": "leave it alone", "interval": (-0.05, -0.08, -0.02)}, "leave-it-alone"),
+        ({"verdict": "Apply weakly"}, "apply-weakly"),
+    ],
+)
+def test_the_verdict_has_a_tone(verdict, tone):
+    source = render(made(verdict=verdict))
+    assert f'class="card verdict {tone}"' in source
+    assert f".verdict.{tone} " in source
+    if "interval" in verdict:
+        assert "R@1: −5.0 points (95% interval −8.0 to −2.0)" in source
+
+
+def test_degenerate_galleries():
+    for queries, gallery in ((np.ones((3, 2)), np.ones((1, 2))), (np.zeros((2, 3)), np.zeros((40, 3)))):
+        n_items = len(gallery)
+        found = diagnose(queries, gallery, np.zeros(n_items), bank=queries, k=1, strength=0, strengths=[])
+        assert Page(render(found)).open == []
+
+
+def browse(page, tmp_path, *options):
+    """What headless Chromium writes about a file, without a network and with a profile of its own."""
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, timeout=60, check=True, cwd=tmp_path)
+    return done.stdout.decode()
+
+
+@pytest.fixture(scope="module")
+def real_page():
+    task = load_task("docstring_code")
+    bias = fit_on("docstring_code", Blend(), 1000).bias(task.gallery[:1000])
+    found = diagnose(
+        task.query[:800], task.gallery[:1000], bias, bank=task.bank[:1000], positives=task.positives[:800]
+    )
+    return found, render(found)
+
+
+@needs_chromium
+@needs_real_data
+@pytest.mark.xdist_group("chromium")
+def test_in_a_browser_nothing_is_missing_or_too_wide(real_page, tmp_path):
+    """The policy of the page lets no script run: the copy that measures itself is without it."""
+    found, source = real_page
+    measure = (
+        "<script>document.title = [...document.querySelectorAll('main, .card, svg')].filter("
+        "e => e.scrollWidth > e.clientWidth + 1 || !e.getBoundingClientRect().height).length + ' too wide'"
+        "</script></body>"
+    )
+    page = tmp_path / "page.html"
+    narrow = re.sub("<meta http-equiv[^>]*>", "", source).replace("<main>", '<main style="width: 400px">')
+    page.write_text(narrow.replace("</body>", measure), encoding="utf-8")
+    dom = browse(page, tmp_path, "--dump-dom", "--window-size=500,900")
+    assert "<title>0 too wide</title>" in dom
+    assert dom.count("<article") == len(found.hubs)
+    assert dom.count("<svg") == source.count("<svg")
+    assert dom.count("<polyline") == 3
+
+
+@needs_chromium
+@needs_real_data
+@pytest.mark.xdist_group("chromium")
+def test_in_a_browser_it_is_not_blank(real_page, tmp_path):
+    page, shot = tmp_path / "page.html", tmp_path / "page.png"
+    page.write_text(real_page[1], encoding="utf-8")
+    browse(page, tmp_path, f"--screenshot={shot}", "--window-size=1200,1600", "--hide-scrollbars")
+    width, height, lines = scanlines(shot.read_bytes())
+    assert (width, height) == (1200, 1600)
+    assert len(set(lines)) > height / 4
+
+
+def scanlines(png):
+    """Width, height and the filtered lines of a PNG: a blank one repeats the same few."""
+    assert png.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(png[at : at + 4], "big") for at in (16, 20))
+    at, packed = 8, b""
+    while at < len(png):
+        length = int.from_bytes(png[at : at + 4], "big")
+        packed += png[at + 8 : at + 8 + length] if png[at + 4 : at + 8] == b"IDAT" else b""
+        at += length + 12
+    raw = zlib.decompress(packed)
+    size = len(raw) // height
+    return width, height, [raw[size * line : size * (line + 1)] for line in range(height)]

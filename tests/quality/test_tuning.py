@@ -1,0 +1,278 @@
+"""tune: one pass equals direct fits, the verdict, and what a bad bank looks like."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
+from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict
+from milvus_hubness.quality import ranks
+from milvus_hubness.quality.soundness import coverage, shift, suspicions
+from milvus_hubness.quality.sweep import STRENGTHS, Trial, score_spread, sweep
+from milvus_hubness.quality.trials import assess, unevenness
+from milvus_hubness.quality.tuning import decide, tune
+from milvus_hubness.quality.verdict import judge_labelled, judge_unlabelled, mix, pick
+from tests.real_data import TASKS, load_task, needs_real_data
+
+T2V, RERANKER = "text_video_msrvtt t2v", "reranker_scores t2v"
+SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")
+
+
+@pytest.fixture
+def space():
+    """A bank (60, 8), a gallery (50, 8) and 40 queries, each near the item of its number."""
+    rng = np.random.default_rng(0)
+    gallery = rng.standard_normal((50, 8)).astype(np.float32)
+    queries = gallery[:40] + 0.5 * rng.standard_normal((40, 8)).astype(np.float32)
+    bank = rng.standard_normal((60, 8)).astype(np.float32)
+    return QueryBank(bank), gallery, queries
+
+
+def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
+    bank, gallery, queries = space
+    trials = sweep(bank, gallery, queries)
+    assert {type(trial.estimator).__name__ for trial in trials} == {
+        "NNN", "CSLS", "InvertedSoftmax", "DualInvertedSoftmax", "DistributionNormalization", "Sinkhorn",
+        "DualBankSinkhorn", "Blend",
+    }  # fmt: skip
+    assert {trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN | CSLS)} == {
+        1, 2, 4, 8, 16, 32,
+    }  # fmt: skip
+    for trial in trials:
+        fitted = trial.estimator.fit(bank, gallery=gallery, target_bank=queries)
+        np.testing.assert_allclose(trial.bias, trial.strength * fitted.bias(gallery), atol=2e-5)
+    assert trials[-1][:2] == (Blend(), 1.0)
+
+
+def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(space):
+    bank, gallery, _ = space
+    told = []
+    trials = sweep(
+        QueryBank(bank.vectors[:5]), gallery, progress=lambda doing, done, total: told.append((done, total))
+    )
+    assert told == [(done, len(told)) for done in range(1, len(told) + 1)]
+    assert max(trial.estimator.k for trial in trials if isinstance(trial.estimator, NNN)) == 4
+    assert {trial.strength for trial in trials} == {*STRENGTHS}
+
+
+def test_temperatures_follow_the_scale_of_the_scores(space):
+    bank, gallery, _ = space
+    direct = (bank.vectors @ gallery.T).std(1)
+    assert score_spread(bank, gallery) == pytest.approx(np.sqrt((direct**2).mean()), rel=1e-4)
+    taus = [
+        [trial.estimator.tau for trial in sweep(bank, items) if isinstance(trial.estimator, Sinkhorn)]
+        for items in (gallery, 100 * gallery)
+    ]
+    np.testing.assert_allclose(taus[1], 100 * np.array(taus[0]), rtol=0.05)
+
+
+def test_outcomes_equal_ranks_and_can_be_parted_by_query(space):
+    bank, gallery, queries = space
+    biases = [np.zeros(50, np.float32), *(trial.bias for trial in sweep(bank, gallery)[::20])]
+    positives = [np.array([number, 49]) for number in range(40)]
+    outcome = assess(queries, gallery, biases, positives)
+    for row, bias in zip(outcome.ranks, biases, strict=True):
+        np.testing.assert_array_equal(row, ranks(queries, gallery, positives, bias).best)
+    some = np.array([3, 1, 30])
+    apart = assess(queries[some], gallery, biases, [positives[query] for query in some])
+    np.testing.assert_array_equal(outcome.of(some).ranks, apart.ranks)
+    np.testing.assert_allclose(unevenness(outcome.of(some), 50), unevenness(apart, 50))
+
+
+def test_a_mix_is_the_mean_of_its_trials(space):
+    bank, gallery, _ = space
+    fits = [(NNN(4, 0.75), 1.0), (Sinkhorn(0.5), 0.5), (Sinkhorn(0.5), 1.0)]
+    trials = [Trial(one, w, np.float32(w) * one.fit(bank, gallery=gallery).bias(gallery)) for one, w in fits]
+    mixed = mix(trials)
+    assert len(mixed.estimator.estimators) == 2
+    assert mixed.strength == pytest.approx(2.5 / 3)
+    bias = mixed.strength * mixed.estimator.fit(bank, gallery=gallery).bias(gallery)
+    np.testing.assert_allclose(mixed.bias, bias, atol=1e-5)
+    np.testing.assert_allclose(mixed.bias, np.mean([trial.bias for trial in trials], 0), atol=1e-5)
+    assert mix(trials[1:]).estimator == Sinkhorn(0.5)
+
+
+def test_picking_prefers_what_ranks_better_and_then_what_is_more_even():
+    uneven = np.linspace(0.2, 0.3, 20)
+    assert set(pick(uneven)) == set(range(8))
+    even = np.full(20, 0.2)
+    few = np.full((20, 30), 4, np.int32)
+    few[12:] = 1
+    assert set(pick(even, few)) == set(range(12, 20))
+
+
+def test_verdicts():
+    rng = np.random.default_rng(0)
+    raw = (rng.random(400) < 0.4).astype(float)
+    better, worse = np.maximum(raw, rng.random(400) < 0.1), raw * (rng.random(400) < 0.9)
+    good = judge_labelled(raw, better, 1.0, 0.4)
+    assert good.verdict == "apply"
+    assert 0 < good.interval.low < good.interval.estimate < good.interval.high
+    assert judge_labelled(raw, better, 0.5, 0.4).verdict == "apply weakly"
+    assert judge_labelled(raw, worse, 1.0, 0.4)[:2] == ("leave it alone", 0.0)
+    assert judge_labelled(raw, raw, 1.0, 0.4).verdict == "apply"
+    assert judge_labelled(raw, raw, 1.0, -0.1).verdict == "leave it alone"
+    assert judge_unlabelled(0.4, 0.2, 0.25, 0.9)[:2] == ("apply", 0.9)
+    assert judge_unlabelled(0.4, 0.36, 0.3, 0.9)[:2] == ("apply weakly", 0.45)
+    assert judge_unlabelled(0.4, 0.39, 0.3, 0.9)[:2] == ("leave it alone", 0.0)
+    assert judge_unlabelled(0.4, 0.2, 0.45, 0.9)[:2] == ("leave it alone", 0.0)
+    assert judge_unlabelled(0.0, 0.0, 0.0, 0.9).verdict == "leave it alone"
+
+
+def test_coverage_and_shift_are_their_definitions():
+    gallery = np.eye(4, dtype=np.float32)
+    seen = coverage(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]], gallery)
+    assert seen[:3] == (5, 4, 3)
+    assert seen.share == pytest.approx(3 / (4 * (1 - np.exp(-5 / 4))))
+    assert seen.once == pytest.approx(2 / 5)
+    rng = np.random.default_rng(0)
+    near, far = rng.standard_normal((2, 500, 8)).astype(np.float32)
+    assert shift(near, near) == 0
+    assert shift(near, far) < 0.02
+    assert shift(near, far + 1) == pytest.approx(1, abs=0.1)
+
+
+class TestBadInput:
+    def test_too_few_queries(self, space):
+        bank, gallery, queries = space
+        with pytest.raises(InvalidInput, match="fewer than 20 queries; given: 1"):
+            tune(bank, gallery, queries=queries[:1], positives=[0])
+        with pytest.raises(BankTooSmall, match="40 are needed"):
+            tune(bank.vectors[:39], gallery)
+
+    def test_labels_that_point_nowhere(self, space):
+        bank, gallery, queries = space
+        positives = np.arange(40)
+        positives[7] = 50
+        with pytest.raises(InvalidInput, match="query 7 are not among the 50"):
+            tune(bank, gallery, queries=queries, positives=positives)
+        with pytest.raises(InvalidInput, match="for 39 queries and there are 40"):
+            tune(bank, gallery, queries=queries, positives=positives[:39])
+        with pytest.raises(InvalidInput, match="without the queries"):
+            tune(bank, gallery, positives=positives)
+
+    def test_vectors(self, space):
+        bank, gallery, queries = space
+        with pytest.raises(DimensionMismatch):
+            tune(bank, gallery[:, :7])
+        with pytest.raises(DimensionMismatch):
+            tune(bank, gallery, queries=queries[:, :7])
+        with pytest.raises(NonFiniteVectors):
+            tune(bank, np.where(gallery == gallery[3], np.nan, gallery))
+        with pytest.raises(InvalidInput, match="seed"):
+            tune(bank, gallery, seed=-1)
+
+    def test_nothing_to_rank(self, space):
+        bank, gallery, queries = space
+        for items in (gallery[:1], np.zeros_like(gallery)):
+            with pytest.raises(InvalidInput, match="score alike"):
+                tune(bank, items)
+        with pytest.raises(InvalidInput, match="nothing but the queries"):
+            tune(queries, gallery, queries=queries)
+
+    def test_zero_rows_are_no_fault(self, space):
+        bank, gallery, queries = space
+        gallery[45:] = 0
+        assert tune(bank, gallery, queries=queries, positives=np.arange(40)).items == 50
+
+
+def labelled(name, part, **more):
+    task = load_task(name)
+    return tune(
+        task.bank,
+        task.gallery,
+        target_bank=task.target_bank,
+        queries=task.query[part],
+        positives=task.positives[part],
+        **more,
+    )
+
+
+@needs_real_data
+class TestRealData:
+    def test_the_verdict_with_labels_and_that_it_can_be_kept(self):
+        part = np.random.default_rng(0).permutation(500)[:250]
+        told = labelled(T2V, part)
+        assert told.verdict == "apply"
+        assert told.warnings == ()
+        assert told.interval.estimate > 0
+        assert told.rows[0].estimator is None
+        r1s = [row.r1 for row in told.rows[1:]]
+        assert r1s == sorted(r1s, reverse=True)
+        kept = json.loads(json.dumps(told.to_dict()))
+        assert from_dict(kept["choice"]) == told.choice
+        assert kept["rows"][5]["gain"]["low"] < kept["rows"][5]["gain"]["high"]
+
+    def test_equal_seeds_choose_equally(self):
+        task = load_task(T2V)
+        one, same, other = (tune(task.bank, task.gallery, seed=seed) for seed in (1, 1, 2))
+        assert one.to_dict() == same.to_dict()
+        assert one.to_dict() != other.to_dict()
+
+    def test_a_split_of_shared_outcomes_is_judged_as_alone(self):
+        """benchmarks/tune.py rests on this."""
+        task = load_task(T2V)
+        part = np.random.default_rng(3).permutation(500)[:250]
+        trials = sweep(QueryBank(task.bank), task.gallery, task.target_bank)
+        positives = list(task.positives[:, None])
+        biases = [np.zeros(500, np.float32), *(trial.bias for trial in trials)]
+        outcome = assess(task.query, task.gallery, biases, positives).of(part)
+        wanted = [positives[query] for query in part]
+        chosen, judged = decide(trials, outcome, task.query[part], task.gallery, wanted)
+        told = labelled(T2V, part)
+        assert (told.choice, told.strength, told.interval) == (
+            chosen.estimator, judged.strength, judged.interval,
+        )  # fmt: skip
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_reranker_scores_are_left_alone(self, seed):
+        part = np.random.default_rng(seed).permutation(500)[:250]
+        for told in (labelled(RERANKER, part, seed=seed), tune(*load_task(RERANKER)[2:0:-1], seed=seed)):
+            assert told.verdict == "leave it alone"
+            assert told.choice is None
+            assert told.strength == 0
+
+    @pytest.mark.parametrize("name", TASKS)
+    def test_no_suspicion_of_a_task_s_own_bank(self, name):
+        task = load_task(name)
+        asked = task.query[np.random.default_rng(0).permutation(len(task.query))[: len(task.query) // 2]]
+        assert suspicions(task.bank, task.gallery) == []
+        assert suspicions(task.bank, task.gallery, asked) == []
+
+    @pytest.mark.parametrize("share", [0.5, 0.25, 0.1])
+    @pytest.mark.parametrize("name", TASKS)
+    def test_a_bank_that_crowds_few_items_is_found(self, name, share):
+        task = load_task(name)
+        bank = crowding(task.bank[:5000], task.gallery, share)
+        assert "narrow" in [suspicion.kind for suspicion in suspicions(bank, task.gallery)]
+        assert "narrow" in [suspicion.kind for suspicion in suspicions(bank, task.gallery, task.query[::2])]
+
+    @pytest.mark.parametrize("other", SMALL)
+    @pytest.mark.parametrize("name", SMALL)
+    def test_a_bank_of_another_data_set_is_found(self, name, other):
+        if name.split()[0] == other.split()[0]:
+            return
+        bank, task = load_task(other).bank, load_task(name)
+        assert suspicions(bank, task.gallery)
+        assert len(suspicions(bank, task.gallery, task.query[:250])) >= 1
+
+    def test_nothing_is_applied_from_a_bad_bank(self):
+        task = load_task(T2V)
+        for bank in (load_task("clip_products t2i").bank, crowding(task.bank, task.gallery, 0.5)):
+            for more in ({}, {"queries": task.query, "positives": task.positives}):
+                told = tune(bank, task.gallery, **more)
+                assert (told.verdict, told.choice, told.strength) == ("leave it alone", None, 0)
+                assert told.reason.startswith("the nearest items of the bank's")
+                assert told.candidate is not None
+
+
+def crowding(bank, gallery, share):
+    """The share of the bank whose nearest items are the fewest."""
+    nearest = (bank @ gallery.T).argmax(1)
+    counts = np.bincount(nearest, minlength=len(gallery))
+    order = np.lexsort((nearest, -counts[nearest]))
+    return bank[order[: int(share * len(bank))]]
