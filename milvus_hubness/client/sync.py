@@ -31,7 +31,8 @@ class HubnessClient(MilvusClient):
     c, the centre kept in the state, moves no ranking and keeps scores on the scale the application knows.
 
     strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
-    state_ttl: seconds for which what a collection says about its biases is believed without asking again.
+    state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
+    it below the time between two refreshes.
     """
 
     def __init__(

@@ -50,7 +50,7 @@ def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -
         store.drop(plan.target)
     correction = _fit(store, plan, progress)
     kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
-    bank, bank_is_new = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
+    bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
     made_copy = False
     try:
         state = _initial_state(plan, correction.centre, bank)
@@ -64,8 +64,10 @@ def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -
     except BaseException:
         if made_copy and store.exists(plan.target):
             store.drop(plan.target)
-        if bank_is_new:
+        if made_bank == "collection":
             store.drop(plan.bank_collection)
+        elif made_bank == "generation":
+            store.drop_bank_generation(bank)
         raise
     if plan.alias:
         store.point_alias(plan.alias, plan.target)

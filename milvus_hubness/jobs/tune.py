@@ -55,7 +55,7 @@ def tune(
     record = TuningRecord(
         verdict=found.verdict,
         choice=to_dict(found.choice) if found.choice else None,
-        strength=found.strength,
+        strength=round(found.strength, 2),
         reason=found.reason,
         labelled=found.labelled,
         bank_fingerprint=bank.fingerprint,

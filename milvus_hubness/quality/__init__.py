@@ -21,11 +21,15 @@ from milvus_hubness.quality.retrieval import (
     retrieval_summary,
 )
 from milvus_hubness.quality.search import nearest
+from milvus_hubness.quality.soundness import Suspicion, suspicions
+from milvus_hubness.quality.tuning import Tuning, tune
 
 __all__ = [
     "Hubness",
     "Interval",
     "PositiveRanks",
+    "Suspicion",
+    "Tuning",
     "antihubs",
     "average_precisions",
     "confidence_interval",
@@ -42,5 +46,7 @@ __all__ = [
     "retrieval_summary",
     "robin_hood",
     "skewness",
+    "suspicions",
     "top_hubs",
+    "tune",
 ]

@@ -16,7 +16,7 @@ SHIFTED = 0.25
 SAMPLE = 10_000
 
 
-class Coverage(NamedTuple):
+class Reach(NamedTuple):
     """How many items are the nearest of some query.
 
     reached: so many. share: of the number that as many queries would reach if all items were as likely,
@@ -38,12 +38,12 @@ class Suspicion(NamedTuple):
     text: str
 
 
-def coverage(queries: Vectors, gallery: Vectors, *, device: str = "auto") -> Coverage:
+def reach(queries: Vectors, gallery: Vectors, *, device: str = "auto") -> Reach:
     """Of queries (n, d) over the items (N, d)."""
     nearest = topk(queries, gallery, 1, device=device).indices[:, 0]
     counts = np.bincount(nearest, minlength=len(gallery))
     n, items, reached = len(queries), len(gallery), int((counts > 0).sum())
-    return Coverage(
+    return Reach(
         n, items, reached, float(reached / (-items * np.expm1(-n / items))), float((counts == 1).sum() / n)
     )
 
@@ -68,14 +68,14 @@ def suspicions(
     `SHIFTED`. The README tells what these are on real banks.
     """
     order = np.random.default_rng(seed).permutation(len(bank))[:SAMPLE]
-    seen = coverage(bank[order], gallery, device=device)
+    seen = reach(bank[order], gallery, device=device)
     if queries is None:
         narrow, usual = seen.share < NARROW, "evenly spread queries would reach"
         expected = seen.reached / seen.share
     else:
         n = min(len(queries), len(order))
-        asked = coverage(queries[:n], gallery, device=device)
-        alike = coverage(bank[order[:n]], gallery, device=device)
+        asked = reach(queries[:n], gallery, device=device)
+        alike = reach(bank[order[:n]], gallery, device=device)
         narrow, usual = alike.reached < NARROWER * asked.reached, "the queries asked reach"
         expected = seen.reached * asked.reached / alike.reached
     found = []

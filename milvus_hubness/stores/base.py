@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.layout import Floats, Metric
@@ -12,6 +12,9 @@ from milvus_hubness.state import BankReference, CollectionState, TuningRecord
 
 Key = int | str
 """A primary key."""
+
+Made = Literal["collection", "generation", "nothing"]
+"""What storing a bank added to the database."""
 
 
 @dataclass(frozen=True)
@@ -150,9 +153,9 @@ class Store(Protocol):
         """Create the alias or move it, in one step of the database."""
         ...
 
-    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, bool]:
-        """Keep `bank` as a further generation of the bank collection; the flag tells whether the collection
-        was made for it. The same bank again returns the generation it already is."""
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
+        """Keep `bank` as a further generation of the bank collection, and say what was made for it. The same
+        bank again is the generation that it already is. Raises CollectionExists where the name is taken."""
         ...
 
     def load_bank(self, reference: BankReference) -> StoredBank:

@@ -14,7 +14,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import BankReference
-from milvus_hubness.stores.base import Batch, Key, StoredBank
+from milvus_hubness.stores.base import Batch, Key, Made, StoredBank
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import translated
 
@@ -26,7 +26,7 @@ _TARGETS_FROM = 2**31
 class MilvusBanks(MilvusRequests):
     """The bank methods of the store."""
 
-    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, bool]:
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
         generations: dict[str, Any] = {}
         created = not self.exists(collection)
         if created:
@@ -34,7 +34,7 @@ class MilvusBanks(MilvusRequests):
         else:
             generations = self._generations(collection, bank.queries.dim)
         if kept := self._same_generation(collection, generations, bank):
-            return kept, False
+            return kept, "nothing"
         reference = BankReference(
             collection=collection,
             generation=1 + max(map(int, generations), default=0),
@@ -60,7 +60,7 @@ class MilvusBanks(MilvusRequests):
                 with translated(collection):
                     self.client.drop_collection(collection)
             raise
-        return reference, created
+        return reference, "collection" if created else "generation"
 
     def load_bank(self, reference: BankReference) -> StoredBank:
         found = self._keys(reference.collection, f"generation == {reference.generation}")

@@ -373,6 +373,18 @@ def test_a_failure_leaves_nothing_behind(backend, at, error):
     assert collections(client) == before
 
 
+def test_a_failure_takes_back_what_it_added_to_a_bank_that_was_there(lite):
+    client, name, bank = small(lite)
+    store = lite.store()
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4)))
+    other = QueryBank(bank.vectors[:30])
+    plan = plan_migration(store, name, other, estimator=NNN(4), target=lite.name("second"))
+    with pytest.raises(StoreError):
+        migrate(Failing(client, "write"), plan)
+    counted = client.query(f"{name}__bank", output_fields=["count(*)"], consistency_level="Strong")
+    assert counted[0]["count(*)"] == 40
+
+
 def test_a_write_to_the_source_during_the_copy_is_noticed(lite):
     client, name, bank = small(lite)
     before = collections(client)

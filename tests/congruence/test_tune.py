@@ -76,7 +76,7 @@ def test_the_finding_is_kept_with_the_collection_and_followed(retrieval):
     assert found.verdict == "apply"
     assert found.interval.low > 0
     kept = retrieval.store.info(retrieval.name).tuning
-    assert (kept.verdict, kept.strength) == (found.verdict, found.strength)
+    assert (kept.verdict, kept.strength) == (found.verdict, round(found.strength, 2))
     plan = plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank))
     assert plan.to_dict()["estimator"] == kept.choice
     assert plan.strength == kept.strength

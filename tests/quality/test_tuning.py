@@ -11,14 +11,14 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict
 from milvus_hubness.quality import ranks
-from milvus_hubness.quality.soundness import coverage, shift, suspicions
+from milvus_hubness.quality.soundness import reach, shift, suspicions
 from milvus_hubness.quality.sweep import STRENGTHS, Trial, score_spread, sweep
 from milvus_hubness.quality.trials import assess, unevenness
 from milvus_hubness.quality.tuning import decide, tune
 from milvus_hubness.quality.verdict import judge_labelled, judge_unlabelled, mix, pick
 from tests.real_data import TASKS, load_task, needs_real_data
 
-T2V, RERANKER = "text_video_msrvtt t2v", "reranker_scores t2v"
+V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"
 SMALL = ("text_video_msrvtt t2v", "text_video_msrvtt v2t", "clip_products t2i", "clip_products i2t")
 
 
@@ -123,9 +123,9 @@ def test_verdicts():
     assert judge_unlabelled(0.0, 0.0, 0.0, 0.9).verdict == "leave it alone"
 
 
-def test_coverage_and_shift_are_their_definitions():
+def test_reach_and_shift_are_their_definitions():
     gallery = np.eye(4, dtype=np.float32)
-    seen = coverage(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]], gallery)
+    seen = reach(np.eye(4, dtype=np.float32)[[0, 0, 0, 1, 2]], gallery)
     assert seen[:3] == (5, 4, 3)
     assert seen.share == pytest.approx(3 / (4 * (1 - np.exp(-5 / 4))))
     assert seen.once == pytest.approx(2 / 5)
@@ -196,7 +196,7 @@ def labelled(name, part, **more):
 class TestRealData:
     def test_the_verdict_with_labels_and_that_it_can_be_kept(self):
         part = np.random.default_rng(0).permutation(500)[:250]
-        told = labelled(T2V, part)
+        told = labelled(V2T, part)
         assert told.verdict == "apply"
         assert told.warnings == ()
         assert told.interval.estimate > 0
@@ -208,14 +208,14 @@ class TestRealData:
         assert kept["rows"][5]["gain"]["low"] < kept["rows"][5]["gain"]["high"]
 
     def test_equal_seeds_choose_equally(self):
-        task = load_task(T2V)
+        task = load_task(V2T)
         one, same, other = (tune(task.bank, task.gallery, seed=seed) for seed in (1, 1, 2))
         assert one.to_dict() == same.to_dict()
         assert one.to_dict() != other.to_dict()
 
     def test_a_split_of_shared_outcomes_is_judged_as_alone(self):
         """benchmarks/tune.py rests on this."""
-        task = load_task(T2V)
+        task = load_task(V2T)
         part = np.random.default_rng(3).permutation(500)[:250]
         trials = sweep(QueryBank(task.bank), task.gallery, task.target_bank)
         positives = list(task.positives[:, None])
@@ -223,7 +223,7 @@ class TestRealData:
         outcome = assess(task.query, task.gallery, biases, positives).of(part)
         wanted = [positives[query] for query in part]
         chosen, judged = decide(trials, outcome, task.query[part], task.gallery, wanted)
-        told = labelled(T2V, part)
+        told = labelled(V2T, part)
         assert (told.choice, told.strength, told.interval) == (
             chosen.estimator, judged.strength, judged.interval,
         )  # fmt: skip
@@ -261,7 +261,7 @@ class TestRealData:
         assert len(suspicions(bank, task.gallery, task.query[:250])) >= 1
 
     def test_nothing_is_applied_from_a_bad_bank(self):
-        task = load_task(T2V)
+        task = load_task(V2T)
         for bank in (load_task("clip_products t2i").bank, crowding(task.bank, task.gallery, 0.5)):
             for more in ({}, {"queries": task.query, "positives": task.positives}):
                 told = tune(bank, task.gallery, **more)
