@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,6 @@ from milvus_hubness.state import HIDDEN_FIELDS, NORM_FIELD, PROPERTY, TUNING_PRO
 
 Row = MutableMapping[str, Any]
 
-_STORED_METRIC = "IP"
 _RANGE = ("radius", "range_filter")
 
 
@@ -42,6 +41,18 @@ class SearchRequest:
     search_params: dict[str, Any]
     fields: FieldRequest
     round_decimal: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to send to the server, and `answer`, which makes of its results those the user asked for."""
+
+    data: list[Floats]
+    limit: int
+    offset: int
+    search_params: dict[str, Any]
+    output_fields: list[str] | None
+    answer: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,53 @@ class Rewrite:
             fields=self.fields(output_fields),
             round_decimal=round_decimal,
         )
+
+    def is_gated(self, strength: float | None) -> bool:
+        """Whether a search at this strength is corrected for some queries only."""
+        profile = self.state.profile
+        return profile.gate is not None and (profile.strength if strength is None else strength) != 0
+
+    def ask(
+        self,
+        data: npt.ArrayLike,
+        search_params: dict[str, Any] | None,
+        output_fields: list[str] | None,
+        *,
+        strength: float | None,
+        limit: int,
+        offset: int = 0,
+        round_decimal: int = -1,
+        rerank: GloballyCorrected | None = None,
+        bank: Floats | None = None,
+        activated: AbstractSet[Any] = frozenset(),
+    ) -> Asked:
+        """The one request that answers a search: corrected, gated, or raw candidates for `rerank`.
+
+        bank (m, d): the bank's queries, for `rerank`. activated: keys, where the search is gated. Raises as
+        `search` does.
+        """
+        if rerank is not None and bank is not None:
+            request = self.candidates(data, search_params, output_fields, round_decimal)
+            page = slice(offset, offset + limit)
+            return self._asked(
+                request,
+                max(rerank.candidates, limit + offset),
+                0,
+                lambda results: self.reranked_out(results, request, rerank, bank, page),
+            )
+        corrected = self.search(data, search_params, output_fields, strength, round_decimal)
+        if not self.is_gated(strength):
+            return self._asked(corrected, limit, offset, lambda results: self.hits_out(results, corrected))
+        raw = self.search(data, search_params, output_fields, 0.0, round_decimal)
+        return self._asked(
+            replace(corrected, data=[*raw.data, *corrected.data]),
+            limit + offset,
+            0,
+            lambda results: self.gated_out(results, raw, corrected, activated, offset),
+        )
+
+    def _asked(self, request: SearchRequest, limit: int, offset: int, answer: Callable[[Any], Any]) -> Asked:
+        return Asked(request.data, limit, offset, request.search_params, request.fields.requested, answer)
 
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
         """What to ask for so that vectors can be read back, and what to hide again.

@@ -192,45 +192,30 @@ class HubnessClient(MilvusClient):
             data = self._vectors_of(collection_name, state, ids, timeout)
         if strength is None:
             strength = self._strength
-        rounding = options.pop("round_decimal", -1)
-        request = rewrite.search(data, search_params, output_fields, strength, rounding)
-        skip = int(options.get("offset", 0))
-        if rerank is not None:
-            request = rewrite.candidates(data, search_params, output_fields, rounding)
-            bank = self._kept(state).queries.vectors
-            results = super().search(
-                collection_name,
-                request.data,
-                filter,
-                max(rerank.candidates, limit + skip),
-                request.fields.requested,
-                request.search_params,
-                **{**options, "offset": 0},
-            )
-            return rewrite.reranked_out(results, request, rerank, bank, slice(skip, skip + limit))
-        if state.profile.gate is not None and request.strength:
-            raw = rewrite.search(data, search_params, output_fields, 0.0, rounding)
-            results = super().search(
-                collection_name,
-                [*raw.data, *request.data],
-                filter,
-                limit + skip,
-                request.fields.requested,
-                request.search_params,
-                **{**options, "offset": 0},
-            )
-            activated = {key for keys in self._kept(state).nearest for key in keys}
-            return rewrite.gated_out(results, raw, request, activated, skip)
+        kept = self._kept(state) if rerank is not None or rewrite.is_gated(strength) else None
+        asked = rewrite.ask(
+            data,
+            search_params,
+            output_fields,
+            strength=strength,
+            limit=limit,
+            offset=int(options.pop("offset", 0)),
+            round_decimal=options.pop("round_decimal", -1),
+            rerank=rerank,
+            bank=kept.queries.vectors if kept else None,
+            activated=kept.activated if kept else frozenset(),
+        )
         results = super().search(
             collection_name,
-            request.data,
+            asked.data,
             filter,
-            limit,
-            request.fields.requested,
-            request.search_params,
+            asked.limit,
+            asked.output_fields,
+            asked.search_params,
             **options,
+            **({"offset": asked.offset} if asked.offset else {}),
         )
-        return rewrite.hits_out(results, request)
+        return asked.answer(results)
 
     def _vectors_of(
         self, collection_name: str, state: CollectionState, ids: Any, timeout: float | None

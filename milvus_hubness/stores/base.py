@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
@@ -67,6 +68,11 @@ class StoredBank:
     def fingerprint(self) -> str:
         """Of the queries, and of the targets where there are any; the potentials follow from them."""
         return self.queries.fingerprint + (f"+{self.targets.fingerprint}" if self.targets else "")
+
+    @cached_property
+    def activated(self) -> frozenset[Key]:
+        """The keys that are among the nearest of some query."""
+        return frozenset(key for keys in self.nearest for key in keys)
 
 
 @dataclass(frozen=True)

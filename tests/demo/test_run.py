@@ -1,8 +1,10 @@
 """The demo keeps its promise through a real Milvus, and cleans up."""
 
+import numpy as np
 import pytest
 
 from milvus_hubness.demo.run import run
+from milvus_hubness.demo.towers import Retriever
 
 
 def test_recall_rises_by_at_least_five_points(backend):
@@ -19,6 +21,19 @@ def test_recall_rises_by_at_least_five_points(backend):
     assert set(backend.client().list_collections()) == before
 
 
+@pytest.fixture
+def small_demo(monkeypatch):
+    """The demo on a retriever of random vectors: only what it does with the database is of interest."""
+    rng = np.random.default_rng(0)
+    unit = [vectors / np.linalg.norm(vectors, axis=1)[:, None] for vectors in rng.normal(size=(3, 60, 16))]
+    queries, gallery, bank = (vectors.astype(np.float32) for vectors in unit)
+    names = [f"function {i}" for i in range(60)]
+    retriever = Retriever(queries, gallery, bank, names, names)
+    monkeypatch.setattr("milvus_hubness.demo.run.collect", list)
+    monkeypatch.setattr("milvus_hubness.demo.run.build", lambda pairs, progress: retriever)
+
+
+@pytest.mark.usefixtures("small_demo")
 def test_kept_collections_stay_and_can_be_searched(lite):
     result = run(lite.uri, keep=True)
     lite.made += [result.collection, result.corrected_collection, f"{result.collection}__bank"]
@@ -27,6 +42,7 @@ def test_kept_collections_stay_and_can_be_searched(lite):
     assert client.hubness_state(result.corrected_collection).profile.estimator["k"] == 16
 
 
+@pytest.mark.usefixtures("small_demo")
 def test_a_failure_leaves_no_collection(lite, monkeypatch):
     before = set(lite.client().list_collections())
 
