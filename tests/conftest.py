@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 from pymilvus import MilvusClient
 from pymilvus.settings import Config
+from threadpoolctl import threadpool_limits
 
 from milvus_hubness import HubnessClient, MilvusStore
 from tests import servers
@@ -23,6 +24,7 @@ logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)
 Config.WaitTimeDurationWhenLoad = 0.05
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+    threadpool_limits(1)
 
 _numbers = itertools.count()
 
@@ -62,8 +64,9 @@ class Backend:
         self.made.clear()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Tests that share a database and its collections stay on one worker."""
+    """Tests that share a database and its collections stay on one worker. First, before xdist reads it."""
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {params.get('running', '')}"))

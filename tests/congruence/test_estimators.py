@@ -66,6 +66,8 @@ class Served:
 
 @pytest.fixture(scope="module", params=METRICS)
 def served(shared_backend, request):
+    if request.param != "L2" and not shared_backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
     return Served(shared_backend, request.param)
 
 
