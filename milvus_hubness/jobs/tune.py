@@ -51,6 +51,7 @@ def tune(
         queries=layout.reduce_queries(queries.vectors) if queries else None,
         positives=gallery.positions(answers) if answers is not None else None,
         seed=seed,
+        progress=progress,
     )
     record = TuningRecord(
         verdict=found.verdict,

@@ -50,7 +50,7 @@ def ranks(
     queries), DimensionMismatch, NonFiniteVectors.
     """
     asked, stored = with_bias(queries, gallery, bias)
-    items, starts = _pairs(positives, len(asked), len(stored))
+    items, starts = checked_positives(positives, len(asked), len(stored))
     operands = Operands.of(asked, stored, device)
     found = np.empty(len(items), np.int64)
     rows, _ = operands.tile_shape(columns=len(stored))
@@ -81,7 +81,7 @@ def _in_order(found: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> np
     return in_order
 
 
-def _pairs(
+def checked_positives(
     positives: Positives, n_queries: int, n_items: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """All positives, each query's own apart and once, and where each query's begin."""

@@ -15,7 +15,7 @@ from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.inputs import require_gallery, require_target_bank
 from milvus_hubness.kernels.arguments import whole_number
 from milvus_hubness.quality.bootstrap import Interval
-from milvus_hubness.quality.ranking import Positives, _pairs
+from milvus_hubness.quality.ranking import Positives, checked_positives
 from milvus_hubness.quality.soundness import Suspicion, suspicions
 from milvus_hubness.quality.sweep import Progress, Trial, sweep
 from milvus_hubness.quality.trials import Outcome, assess, unevenness
@@ -194,7 +194,7 @@ def _checked_queries(
         )
     if positives is None:
         return asked, None
-    numbers, starts = _pairs(positives, len(asked), n_items)
+    numbers, starts = checked_positives(positives, len(asked), n_items)
     return asked, np.split(numbers, starts[1:-1])
 
 
