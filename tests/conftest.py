@@ -12,6 +12,7 @@ from hypothesis import settings
 from pymilvus import MilvusClient
 from pymilvus.settings import Config
 from threadpoolctl import threadpool_limits
+from xdist.scheduler import LoadScopeScheduling
 
 from milvus_hubness import HubnessClient, MilvusStore
 from tests import servers
@@ -25,6 +26,8 @@ Config.WaitTimeDurationWhenLoad = 0.05
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
+
+DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 
 _numbers = itertools.count()
 
@@ -64,12 +67,18 @@ class Backend:
         self.made.clear()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Tests that share a database and its collections stay on one worker. First, before xdist reads it."""
-    for item in items:
-        params = item.callspec.params if hasattr(item, "callspec") else {}
-        item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {params.get('running', '')}"))
+class ByDatabase(LoadScopeScheduling):
+    """Tests of one file on one database share its collections, and so a worker; all others go where there is
+    room."""
+
+    def _split_scope(self, nodeid):
+        kind = next((kind for kind in DATABASES if f"[{kind}" in nodeid), None)
+        return f"{nodeid.split('::')[0]} {kind}" if kind else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return ByDatabase(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -93,11 +102,10 @@ def current_uri():
         yield server.uri
 
 
-@pytest.fixture(scope="session", params=["lite", "server-2.3.5", "server-current"])
+@pytest.fixture(scope="session", params=DATABASES)
 def running(request):
     """(kind, uri) of each database in turn."""
-    fixture = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
-    return request.param, request.getfixturevalue(fixture[request.param])
+    return request.param, request.getfixturevalue(DATABASES[request.param])
 
 
 @pytest.fixture(scope="module")

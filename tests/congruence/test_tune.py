@@ -128,6 +128,8 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
 def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
     store = retrieval.store
     target = f"{retrieval.name}_hubness"
+    if not store.exists(target):
+        migrate(store, plan_migration(store, retrieval.name, QueryBank(retrieval.bank), force=True))
     found = diagnose(store, target, QueryBank(retrieval.queries), answers=retrieval.answers).to_dict()
     client = retrieval.backend.hubness_client()
     for name, strength in (("before", 0.0), ("after", None)):
