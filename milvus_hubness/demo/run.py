@@ -79,10 +79,11 @@ def run(
     keep: leave the collections there. Raises ServerUnavailable, StoreError, UnreadableFile.
     """
     began = time.perf_counter()
-    plain = connect(uri, token, db_name)
-    store = MilvusStore(plain)
+    connect(uri, token, db_name).close()
     stages = iter(range(STAGES))
     retriever = build(collect(), progress=lambda stage: progress(stage, 1 + next(stages), STAGES))
+    plain = connect(uri, token, db_name)
+    store = MilvusStore(plain)
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"
     made = [name]
     try:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError
 
@@ -22,8 +23,16 @@ _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "m
 
 def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0) -> MilvusClient:
     """A plain MilvusClient. Raises ServerUnavailable, naming the address and never the token."""
+    # Milvus Lite hangs up on clients that were idle for half a minute; pymilvus connects without retrying.
+    attempts = 1 if "://" in uri else 3
+    retrying = Retrying(
+        retry=retry_if_exception_type(MilvusException),
+        stop=stop_after_attempt(attempts),
+        wait=wait_fixed(0.5),
+        reraise=True,
+    )
     try:
-        return MilvusClient(uri, token=token, db_name=db_name, timeout=timeout)
+        return retrying(MilvusClient, uri, token=token, db_name=db_name, timeout=timeout)
     except MilvusException as error:
         if "://" in uri:
             raise ServerUnavailable(f"no Milvus answers at {uri}: {error.message}") from None

@@ -42,6 +42,7 @@ def test_recall_through_milvus_is_the_references(backend, name, metric):
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(items)]
     for start in range(0, len(rows), 2_000):
         client.insert(collection, rows[start : start + 2_000])
+    client.flush(collection)
     store = backend.store()
     plan = plan_migration(store, collection, QueryBank(task.bank), estimator=NNN(32, 0.75))
     target = migrate(store, plan).target

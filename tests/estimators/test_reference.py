@@ -42,10 +42,17 @@ COLUMNS = {
 }
 
 
+# The largest task: benchmarks/quality.py meets its other columns.
+LARGEST = "caption_translation"
+OF_THE_LARGEST = ("raw", "nnn k=32 a=.75", "is tau=.05", "sn tau=.02 T=10")
+
+
 @pytest.mark.parametrize("task", TASKS)
 def test_recall_of_every_column(task):
     row = reference()[task]
     mine = [column for column in COLUMNS if column in row]
+    if task == LARGEST:
+        mine = [column for column in mine if column in OF_THE_LARGEST]
     fits = [None if column == "raw" else fit_on(task, COLUMNS[column]) for column in mine]
     found = dict(zip(mine, recall_at_1(task, *fits), strict=True))
     assert found == {column: pytest.approx(row[column][0], abs=0.15) for column in mine}
@@ -61,7 +68,7 @@ def test_ranks_find_the_same_recall(task):
     np.testing.assert_allclose(100 * np.array(by_rank), recall_at_1(task, None, fitted))
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != "caption_translation"])
+@pytest.mark.parametrize("task", [task for task in TASKS if task != LARGEST])
 def test_skewness_of_n10(task):
     row, data = reference()[task], load_task(task)
     for column in ("raw", "nnn k=32 a=.75", "is tau=.05", "sn tau=.02 T=10"):
@@ -78,7 +85,7 @@ def test_sparse_sinkhorn_loses_little():
 
 def test_the_default_blend_is_never_below_raw():
     """caption_translation, the slowest and with the widest margin, is left to benchmarks/quality.py."""
-    tasks = [task for task in EMBEDDING_TASKS if task != "caption_translation"]
+    tasks = [task for task in EMBEDDING_TASKS if task != LARGEST]
     gains = [
         recall_at_1(task, fit_on(task, Blend(), 9000))[0] - reference()[task]["raw"][0] for task in tasks
     ]
