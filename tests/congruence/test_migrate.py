@@ -448,19 +448,19 @@ def test_duplicates_in_the_source_are_told_and_copied_once(backend):
 
 def test_large_rows_go_in_fitting_parts(backend):
     client, name = backend.client(), backend.name()
-    items = vectors(np.random.default_rng(5), 1_400, 8)
+    items = vectors(np.random.default_rng(5), 1_150, 8)
     plain_collection(client, name, items[:1], "IP")
     text = "x" * 60_000
-    for start in range(1, 1_400, 200):
+    for start in range(1, 1_150, 200):
         rows = [
             {"id": i, "vector": items[i], "group": 0, "long": text}
-            for i in range(start, min(1_400, start + 200))
+            for i in range(start, min(1_150, start + 200))
         ]
         client.insert(name, rows)
     store = backend.store()
     result = migrate(store, plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4)))
-    assert result.rows == 1_400
-    [row] = client.get(result.target, 1_399)
+    assert result.rows == 1_150
+    [row] = client.get(result.target, 1_149)
     assert row["long"] == text
 
 

@@ -68,7 +68,7 @@ def test_ranks_find_the_same_recall(task):
     np.testing.assert_allclose(100 * np.array(by_rank), recall_at_1(task, None, fitted))
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task != LARGEST])
+@pytest.mark.parametrize("task", [task for task in TASKS if not task.startswith("caption")])
 def test_skewness_of_n10(task):
     row, data = reference()[task], load_task(task)
     for column in ("raw", "nnn k=32 a=.75", "is tau=.05", "sn tau=.02 T=10"):
@@ -78,8 +78,9 @@ def test_skewness_of_n10(task):
 
 
 def test_sparse_sinkhorn_loses_little():
-    dense = [reference()[task]["sn tau=.02 T=10"][0] for task in EMBEDDING_TASKS]
-    sparse = [recall_at_1(task, fit_on(task, Sinkhorn(0.02, neighbors=64)))[0] for task in EMBEDDING_TASKS]
+    tasks = [task for task in EMBEDDING_TASKS if task != LARGEST]
+    dense = [reference()[task]["sn tau=.02 T=10"][0] for task in tasks]
+    sparse = [recall_at_1(task, fit_on(task, Sinkhorn(0.02, neighbors=64)))[0] for task in tasks]
     assert np.mean(sparse) > np.mean(dense) - 0.3
 
 
