@@ -10,7 +10,9 @@ import pytest
 import torch
 from hypothesis import settings
 from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
 from pymilvus.settings import Config
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadScopeScheduling
 
@@ -45,7 +47,10 @@ class Backend:
         return self.kind == "lite"
 
     def client(self, cls: Callable[..., MilvusClient] = MilvusClient, **options):
-        return cls(self.uri, **options)
+        """Milvus Lite hangs up on clients that were idle for half a minute: then connect again."""
+        again = retry_if_exception_type(MilvusException)
+        retrying = Retrying(retry=again, stop=stop_after_attempt(5), wait=wait_fixed(0.5), reraise=True)
+        return retrying(cls, self.uri, **options)
 
     def hubness_client(self, **options):
         return self.client(HubnessClient, state_ttl=options.pop("state_ttl", 0.0), **options)
