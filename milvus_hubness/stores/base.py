@@ -177,7 +177,9 @@ class Store(Protocol):
         database's own search."""
         ...
 
-    def drop_bank_generation(self, reference: BankReference) -> None: ...
+    def drop_bank_generation(self, reference: BankReference) -> None:
+        """Unless the biases of some collection come from it."""
+        ...
 
     def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
         """The vectors of any collection as a query bank."""

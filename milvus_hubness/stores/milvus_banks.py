@@ -13,7 +13,7 @@ from pymilvus import DataType, MilvusClient
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
 from milvus_hubness.layout import Floats, Metric
-from milvus_hubness.state import BankReference
+from milvus_hubness.state import BankReference, read_state
 from milvus_hubness.stores.base import Batch, Key, Made, StoredBank
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import translated
@@ -90,10 +90,25 @@ class MilvusBanks(MilvusRequests):
             self.write(reference.collection, Batch(batch.keys, batch.vectors, rows), "vector")
 
     def drop_bank_generation(self, reference: BankReference) -> None:
+        if self._is_used(reference):
+            return
         generations = self._generations(reference.collection)
         generations.pop(str(reference.generation), None)
         self._delete_generation(reference)
         self._write_generations(reference.collection, generations)
+
+    def _is_used(self, reference: BankReference) -> bool:
+        """Whether any collection's biases come from this generation."""
+        with translated(reference.collection):
+            for name in self.client.list_collections():
+                state = read_state(self.client.describe_collection(name)["properties"])
+                banks = [profile.bank for profile in state.profiles.values()] if state else []
+                if any(
+                    (bank.collection, bank.generation) == (reference.collection, reference.generation)
+                    for bank in banks
+                ):
+                    return True
+        return False
 
     def _same_generation(
         self, collection: str, generations: dict[str, Any], bank: StoredBank

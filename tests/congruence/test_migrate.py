@@ -24,6 +24,7 @@ from milvus_hubness import (
     VerificationFailed,
     migrate,
     plan_migration,
+    refresh,
     rollback,
 )
 from milvus_hubness.jobs import verify
@@ -371,6 +372,16 @@ def test_a_failure_leaves_nothing_behind(backend, at, error):
     with pytest.raises(error):
         migrate(store, plan_migration(store, name, bank, estimator=NNN(4)))
     assert collections(client) == before
+
+
+def test_two_copies_may_share_a_bank_until_one_of_them_adopts_another(lite):
+    _, name, bank = small(lite)
+    store, second = lite.store(), lite.name("second")
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4)))
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(4), target=second))
+    refresh(store, f"{name}_hubness", bank=QueryBank(bank.vectors[:30]))
+    lite.hubness_client().insert(second, {"id": 900, "vector": bank.vectors[0], "group": 0})
+    assert refresh(store, second).mode == "pending"
 
 
 def test_a_failure_takes_back_what_it_added_to_a_bank_that_was_there(lite):
