@@ -29,6 +29,7 @@ from milvus_hubness.estimators import (
 )
 from milvus_hubness.quality import confidence_interval, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import assess
+from milvus_hubness.rerank import DualDynamicGate, DynamicGate
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 
 RECALL_TOLERANCE, SKEWNESS_TOLERANCE = 0.15, 0.02
@@ -45,13 +46,17 @@ METHODS: dict[str, Estimator | None] = {
     "DIS .05": InvertedSoftmax(0.05),
     "DN .5": DistributionNormalization(0.5),
     "DualIS .05": DualInvertedSoftmax(0.05, 0.05),
+    "DualDIS .05": DualInvertedSoftmax(0.05, 0.05),
     "SN .02": Sinkhorn(0.02),
     "SN .02, 64 nearest": Sinkhorn(0.02, neighbors=64),
     "SN .03": Sinkhorn(0.03),
     "DBSN .02": DualBankSinkhorn(0.02),
     "Blend": Blend(),
 }
-GATED = ("DIS .05",)
+GATES = {
+    "DIS .05": lambda task: DynamicGate().activated(task.bank, task.gallery),
+    "DualDIS .05": lambda task: DualDynamicGate().activated(task.bank, task.gallery, task.target_bank),
+}
 SHORT_BANK = ("Blend", "NNN 16, .75", "SN .03")
 IN_REFERENCE = {
     "raw": "raw",
@@ -84,9 +89,8 @@ def run(name: str) -> dict[str, dict[str, Any]]:
     outcome = assess(task.query, task.gallery, biases, list(task.positives[:, None]))
     hits = dict(zip(methods, outcome.hits, strict=True))
     found = dict(zip(methods, outcome.found, strict=True))
-    active = np.unique(assess(task.bank, task.gallery, biases[:1]).found[0, :, 0])
-    for method in GATED:
-        gate = np.isin(found["raw"][:, 0], active)
+    for method in GATES.keys() & methods.keys():
+        gate = GATES[method](task)[found["raw"][:, 0]]
         hits[method] = np.where(gate, hits[method], hits["raw"])
         found[method] = np.where(gate[:, None], found[method], found["raw"])
     cells = {}

@@ -43,9 +43,20 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.jobs import diagnose, migrate, plan_migration, refresh, rollback, status, tune
+from milvus_hubness.jobs import (
+    diagnose,
+    disable,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    rollback,
+    status,
+    tune,
+)
 from milvus_hubness.layout import Layout
-from milvus_hubness.rerank import DynamicGate, GloballyCorrected
+from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
 from milvus_hubness.stores import MilvusStore, connect
 
 __version__ = version("milvus-hubness")
@@ -63,6 +74,7 @@ __all__ = [
     "DimensionMismatch",
     "DistributionNormalization",
     "DualBankSinkhorn",
+    "DualDynamicGate",
     "DualInvertedSoftmax",
     "DynamicGate",
     "EmptyBank",
@@ -94,7 +106,10 @@ __all__ = [
     "ZeroVectors",
     "connect",
     "diagnose",
+    "disable",
+    "enable",
     "migrate",
+    "plan_enable",
     "plan_migration",
     "refresh",
     "rollback",

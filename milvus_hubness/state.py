@@ -18,7 +18,13 @@ VERSION: Literal[1] = 1
 BIAS_FIELD = "hubness_bias"
 EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
-HIDDEN_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
+SECOND_BIAS_FIELD = "hubness_bias_1"
+HIDDEN_FIELDS = (BIAS_FIELD, SECOND_BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
+
+SLOT_FIELDS = (BIAS_FIELD, SECOND_BIAS_FIELD)
+"""Where biases lie in fields beside the vectors: the slots in turn."""
+SIDE_FIELD = "biases"
+"""Where they lie in a collection of their own: a vector field that holds the slots."""
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
@@ -29,12 +35,16 @@ class _Frozen(BaseModel):
 
 
 class BankReference(_Frozen):
-    """Where the reference queries lie: one generation of rows of a bank collection."""
+    """Where the reference queries lie: one generation of rows of a bank collection.
+
+    nearest: the field of those rows that names each one's nearest items in the gallery, for a gate.
+    """
 
     collection: str
     generation: int = Field(ge=1)
     fingerprint: str
     count: int = Field(ge=1)
+    nearest: str = "nearest"
 
 
 class Profile(_Frozen):
@@ -44,6 +54,7 @@ class Profile(_Frozen):
     refresh fills before the two change places. centre: c, taken off every stored bias; it moves no ranking.
     epoch counts the refreshes, from 1. strength: w of searches that name none. gate: with a number k,
     only queries are corrected whose raw nearest item is among the k nearest of some bank query.
+    gate_targets: with a number k too, or among the k nearest of some item of the target bank.
     """
 
     estimator: dict[str, Any]
@@ -52,15 +63,38 @@ class Profile(_Frozen):
     centre: float
     strength: float = 1.0
     gate: int | None = Field(default=None, ge=1)
+    gate_targets: int | None = Field(default=None, ge=1)
     bank: BankReference
     epoch: int = Field(ge=1)
     refreshed_at: datetime
 
 
+class Beside(_Frozen):
+    """Biases beside the vectors, which are stored as the user gave them: searches fetch `candidates` rows and
+    subtract the biases from their scores.
+
+    side: the collection that holds the biases under the same keys; None where fields of the collection do.
+    missed: the share of the exact corrected top 10 outside that many candidates, in the mean over `queries`;
+    allowed: the share up to which that was to be.
+    """
+
+    side: str | None
+    candidates: int = Field(ge=1)
+    missed: float = Field(ge=0, le=1)
+    allowed: float = Field(gt=0, lt=1)
+    queries: int = Field(ge=1)
+
+
+def stored_form_fields(metric: Metric) -> tuple[str, ...]:
+    """The scalar fields that go with vectors in the stored form."""
+    return (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD) if metric == "COSINE" else (BIAS_FIELD, EPOCH_FIELD)
+
+
 class CollectionState(_Frozen):
     """Everything a client or a job needs to speak to a corrected collection.
 
-    source: the collection it was copied from. phase: "copying" until the copy is verified.
+    source: the collection it was copied from, itself where the biases lie beside. phase: "copying" until the
+    copy is verified. beside: None where the biases lie in the vectors.
     """
 
     version: Literal[1] = VERSION
@@ -73,6 +107,7 @@ class CollectionState(_Frozen):
     phase: Literal["copying", "ready"]
     profiles: dict[str, Profile]
     active: str = "default"
+    beside: Beside | None = None
 
     @property
     def layout(self) -> Layout:
@@ -86,7 +121,9 @@ class CollectionState(_Frozen):
     @property
     def hidden_fields(self) -> tuple[str, ...]:
         """The scalar fields this package added, which readers do not see unless they ask by name."""
-        return HIDDEN_FIELDS if self.metric == "COSINE" else (BIAS_FIELD, EPOCH_FIELD)
+        if self.beside is not None:
+            return () if self.beside.side else (*SLOT_FIELDS, EPOCH_FIELD)
+        return stored_form_fields(self.metric)
 
     def with_profile(self, profile: Profile) -> CollectionState:
         """This state with its active profile replaced."""

@@ -37,6 +37,14 @@ def test_it_reads_what_it_wrote(state):
     assert state.profile.epoch == 4
 
 
+def test_a_state_from_before_gates_had_two_sets_is_read(state):
+    gated = state.with_profile(state.profile.model_copy(update={"gate": 1}))
+    text = gated.to_json().replace(',"gate_targets":null', "").replace(',"nearest":"nearest"', "")
+    assert "gate_targets" not in text
+    assert '"nearest"' not in text
+    assert read_state({"hubness": text}) == gated
+
+
 def test_no_property_is_no_state():
     assert read_state({"something": "else"}) is None
     with pytest.raises(NotCorrected, match="products"):

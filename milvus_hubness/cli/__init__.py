@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.cli import demo, diagnose, migrate, refresh, status, tune
+from milvus_hubness.cli import demo, diagnose, enable, migrate, refresh, status, tune
 from milvus_hubness.cli.console import tell_error
 from milvus_hubness.errors import HubnessError, InvalidParameter
 
@@ -28,6 +28,8 @@ app.command("demo")(demo.demo)
 app.command("tune")(tune.tune)
 app.command("diagnose")(diagnose.diagnose)
 app.command("migrate")(migrate.migrate)
+app.command("enable")(enable.enable)
+app.command("disable")(enable.disable)
 app.command("refresh")(refresh.refresh)
 app.command("status")(status.status)
 

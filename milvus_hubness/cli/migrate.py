@@ -39,7 +39,7 @@ def migrate(
         str | None, typer.Option(help="Name of the copy. [default: COLLECTION_hubness]")
     ] = None,
     target_bank: Annotated[
-        str | None, typer.Option(help="Reference items, as --bank, for dualis and dbsn.")
+        str | None, typer.Option(help="Reference items, as --bank, for dualis, dbsn and --gate-targets.")
     ] = None,
     method: Method = None,
     param: Params = None,
@@ -49,6 +49,13 @@ def migrate(
         int | None,
         typer.Option(
             help="Correct only queries whose raw best item is among the GATE nearest of a bank query."
+        ),
+    ] = None,
+    gate_targets: Annotated[
+        int | None,
+        typer.Option(
+            help="With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
+            "--target-bank item."
         ),
     ] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to point at the copy once it is verified.")] = None,
@@ -88,6 +95,7 @@ def migrate(
         bank_collection=bank_name,
         alias=alias,
         gate=gate,
+        gate_targets=gate_targets,
         restart=restart,
         force=force,
     )
@@ -123,6 +131,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
             f"kept as {plan['bank']['collection']}",
             "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
             "gate": plan["gate"],
+            "gate over targets": plan["gate_targets"],
             "alias": plan["alias"],
             "about": f"{plan['estimated_seconds']} s (from a sample, read only)",
             "note": "\n".join(plan["remarks"]),

@@ -40,8 +40,9 @@ def status(
     if found.corrected and found.estimator and found.bank and found.age_seconds is not None:
         facts |= {
             "phase": found.phase,
-            "copied from": found.source,
+            "copied from": found.source if found.where == "vectors" else None,
             "field": f"{found.field}, {found.dim}-d {found.metric}, stored {found.width} wide",
+            "biases": _place(found),
             "estimator": f"{describe(found.estimator)}, strength {found.strength}",
             "bank": f"{found.bank['collection']}, {found.bank['count']:,} queries, "
             f"{found.bank['fingerprint'][:19]}",
@@ -49,6 +50,13 @@ def status(
             "last refresh": f"{_age(found.age_seconds)} ago ({found.refreshed_at}), epoch {found.epoch}",
         }
     show_facts(found.collection, facts)
+
+
+def _place(found: jobs.Status) -> str:
+    if found.missed is None:
+        return "in the vectors"
+    place = f"in {found.side}, beside the vectors" if found.side else "in fields beside the vectors"
+    return f"{place}; {found.candidates} candidates a search miss {100 * found.missed:.1f}% of the top 10"
 
 
 def _age(seconds: float) -> str:

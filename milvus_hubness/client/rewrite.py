@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.client.hits import hide, keep, rescore
+from milvus_hubness.client.hits import rerank as reorder
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.layout import Floats
@@ -20,7 +23,7 @@ from milvus_hubness.state import HIDDEN_FIELDS, NORM_FIELD, PROPERTY, TUNING_PRO
 
 Row = MutableMapping[str, Any]
 
-_RANGE = ("radius", "range_filter")
+RANGE_BOUNDS = ("radius", "range_filter")
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,20 @@ class SearchRequest:
 
 @dataclass(frozen=True)
 class Asked:
-    """What to send to the server, and `answer`, which makes of its results those the user asked for."""
+    """What to send to the server, and `answer`, which makes of its results those the user asked for.
 
-    data: list[Floats]
+    options: further arguments of the search. biases_of: where the answer needs the biases of the rows that
+    were found, the collection that holds them; `answer` then takes them, by key, beside the results.
+    """
+
+    data: Any
     limit: int
     offset: int
     search_params: dict[str, Any]
     output_fields: list[str] | None
-    answer: Callable[[Any], Any]
+    answer: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    biases_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class Rewrite:
     ) -> SearchRequest:
         """The wrapped request. Raises DimensionMismatch, InvalidInput, InvalidParameter."""
         profile = self.state.profile
-        weight = profile.strength if strength is None else float(strength)
+        weight = self.strength(strength)
         queries = self.state.layout.require_finite(data, "query")
         return SearchRequest(
             data=list(self.state.layout.wrap(queries, weight, slot=profile.slot)),
@@ -119,10 +128,16 @@ class Rewrite:
             round_decimal=round_decimal,
         )
 
+    def strength(self, asked: float | None) -> float:
+        """w: what was asked for, else the collection's own. Raises InvalidParameter."""
+        weight = self.state.profile.strength if asked is None else float(asked)
+        if not math.isfinite(weight):
+            raise InvalidParameter(f"strength must be finite, got {asked!r}")
+        return weight
+
     def is_gated(self, strength: float | None) -> bool:
         """Whether a search at this strength is corrected for some queries only."""
-        profile = self.state.profile
-        return profile.gate is not None and (profile.strength if strength is None else strength) != 0
+        return self.state.profile.gate is not None and self.strength(strength) != 0
 
     def ask(
         self,
@@ -201,7 +216,7 @@ class Rewrite:
                 f"metric type not match: expected {self.state.metric}, search_params say {metric}"
             )
         for place in (params, params.get("params") or {}):
-            for name in _RANGE:
+            for name in RANGE_BOUNDS:
                 if place.get(name) is not None:
                     place[name] = self._range_bound(place[name], queries)
         return params
@@ -221,11 +236,7 @@ class Rewrite:
             scores = self.state.layout.scores(
                 [[hit["distance"] for hit in hits]], query[None, :], request.strength
             )[0]
-            if request.round_decimal >= 0:
-                scores = scores.round(request.round_decimal)
-            hits.distances = scores.tolist()
-            for hit, score in zip(hits, hits.distances, strict=True):
-                hit["distance"] = score
+            rescore(hits, scores, request.round_decimal)
             self.entities_out((hit["entity"] for hit in hits), request.fields)
         return results
 
@@ -244,7 +255,7 @@ class Rewrite:
         best = [hits[0].id if hits else None for hits in before]
         results[:] = gate(before, after, best, activated)
         for hits in results:
-            _keep(hits, hits[skip:])
+            keep(hits, hits[skip:])
         return results
 
     def reranked_out(
@@ -255,13 +266,13 @@ class Rewrite:
         bank (m, d): the queries, as the user gave them.
         """
         layout = self.state.layout
-        reduced_bank = layout.reduce_queries(bank)
-        for hits, query in zip(results, request.queries, strict=True):
+
+        def vectors_of(hits: list[Any]) -> Floats:
             entities = [hit["entity"] for hit in hits]
             stored = np.array([entity[self.state.field] for entity in entities], np.float32)
-            items = layout.reduce_items(read_back(self.state, stored.reshape(-1, layout.width), entities))
-            scores = items @ layout.reduce_queries(query[None, :])[0]
-            _keep(hits, [hits[i] for i in rerank.order(scores, items, reduced_bank)[page]])
+            return read_back(self.state, stored.reshape(-1, layout.width), entities)
+
+        reorder(results, request.queries, layout, rerank, bank, page, vectors_of)
         return self.hits_out(results, request)
 
     def entities_out(self, entities: Iterable[Row], fields: FieldRequest) -> None:
@@ -273,16 +284,14 @@ class Rewrite:
             vectors = read_back(self.state, stored, with_vector).tolist()
             for row, vector in zip(with_vector, vectors, strict=True):
                 row[self.state.field] = vector
-        for row in rows:
-            for name in fields.hidden:
-                row.pop(name, None)
+        hide(rows, fields.hidden)
 
     def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
         """describe_collection as of the collection the user made."""
-        fields = [field for field in description["fields"] if field["name"] not in self.state.hidden_fields]
-        for field in fields:
-            if field["name"] == self.state.field:
-                field["params"] = {**field["params"], "dim": self.state.dim}
+        fields = [each for each in description["fields"] if each["name"] not in self.state.hidden_fields]
+        for each in fields:
+            if each["name"] == self.state.field:
+                each["params"] = {**each["params"], "dim": self.state.dim}
         properties = {
             name: value
             for name, value in description["properties"].items()
@@ -295,10 +304,3 @@ class Rewrite:
         if index and index.get("field_name") == self.state.field:
             return {**index, "metric_type": self.state.metric}
         return index
-
-
-def _keep(hits: Any, kept: list[Any]) -> None:
-    """Only `kept`, in that order, in every place where pymilvus's hits hold them."""
-    hits[:] = kept
-    hits.ids = [hit.id for hit in kept]
-    hits.distances = [hit["distance"] for hit in kept]

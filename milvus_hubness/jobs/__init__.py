@@ -1,6 +1,7 @@
-"""Work on whole collections: plan, migrate, verify, refresh, status."""
+"""Work on whole collections: plan, migrate, verify, enable, refresh, status."""
 
 from milvus_hubness.jobs.diagnose import diagnose
+from milvus_hubness.jobs.enable import Enabled, EnablePlan, disable, enable, plan_enable
 from milvus_hubness.jobs.migrate import MigrationResult, Rollback, migrate, rollback
 from milvus_hubness.jobs.plan import MigrationPlan, plan_migration
 from milvus_hubness.jobs.refresh import RefreshResult, refresh
@@ -9,6 +10,8 @@ from milvus_hubness.jobs.tune import tune
 from milvus_hubness.jobs.verify import Verification, verify
 
 __all__ = [
+    "EnablePlan",
+    "Enabled",
     "MigrationPlan",
     "MigrationResult",
     "RefreshResult",
@@ -16,7 +19,10 @@ __all__ = [
     "Status",
     "Verification",
     "diagnose",
+    "disable",
+    "enable",
     "migrate",
+    "plan_enable",
     "plan_migration",
     "refresh",
     "rollback",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction import read_back
 from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, name_some
+from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats, Layout, as_metric
 from milvus_hubness.state import HIDDEN_FIELDS
@@ -59,20 +59,22 @@ def read_gallery(
     state = info.state if info.state is not None and info.state.field == field else None
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
+    placement = placement_of(store, info, state) if state else None
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
     vectors, biases = [], []
     for partition in info.partitions:
         wanted = store.keys(info.name, partition=partition)
         for part in chunks(wanted, store.chunk_rows(info), "reading the gallery", progress):
-            batch = store.fetch(info.name, part, field, partition=partition)
-            plain = read_back(state, batch.vectors, batch.rows) if state else batch.vectors
+            placed = placement.read(part, partition) if placement else None
+            batch = placed.batch if placed else store.fetch(info.name, part, field, partition=partition)
+            plain = placed.vectors if placed else batch.vectors
             sound = ~layout.unsound(plain)
             keys += [key for key, usable in zip(batch.keys, sound, strict=True) if usable]
             fields += [_scalars(row) for row, usable in zip(batch.rows, sound, strict=True) if usable]
             vectors.append(plain[sound])
-            if state:
-                biases.append(layout.biases(batch.vectors, state.profile.slot)[sound])
+            if placed and state:
+                biases.append(placed.biases[sound, state.profile.slot])
     if not keys:
         raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
     return Gallery(layout, keys, np.concatenate(vectors), fields, np.concatenate(biases) if biases else None)

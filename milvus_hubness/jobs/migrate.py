@@ -58,7 +58,7 @@ def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -
         store.create_copy(plan.source, plan.target, state)
         unsound = _copy(store, plan, state, correction, progress)
         store.finish(plan.target)
-        keep_nearest(store, plan.target, state, plan.bank)
+        state = keep_nearest(store, plan.target, state, kept)
         verification = verify(store, plan.source, plan.target, state, progress=progress)
         store.write_state(plan.target, state.model_copy(update={"phase": "ready"}))
     except BaseException:
@@ -139,6 +139,7 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
         centre=centre,
         strength=plan.strength,
         gate=plan.gate,
+        gate_targets=plan.gate_targets,
         bank=bank,
         epoch=1,
         refreshed_at=datetime.now(timezone.utc),
@@ -155,12 +156,29 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
     )
 
 
-def keep_nearest(store: Store, collection: str, state: CollectionState, bank: QueryBank) -> None:
-    """Where searches are gated, keep the keys of each bank query's raw nearest rows."""
+def keep_nearest(store: Store, collection: str, state: CollectionState, bank: StoredBank) -> CollectionState:
+    """Where searches are gated, keep the keys of each bank query's raw nearest rows, and of each target's
+    where the gate asks for them too. The state that names them: until it is written, the earlier are read."""
     profile = state.profile
-    if profile.gate is not None:
-        asked = state.layout.wrap(bank.vectors, 0.0, slot=profile.slot)
-        store.save_nearest(profile.bank, store.nearest(collection, state.field, asked, profile.gate))
+    if profile.gate is None:
+        return state
+    nearest = _nearest(store, collection, state, bank.queries, profile.gate)
+    if profile.gate_targets is not None and bank.targets is not None:
+        nearest += _nearest(store, collection, state, bank.targets, profile.gate_targets)
+    reference = store.save_nearest(profile.bank, collection, nearest)
+    return state.with_profile(profile.model_copy(update={"bank": reference}))
+
+
+def _nearest(
+    store: Store, collection: str, state: CollectionState, bank: QueryBank, k: int
+) -> list[list[Key]]:
+    """The keys of the k raw nearest rows of each of `bank`; none for vectors without a direction."""
+    sound = ~state.layout.unsound(bank.vectors)
+    asked = bank.vectors[sound]
+    if state.beside is None:
+        asked = state.layout.wrap(asked, 0.0, slot=state.profile.slot)
+    found = iter(store.nearest(collection, state.field, asked, k))
+    return [next(found) if is_sound else [] for is_sound in sound]
 
 
 def _copy(

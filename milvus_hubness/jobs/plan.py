@@ -20,8 +20,8 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.jobs.gallery import only_field
 from milvus_hubness.layout import Layout, as_metric
-from milvus_hubness.rerank import DynamicGate
-from milvus_hubness.state import HIDDEN_FIELDS, TuningRecord
+from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.state import TuningRecord, stored_form_fields
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
 SAMPLE_ROWS = 512
@@ -48,6 +48,7 @@ class MigrationPlan:
     keys: dict[str | None, list[Key]]
     alias: str | None
     gate: int | None
+    gate_targets: int | None
     restart: bool
     remarks: tuple[str, ...]
     seconds: float
@@ -71,7 +72,7 @@ class MigrationPlan:
             "width": self.layout.width,
             "rows": self.rows,
             "partitions": [name for name in self.keys if name],
-            "hidden_fields": list(HIDDEN_FIELDS if self.layout.metric == "COSINE" else HIDDEN_FIELDS[:2]),
+            "hidden_fields": list(stored_form_fields(self.layout.metric)),
             "vector_bytes": {
                 "source": 4 * self.layout.dim * self.rows,
                 "target": 4 * self.layout.width * self.rows,
@@ -86,6 +87,7 @@ class MigrationPlan:
             "estimator": to_dict(self.estimator),
             "strength": self.strength,
             "gate": self.gate,
+            "gate_targets": self.gate_targets,
             "alias": self.alias,
             "remarks": list(self.remarks),
             "estimated_seconds": round(self.seconds, 1),
@@ -104,6 +106,7 @@ def plan_migration(
     bank_collection: str | None = None,
     alias: str | None = None,
     gate: int | None = None,
+    gate_targets: int | None = None,
     restart: bool = False,
     force: bool = False,
 ) -> MigrationPlan:
@@ -111,15 +114,17 @@ def plan_migration(
 
     estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
     known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
-    default every query is corrected.
+    default every query is corrected; with gate_targets, see DualDynamicGate.
 
     Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
-    obstacle, CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall.
+    obstacle, CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, and
+    InvalidInput where gate_targets lacks a gate or a target bank.
     """
+    gate, gate_targets = _gates(gate, gate_targets, target_bank)
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank")
-    if info.state is not None:
+    if info.state is not None and not (info.state.beside and info.state.beside.side):
         raise AlreadyCorrected(
             f"{info.name!r} is already corrected (from {info.state.source!r}): refresh it instead"
         )
@@ -131,7 +136,7 @@ def plan_migration(
     vector = info.vector_fields[field]
     layout = Layout(vector.dim, as_metric(vector.metric), SLOTS, store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the bank")
-    tuning = _advised(info, bank, force)
+    tuning = advised(info, bank, force)
     strength = 1.0
     if estimator is None and tuning is not None and tuning.choice is not None:
         estimator, strength = from_dict(tuning.choice), tuning.strength
@@ -160,14 +165,28 @@ def plan_migration(
         strength=strength,
         keys=keys,
         alias=alias,
-        gate=None if gate is None else DynamicGate(gate).k,
+        gate=gate,
+        gate_targets=gate_targets,
         restart=restart,
         remarks=tuple(remarks),
         seconds=_estimated_seconds(store, info, field, keys, layout, estimator, bank, target_bank),
     )
 
 
-def _advised(info: CollectionInfo, bank: QueryBank, force: bool) -> TuningRecord | None:
+def _gates(
+    gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
+) -> tuple[int | None, int | None]:
+    if gate_targets is None:
+        return None if gate is None else DynamicGate(gate).k, None
+    if gate is None:
+        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
+    if target_bank is None:
+        raise InvalidInput("gate_targets asks for the nearest of target items: give a target bank")
+    dual = DualDynamicGate(gate, gate_targets)
+    return dual.k_query, dual.k_target
+
+
+def advised(info: CollectionInfo, bank: QueryBank, force: bool) -> TuningRecord | None:
     """What tuning found for this bank; nothing where it looked at another one."""
     tuning = info.tuning
     if tuning is None or tuning.bank_fingerprint != bank.fingerprint:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -12,23 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.correction import Correction, read_back
+from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidParameter, UnfinishedMigration
 from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.jobs.enable import measure
+from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.migrate import keep_nearest
+from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
-    BIAS_FIELD,
-    EPOCH_FIELD,
-    PENDING,
     BankReference,
     CollectionState,
     Profile,
     TuningRecord,
     require_state,
 )
-from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store, StoredBank
+from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank
 
 DEFAULT_TOLERANCE = 1e-5
 
@@ -95,8 +94,10 @@ def refresh(
         scanned = written = _fill_pending(store, info, state, _restored(state, kept), progress)
         profile = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
     profile = profile.model_copy(update={"strength": strength})
-    keep_nearest(store, info.name, state.with_profile(profile), wanted.queries)
-    store.write_state(info.name, state.with_profile(profile))
+    renewed = state.with_profile(profile)
+    if reason:
+        renewed = _measured_anew(store, info, renewed, correction, wanted.queries, progress)
+    store.write_state(info.name, keep_nearest(store, info.name, renewed, wanted))
     if profile.bank.generation != state.profile.bank.generation:
         store.drop_bank_generation(state.profile.bank)
     return RefreshResult(
@@ -108,6 +109,25 @@ def refresh(
         epoch=profile.epoch,
         seconds=round(time.perf_counter() - began, 2),
     )
+
+
+def _measured_anew(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    correction: Correction,
+    queries: QueryBank,
+    progress: Progress,
+) -> CollectionState:
+    """The state with what candidates miss of the answers that these biases give."""
+    if state.beside is None:
+        return state
+    gallery = read_gallery(store, info, state.field, progress=progress)
+    candidates, missed, measured = measure(
+        gallery, correction, queries, state.profile.strength, state.beside.allowed
+    )
+    found = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
+    return state.model_copy(update={"beside": state.beside.model_copy(update=found)})
 
 
 def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refit: bool) -> str:
@@ -148,12 +168,12 @@ def _fit(
 ) -> Correction:
     """Fitted on the bank, and on the gallery where the estimator learns from that; warm where it is the same
     estimator as before."""
+    placement = placement_of(store, info, state)
     parts = []
     for partition in info.partitions if estimator.needs_gallery else ():
         keys = store.keys(info.name, partition=partition)
         for part in chunks(keys, store.chunk_rows(info), "reading the gallery", progress):
-            batch = store.fetch(info.name, part, state.field, partition=partition)
-            parts.append(read_back(state, batch.vectors, batch.rows))
+            parts.append(placement.read(part, partition).vectors)
     return Correction.fit(
         state.layout,
         estimator,
@@ -167,15 +187,14 @@ def _fit(
 def _fill_pending(
     store: Store, info: CollectionInfo, state: CollectionState, correction: Correction, progress: Progress
 ) -> int:
+    placement = placement_of(store, info, state)
+    slots = range(state.layout.slots)
     written = 0
     for partition in info.partitions:
-        keys = store.keys(info.name, partition=partition, pending=True)
-        for part in chunks(keys, store.chunk_rows(info), "computing missing biases", progress):
-            batch = store.fetch(info.name, part, state.field, partition=partition)
-            filled = _with_biases(state, batch, correction, range(state.layout.slots), state.profile.epoch)
-            store.write(info.name, filled, state.field, partition=partition)
-            written += len(batch)
-    store.settle(info.name)
+        pending = placement.pending(partition)
+        for part in chunks(pending, store.chunk_rows(info), "computing missing biases", progress):
+            written += placement.write(part, partition, correction, slots, state.profile.epoch)
+    placement.settle()
     return written
 
 
@@ -208,7 +227,10 @@ def _refresh_all(
     progress: Progress,
 ) -> tuple[int, int, Profile]:
     """Rows scanned, rows written, and the profile that makes the new biases the ones searches read."""
-    scans = [_scan(store, info, state, correction, partition, progress) for partition in info.partitions]
+    placement = placement_of(store, info, state)
+    scans = [
+        _scan(store, info, state, placement, correction, partition, progress) for partition in info.partitions
+    ]
     old = state.profile
     profile = old.model_copy(
         update={
@@ -226,11 +248,8 @@ def _refresh_all(
     for scan in scans:
         moved = scan.moved(profile.centre, tolerance)
         for part in chunks(moved, store.chunk_rows(info), "writing biases", progress):
-            batch = store.fetch(info.name, part, state.field, partition=scan.partition)
-            renewed = _with_biases(state, batch, centred, [profile.slot], profile.epoch)
-            store.write(info.name, renewed, state.field, partition=scan.partition)
-            written += len(batch)
-    store.settle(info.name)
+            written += placement.write(part, scan.partition, centred, [profile.slot], profile.epoch)
+    placement.settle()
     return sum(len(scan.keys) for scan in scans), written, profile
 
 
@@ -238,6 +257,7 @@ def _scan(
     store: Store,
     info: CollectionInfo,
     state: CollectionState,
+    placement: Placement,
     correction: Correction,
     partition: str | None,
     progress: Progress,
@@ -246,16 +266,15 @@ def _scan(
     columns = []
     wanted = store.keys(info.name, partition=partition)
     for part in chunks(wanted, store.chunk_rows(info), "computing biases", progress):
-        batch = store.fetch(info.name, part, state.field, partition=partition)
-        vectors = read_back(state, batch.vectors, batch.rows)
-        keys += batch.keys
+        placed = placement.read(part, partition)
+        keys += placed.batch.keys
         columns.append(
             np.column_stack(
                 [
-                    correction.centred(vectors),
-                    state.layout.biases(batch.vectors, state.profile.standby),
-                    ~state.layout.unsound(vectors),
-                    [row[EPOCH_FIELD] == PENDING for row in batch.rows],
+                    correction.centred(placed.vectors),
+                    placed.biases[:, state.profile.standby],
+                    ~state.layout.unsound(placed.vectors),
+                    placed.pending,
                 ]
             )
         )
@@ -279,20 +298,3 @@ def _referenced(store: Store, state: CollectionState, bank: StoredBank, kept: St
     if bank.fingerprint == kept.fingerprint and np.array_equal(bank.potentials, kept.potentials):
         return old.model_copy(update={"fingerprint": bank.fingerprint, "count": len(bank.queries)})
     return store.save_bank(old.collection, bank, state.metric)[0]
-
-
-def _with_biases(
-    state: CollectionState, batch: Batch, correction: Correction, slots: Sequence[int], epoch: int
-) -> Batch:
-    """Stored rows with fresh biases in `slots` and in the column beside; everything else as it was."""
-    biases = correction.centred(read_back(state, batch.vectors, batch.rows))
-    stored = batch.vectors.copy()
-    stored[:, [state.layout.first_slot + slot for slot in slots]] = biases[:, None]
-    return Batch(
-        batch.keys,
-        stored,
-        [
-            {**row, BIAS_FIELD: bias, EPOCH_FIELD: epoch}
-            for row, bias in zip(batch.rows, biases.tolist(), strict=True)
-        ],
-    )

@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.stores.base import Store
 
 
 @dataclass(frozen=True)
 class Status:
     """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias.
+    where: "vectors", "fields", or "side" with the collection `side`; candidates and missed: see state.Beside.
     age_seconds: since the last refresh. Everything but the first four is None where nothing is corrected."""
 
     collection: str
@@ -27,6 +29,10 @@ class Status:
     estimator: dict[str, Any] | None = None
     strength: float | None = None
     bank: dict[str, Any] | None = None
+    where: str | None = None
+    side: str | None = None
+    candidates: int | None = None
+    missed: float | None = None
     pending: int | None = None
     epoch: int | None = None
     refreshed_at: str | None = None
@@ -43,6 +49,7 @@ def status(store: Store, collection: str) -> Status:
     if info.state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False)
     state, profile = info.state, info.state.profile
+    beside, placement = state.beside, placement_of(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
         collection=info.name,
@@ -54,11 +61,15 @@ def status(store: Store, collection: str) -> Status:
         field=state.field,
         metric=state.metric,
         dim=state.dim,
-        width=state.layout.width,
+        width=state.dim if state.beside else state.layout.width,
         estimator=profile.estimator,
         strength=profile.strength,
         bank=profile.bank.model_dump(),
-        pending=store.count(info.name, pending=True),
+        where="vectors" if beside is None else "side" if beside.side else "fields",
+        side=beside.side if beside else None,
+        candidates=beside.candidates if beside else None,
+        missed=beside.missed if beside else None,
+        pending=sum(len(placement.pending(partition)) for partition in info.partitions),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),

@@ -1,6 +1,7 @@
 """What is not one number per item, done on top of the search."""
 
+from milvus_hubness.rerank.dual_dynamic import DualDynamicGate
 from milvus_hubness.rerank.dynamic import DynamicGate
 from milvus_hubness.rerank.globally_corrected import GloballyCorrected
 
-__all__ = ["DynamicGate", "GloballyCorrected"]
+__all__ = ["DualDynamicGate", "DynamicGate", "GloballyCorrected"]

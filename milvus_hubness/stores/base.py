@@ -55,8 +55,8 @@ class StoredBank:
     """What a bank collection keeps of one fit.
 
     potentials: (|queries|, p) float32, what the estimator found beside the bank; p = 0 where that is nothing.
-    targets: the target bank of estimators that have one. nearest: the keys of each query's nearest items,
-    where searches are gated by them.
+    targets: the target bank of estimators that have one. nearest: where searches are gated by them, the keys
+    of each query's nearest items, then of each target's.
     """
 
     queries: QueryBank
@@ -71,7 +71,7 @@ class StoredBank:
 
     @cached_property
     def activated(self) -> frozenset[Key]:
-        """The keys that are among the nearest of some query."""
+        """The keys that are among the nearest of some query or target."""
         return frozenset(key for keys in self.nearest for key in keys)
 
 
@@ -115,6 +115,19 @@ class Store(Protocol):
         in the stored form, the hidden fields beside it. Raises CollectionExists."""
         ...
 
+    def bias_fields(self, source: CollectionInfo) -> Literal["there", "can be added", "none"]:
+        """Whether fields of the collection itself can hold biases beside its vectors."""
+        ...
+
+    def add_bias_fields(self, collection: str) -> None:
+        """The fields that hold biases beside vectors, 0 in every row and pending."""
+        ...
+
+    def create_side(self, source: CollectionInfo, side: str) -> None:
+        """An empty collection for the biases of `source` under its keys. What an enabling that never finished
+        left of it is dropped. Raises CollectionExists."""
+        ...
+
     def keys(self, collection: str, *, partition: str | None = None, pending: bool = False) -> list[Key]:
         """All distinct keys in ascending order; with `pending` those whose bias is not computed yet."""
         ...
@@ -127,6 +140,10 @@ class Store(Protocol):
 
     def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """Insert or replace, acknowledged on return."""
+        ...
+
+    def delete(self, collection: str, keys: Sequence[Key]) -> None:
+        """Rows that are not there are no error."""
         ...
 
     def chunk_rows(self, source: CollectionInfo) -> int:
@@ -146,6 +163,8 @@ class Store(Protocol):
         ...
 
     def write_state(self, collection: str, state: CollectionState) -> None: ...
+
+    def drop_state(self, collection: str) -> None: ...
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
 
@@ -168,8 +187,11 @@ class Store(Protocol):
         """The queries as they are now, with their own fingerprint."""
         ...
 
-    def save_nearest(self, reference: BankReference, nearest: Sequence[Sequence[Key]]) -> None:
-        """Keep the keys of each bank query's nearest items beside it."""
+    def save_nearest(
+        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+    ) -> BankReference:
+        """Keep beside each bank row the keys of its nearest items in `collection`; rows past the end of
+        `nearest` have none. Those that `reference` names stay as they are; the result names the new ones."""
         ...
 
     def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from pymilvus import MilvusClient
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks import QueryBank
@@ -11,6 +12,7 @@ from milvus_hubness.errors import CollectionExists, EmptyBank, InvalidInput
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
     PROPERTY,
+    SIDE_FIELD,
     TUNING_PROPERTY,
     CollectionState,
     TuningRecord,
@@ -27,6 +29,9 @@ __all__ = ["MilvusStore", "connect"]
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
+
+SIDE_PROPERTY = "hubness_side"
+"""In a collection that holds biases: the collection that they are of."""
 
 
 class MilvusStore(MilvusBanks):
@@ -112,6 +117,45 @@ class MilvusStore(MilvusBanks):
             self.client.create_index(target, indexes)
             self.client.load_collection(target)
 
+    # -- biases beside the vectors ----------------------------------------------------------------------
+
+    def bias_fields(self, source: CollectionInfo) -> Literal["there", "can be added", "none"]:
+        if milvus_schema.has_bias_fields(source.schema):
+            return "there"
+        auto_id = milvus_schema.key_field(source.schema).get("auto_id")
+        return "can be added" if self.adds_fields and not auto_id else "none"
+
+    def add_bias_fields(self, collection: str) -> None:
+        with translated(collection):
+            for name, kind in milvus_schema.BIAS_FIELDS.items():
+                self.client.add_collection_field(
+                    collection, name, kind, nullable=True, default_value=milvus_schema.NO_BIAS[kind]
+                )
+
+    def create_side(self, source: CollectionInfo, side: str) -> None:
+        if self.exists(side):
+            with translated(side):
+                properties = self.client.describe_collection(side)["properties"]
+            if properties.get(SIDE_PROPERTY) != source.name or source.state is not None:
+                raise CollectionExists(f"the name {side!r} is taken: give another with --side-name")
+            self.drop(side)
+        index = MilvusClient.prepare_index_params(SIDE_FIELD, index_type="FLAT", metric_type="IP")
+        with translated(side):
+            self.client.create_collection(
+                side,
+                schema=milvus_schema.side_schema(source),
+                index_params=index,
+                properties={SIDE_PROPERTY: source.name},
+                consistency_level=source.schema["consistency_level"],
+            )
+
+    def drop_state(self, collection: str) -> None:
+        # Milvus 2.3 cannot take a property away, and an empty one says as little.
+        with translated(collection):
+            self.client.alter_collection_properties(collection, {PROPERTY: ""})
+
+    # -- what is done to a whole collection -------------------------------------------------------------
+
     def finish(self, collection: str) -> None:
         with translated(collection):
             self.client.flush(collection)
@@ -162,7 +206,7 @@ class MilvusStore(MilvusBanks):
             [field] = info.vector_fields
         if field not in info.vector_fields:
             raise InvalidInput(f"{collection!r} has no FLOAT_VECTOR field {field!r}")
-        vectors = self._vectors(info.name, field, self.keys(info.name))
+        vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
         if info.state is not None and info.state.field == field:

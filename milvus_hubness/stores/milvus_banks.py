@@ -66,8 +66,12 @@ class MilvusBanks(MilvusRequests):
         found = self._keys(reference.collection, f"generation == {reference.generation}")
         keys = [int(key) for key in found]
         from_targets = reference.generation * _GENERATION_STRIDE + _TARGETS_FROM
-        queries, rows = self._read(reference.collection, [key for key in keys if key < from_targets])
-        targets, _ = self._read(reference.collection, [key for key in keys if key >= from_targets])
+        queries, rows = self._whole(
+            reference.collection, "vector", [key for key in keys if key < from_targets]
+        )
+        targets, target_rows = self._whole(
+            reference.collection, "vector", [key for key in keys if key >= from_targets]
+        )
         if not len(queries):
             raise EmptyBank(f"{reference.collection!r} holds no queries of generation {reference.generation}")
         potentials = [row.get("potentials", []) for row in rows]
@@ -77,17 +81,24 @@ class MilvusBanks(MilvusRequests):
             QueryBank(queries, source=source),
             np.asarray(potentials if whole else [[]] * len(rows), np.float32),
             QueryBank(targets, source=source) if len(targets) else None,
-            [row.get("nearest", []) for row in rows],
+            [row.get(reference.nearest, []) for row in rows + target_rows],
         )
 
-    def save_nearest(self, reference: BankReference, nearest: Sequence[Sequence[Key]]) -> None:
+    def save_nearest(
+        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+    ) -> BankReference:
+        first, second = (f"nearest_{collection}_{place}" for place in (0, 1))
+        renewed = reference.model_copy(update={"nearest": second if reference.nearest == first else first})
         found = self._keys(reference.collection, f"generation == {reference.generation}")
-        queries = [int(key) for key in found][: len(nearest)]
-        for start in range(0, len(queries), ROWS_PER_REQUEST):
-            batch = self.fetch(reference.collection, queries[start : start + ROWS_PER_REQUEST], "vector")
-            own = nearest[start : start + ROWS_PER_REQUEST]
-            rows = [{**row, "nearest": list(keys)} for row, keys in zip(batch.rows, own, strict=True)]
+        by_row = dict(zip(found, nearest, strict=False))
+        for start in range(0, len(found), ROWS_PER_REQUEST):
+            batch = self.fetch(reference.collection, found[start : start + ROWS_PER_REQUEST], "vector")
+            rows = [
+                {**row, renewed.nearest: list(by_row.get(key, []))}
+                for key, row in zip(batch.keys, batch.rows, strict=True)
+            ]
             self.write(reference.collection, Batch(batch.keys, batch.vectors, rows), "vector")
+        return renewed
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         if self._is_used(reference):
@@ -160,17 +171,6 @@ class MilvusBanks(MilvusRequests):
         ]
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             self._upsert(reference.collection, rows[start : start + ROWS_PER_REQUEST])
-
-    def _read(self, collection: str, keys: list[int]) -> tuple[Floats, list[dict[str, Any]]]:
-        batches = [
-            self.fetch(collection, keys[start : start + ROWS_PER_REQUEST], "vector")
-            for start in range(0, len(keys), ROWS_PER_REQUEST)
-        ]
-        if not batches:
-            return np.empty((0, 0), np.float32), []
-        return np.concatenate([each.vectors for each in batches]), [
-            row for each in batches for row in each.rows
-        ]
 
     def _delete_generation(self, reference: BankReference) -> None:
         with translated(reference.collection):

@@ -13,7 +13,7 @@ from milvus_hubness.layout import Floats
 from milvus_hubness.state import EPOCH_FIELD, PENDING
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import Batch, Key
-from milvus_hubness.stores.milvus_rpc import in_fitting_parts, is_one_of, literal, translated
+from milvus_hubness.stores.milvus_rpc import adds_fields, in_fitting_parts, is_one_of, literal, translated
 
 KEYS_PER_PAGE = 16_384
 ROWS_PER_REQUEST = 2_000
@@ -26,7 +26,9 @@ class MilvusRequests:
 
     def __init__(self, client: MilvusClient) -> None:
         self.client = client
-        self.is_lite = client.get_server_version().startswith("milvus_lite")
+        version = client.get_server_version()
+        self.is_lite = version.startswith("milvus_lite")
+        self.adds_fields = adds_fields(version)
 
     def exists(self, collection: str) -> bool:
         with translated(collection):
@@ -74,6 +76,11 @@ class MilvusRequests:
         rows = [{**row, field: vector} for row, vector in zip(batch.rows, batch.vectors, strict=True)]
         self._upsert(collection, rows, partition)
 
+    def delete(self, collection: str, keys: Sequence[Key]) -> None:
+        with translated(collection):
+            for start in range(0, len(keys), ROWS_PER_REQUEST):
+                self.client.delete(collection, ids=list(keys[start : start + ROWS_PER_REQUEST]))
+
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """Key-ordered pages, each beginning behind the last key seen."""
         self._ensure_loaded(collection)
@@ -114,11 +121,14 @@ class MilvusRequests:
         )
         return [row for part in parts for row in part]
 
-    def _vectors(self, collection: str, field: str, keys: list[Key]) -> Floats:
-        parts = []
-        for start in range(0, len(keys), ROWS_PER_REQUEST):
-            parts.append(self.fetch(collection, keys[start : start + ROWS_PER_REQUEST], field).vectors)
-        return np.concatenate(parts) if parts else np.empty((0, 0), np.float32)
+    def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
+        """The vectors and the other fields of many rows."""
+        parts = [
+            self.fetch(collection, keys[start : start + ROWS_PER_REQUEST], field)
+            for start in range(0, len(keys), ROWS_PER_REQUEST)
+        ]
+        vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)
+        return vectors, [row for part in parts for row in part.rows]
 
     def _upsert(self, collection: str, rows: list[dict[str, Any]], partition: str | None = None) -> None:
         with translated(collection):

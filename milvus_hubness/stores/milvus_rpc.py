@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -65,6 +66,21 @@ def literal(key: int | str) -> str:
 def is_one_of(field: str, keys: Sequence[int | str]) -> str:
     """The filter that picks rows by key."""
     return f"{field} in [{', '.join(map(literal, keys))}]"
+
+
+def runs_function_chains(server_version: str) -> bool:
+    """Whether a server of this version applies function chains to a search: Milvus from 3.0, Lite from 3.2.
+    Older ones do not refuse them, they ignore them."""
+    return _numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (3, 0))
+
+
+def adds_fields(server_version: str) -> bool:
+    """Whether a live collection can be given a field: Milvus from 2.6, Lite never."""
+    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 6)
+
+
+def _numbers(server_version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", server_version)[:2]))
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:

@@ -17,10 +17,14 @@ from milvus_hubness.state import (
     HIDDEN_FIELDS,
     NORM_FIELD,
     PROPERTY,
+    SIDE_FIELD,
+    SLOT_FIELDS,
     CollectionState,
 )
 from milvus_hubness.stores.base import CollectionInfo, VectorField
 
+BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
+NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
 TTL_PROPERTY = "collection.ttl.seconds"
 _INDEX_STATUS = {
     "field_name",
@@ -116,6 +120,30 @@ def remarks(source: CollectionInfo) -> list[str]:
         said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     said.append("grants on the source do not carry over to the copy")
     return said
+
+
+def has_bias_fields(schema: dict[str, Any]) -> bool:
+    """Whether the collection has the fields that hold biases beside vectors, of the right types and never
+    null: a server's function chain takes a null for a score of 0."""
+    found = {field["name"]: field for field in schema["fields"]}
+    return all(
+        name in found
+        and found[name]["type"] == kind
+        and (not found[name].get("nullable") or found[name].get("default_value") is not None)
+        for name, kind in BIAS_FIELDS.items()
+    )
+
+
+def side_schema(source: CollectionInfo) -> CollectionSchema:
+    """Keys as those of the source, the slots as a vector, which every Milvus collection must have."""
+    key = key_field(source.schema)
+    schema = MilvusClient.create_schema(description=f"biases of {source.name}", enable_dynamic_field=False)
+    schema.add_field(
+        key["name"], DataType(key["type"]), is_primary=True, **{**key.get("params", {}), "auto_id": False}
+    )
+    schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=len(SLOT_FIELDS))
+    schema.add_field(EPOCH_FIELD, DataType.INT64)
+    return schema
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:

@@ -138,6 +138,15 @@ def test_banks_of_every_kind(run, files, bank, column):
     assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (60 if bank.startswith("coll") else 40)
 
 
+def test_a_gate_with_two_sets(run, files):
+    asked = ["migrate", "products", "--bank", "bank.npz", "--bank-column", "queries", "--gate", "1"]
+    assert_fails(run(*asked, "--gate-targets", "2"), 1, "give a target bank")
+    done = run(*asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--execute", "--json")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert (plan["gate"], plan["gate_targets"], plan["bank"]["targets"]) == (1, 2, 40)
+
+
 def test_tune_then_diagnose(run, files):
     rng = np.random.default_rng(4)
     rng.normal(size=(1, 1))
@@ -264,3 +273,36 @@ def test_the_module_runs_as_a_command(tmp_path):
     assert done.returncode == 0
     for name in ("demo", "migrate", "refresh", "status"):
         assert name in done.stdout
+
+
+def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
+    before = collections(files)
+    planned = run("enable", "products", "--bank", "bank.npy", "--method", "nnn", "--k", "4")
+    assert planned.returncode == 0
+    for said in ("products__bias", "60", "NNN(k=4", "candidates", "missed", "--execute"):
+        assert said in planned.stdout
+    assert collections(files) == before
+    asked = ["enable", "products", "--bank", "bank.npy", "--mode", "rerank", "--execute", "--json"]
+    done = json.loads(run(*asked).stdout)
+    assert done["executed"]
+    assert done["result"]["rows"] == 60
+    assert done["plan"]["missed"]["50"] == pytest.approx(done["result"]["missed"])
+    assert collections(files) == {*before, "products__bias", "products__bank"}
+    told = json.loads(run("status", "products", "--json").stdout)["status"]
+    assert (told["corrected"], told["where"], told["pending"]) == (True, "side", 0)
+    assert "beside the vectors" in run("status", "products").stdout
+    assert "pending" in run("refresh", "products").stdout
+    assert_fails(run(*asked[:-1]), 1, "products", "refresh it instead")
+    assert run("disable", "products").returncode == 0
+    assert collections(files) == {*before, "products__bank"}
+    assert_fails(run("disable", "products"), 1, "carries no biases")
+
+
+def test_enable_refuses_what_it_cannot_do(files, run):
+    assert_fails(run("enable", "products", "--bank", "bank.npy", "--misses", "2"), 2, "allowed_misses", "2")
+    assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
+    assert_fails(
+        run("enable", "products", "--bank", "bank.npy", "--where", "fields"), 1, "side collection", "products"
+    )
+    assert run("enable", "products", "--bank", "bank.npy", "--mode", "vectors").returncode == 2
+    assert run("enable", "products").returncode == 2

@@ -3,36 +3,62 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, DynamicGate, GloballyCorrected, QueryBank, migrate, plan_migration, refresh
+from milvus_hubness import (
+    NNN,
+    DynamicGate,
+    GloballyCorrected,
+    InvalidInput,
+    QueryBank,
+    migrate,
+    plan_migration,
+    refresh,
+)
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES = 12, 150, 40
 
 
 class Gated:
-    def __init__(self, backend, metric):
+    """targets: the target bank of a gate with two sets."""
+
+    def __init__(self, backend, metric, targets=None):
         rng = np.random.default_rng(9)
         self.backend, self.metric = backend, metric
         self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, 25, DIM)
-        self.queries = vectors(rng, QUERIES, DIM)
+        self.queries, self.targets = vectors(rng, QUERIES, DIM), targets
         self.source = backend.name()
         plain_collection(backend.client(), self.source, self.items, metric)
         self.store = backend.store()
-        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(8), gate=1)
+        gates = {"gate": 1} if targets is None else {"gate": 1, "gate_targets": 1}
+        plan = plan_migration(
+            self.store,
+            self.source,
+            QueryBank(self.bank),
+            estimator=NNN(8),
+            target_bank=None if targets is None else QueryBank(targets),
+            **gates,
+        )
         self.name = migrate(self.store, plan).target
         self.client = backend.hubness_client()
         self.raw = similarity(self.queries, self.items, metric)
-        centre = self.store.info(self.name).state.profile.centre
-        self.corrected = self.raw - (nnn(self.bank, self.items, metric, 8, 0.75) - centre)
+        self.corrected = self.corrected_by(self.bank)
 
-    def activated(self, bank):
-        return set(similarity(bank, self.items, self.metric).argmax(1).tolist())
+    def activated(self, *banks):
+        return {item for bank in banks for item in similarity(bank, self.items, self.metric).argmax(1)}
 
-    def chosen(self, activated):
+    def chosen(self, activated, bank=None):
         """(m, n) scores that decide, query by query."""
         opens = np.array([best in activated for best in self.raw.argmax(1)])
         assert 0 < opens.sum() < QUERIES
-        return np.where(opens[:, None], self.corrected, self.raw)
+        corrected = self.corrected if bank is None else self.corrected_by(bank)
+        return np.where(opens[:, None], corrected, self.raw)
+
+    def corrected_by(self, bank):
+        centre = self.store.info(self.name).state.profile.centre
+        return self.raw - (nnn(bank, self.items, self.metric, 8, 0.75) - centre)
+
+    def found(self):
+        return self.backend.hubness_client().search(self.name, data=list(self.queries), limit=5)
 
 
 @pytest.fixture(scope="module", params=METRICS)
@@ -72,12 +98,91 @@ def test_strength_zero_is_raw(gated):
 def test_a_refresh_learns_the_activation_anew(gated):
     half = gated.bank[:12]
     refresh(gated.store, gated.name, bank=QueryBank(half), estimator=NNN(8))
-    profile = gated.store.info(gated.name).state.profile
-    corrected = gated.raw - (nnn(half, gated.items, gated.metric, 8, 0.75) - profile.centre)
-    opens = np.array([best in gated.activated(half) for best in gated.raw.argmax(1)])
-    found = gated.backend.hubness_client().search(gated.name, data=list(gated.queries), limit=5)
-    assert_found(gated, found, np.where(opens[:, None], corrected, gated.raw))
+    assert_found(gated, gated.found(), gated.chosen(gated.activated(half), half))
     refresh(gated.store, gated.name, bank=QueryBank(gated.bank), estimator=NNN(8))
+
+
+@pytest.fixture(scope="module", params=METRICS)
+def dual(shared_backend, request):
+    if request.param != "L2" and not shared_backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    targets = vectors(np.random.default_rng(10), 15, DIM)
+    targets[-1] *= request.param != "COSINE"
+    return Gated(shared_backend, request.param, targets)
+
+
+def directed(dual):
+    """The targets that have a direction under the metric."""
+    return dual.targets[:-1] if dual.metric == "COSINE" else dual.targets
+
+
+def test_items_near_the_target_bank_are_activated_too(dual):
+    activated = dual.activated(dual.bank, directed(dual))
+    assert activated > dual.activated(dual.bank)
+    assert_found(dual, dual.found(), dual.chosen(activated))
+
+
+def test_a_refresh_learns_both_sets_anew(dual):
+    half, others = dual.bank[:12], directed(dual)[:6]
+    refresh(dual.store, dual.name, bank=QueryBank(half), target_bank=QueryBank(others))
+    assert_found(dual, dual.found(), dual.chosen(dual.activated(half, others), half))
+    refresh(dual.store, dual.name, bank=QueryBank(dual.bank), target_bank=QueryBank(dual.targets))
+    assert_found(dual, dual.found(), dual.chosen(dual.activated(dual.bank, directed(dual))))
+
+
+def test_until_a_refresh_ends_searches_keep_their_gate(lite, monkeypatch):
+    """Items deleted since make others the nearest of bank queries, which the refresh is to learn."""
+    gated = Gated(lite, "IP")
+    before = gated.chosen(gated.activated(gated.bank))
+    assert_found(gated, gated.found(), before)
+    taken = sorted(gated.activated(gated.bank))[:5]
+    gated.client.delete(gated.name, ids=[int(key) for key in taken])
+    left = gated.raw.copy()
+    left[:, taken] = -np.inf
+    earlier = np.array([best in gated.activated(gated.bank) for best in left.argmax(1)])
+    write_state, seen = gated.store.write_state, []
+    monkeypatch.setattr(
+        gated.store, "write_state", lambda *given: (seen.append(gated.found()), write_state(*given))
+    )
+    refresh(gated.store, gated.name)
+    [between] = seen
+    corrected = gated.corrected_by(gated.bank)
+    corrected[:, taken] = -np.inf
+    assert_found(gated, between, np.where(earlier[:, None], corrected, left))
+    from_bank = similarity(gated.bank, gated.items, "IP")
+    from_bank[:, taken] = -np.inf
+    later = np.isin(left.argmax(1), from_bank.argmax(1))
+    assert (later != earlier).any()
+    assert_found(gated, gated.found(), np.where(later[:, None], corrected, left))
+
+
+def test_collections_that_share_a_bank_have_their_own_gates(lite):
+    gated = Gated(lite, "IP")
+    other = lite.name()
+    plain_collection(lite.client(), other, gated.items[::-1].copy(), "IP")
+    plan = plan_migration(
+        gated.store,
+        other,
+        QueryBank(gated.bank),
+        estimator=NNN(8),
+        gate=1,
+        bank_collection=f"{gated.source}__bank",
+    )
+    migrate(gated.store, plan)
+    references = [gated.store.info(name).state.profile.bank for name in (gated.name, plan.target)]
+    assert references[0].generation == references[1].generation
+    mirrored = {ITEMS - 1 - item for item in gated.activated(gated.bank)}
+    assert gated.store.load_bank(references[1]).activated == mirrored
+    assert_found(gated, gated.found(), gated.chosen(gated.activated(gated.bank)))
+
+
+def test_a_gate_over_targets_needs_a_gate_and_targets(gated):
+    for given, said in (
+        ({"gate_targets": 1}, "give gate"),
+        ({"gate": 1, "gate_targets": 1}, "a target bank"),
+    ):
+        with pytest.raises(InvalidInput, match=said):
+            plan_migration(gated.store, gated.source, QueryBank(gated.bank), **given)
 
 
 def test_globally_corrected_ranks_candidates_by_the_banks_view(gated):

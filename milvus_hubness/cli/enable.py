@@ -1,0 +1,179 @@
+"""milvus-hubness enable and disable"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from milvus_hubness import jobs
+from milvus_hubness.cli.console import (
+    DEFAULT_URI,
+    AsJson,
+    Database,
+    TokenFile,
+    Uri,
+    open_store,
+    out,
+    progress_bars,
+    read_bank,
+    show_facts,
+    show_json,
+)
+from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
+from milvus_hubness.jobs.enable import ALLOWED_MISSES
+
+
+class Mode(str, Enum):
+    """How a collection is corrected without a copy of it."""
+
+    rerank = "rerank"
+
+
+class Where(str, Enum):
+    """Where biases lie."""
+
+    auto = "auto"
+    fields = "fields"
+    side = "side"
+
+
+def enable(
+    collection: Annotated[str, typer.Argument(help="Collection to correct without changing its vectors.")],
+    bank: Annotated[
+        str, typer.Option(help="Reference queries: .npy .npz .parquet .arrow file, or collection:NAME.")
+    ],
+    mode: Annotated[
+        Mode, typer.Option(help="rerank: biases beside the vectors; candidates are re-ranked by them.")
+    ] = Mode.rerank,
+    bank_column: Annotated[
+        str | None, typer.Option(help="Column, array or vector field that holds the queries.")
+    ] = None,
+    bank_name: Annotated[
+        str | None, typer.Option(help="Collection that keeps the bank. [default: COLLECTION__bank]")
+    ] = None,
+    target_bank: Annotated[
+        str | None, typer.Option(help="Reference items, as --bank, for dualis and dbsn.")
+    ] = None,
+    queries: Annotated[
+        str, typer.Option(help="Queries to measure what candidates miss. [default: some of the bank's]")
+    ] = "",
+    field: Annotated[str | None, typer.Option(help="Vector field, where there are several.")] = None,
+    method: Method = None,
+    param: Params = None,
+    k: K = None,
+    alpha: Alpha = None,
+    gate: Annotated[
+        int | None,
+        typer.Option(
+            help="Correct only queries whose raw best item is among the GATE nearest of a bank query."
+        ),
+    ] = None,
+    where: Annotated[
+        Where, typer.Option(help="Fields of the collection, or a side collection under the same keys.")
+    ] = Where.auto,
+    side_name: Annotated[
+        str | None, typer.Option(help="Name of the side collection. [default: COLLECTION__bias]")
+    ] = None,
+    misses: Annotated[
+        float, typer.Option(help="Share of the exact corrected top 10 that candidates may miss.")
+    ] = ALLOWED_MISSES,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only plan.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Enable though tuning advises against it.")] = False,
+    uri: Uri = DEFAULT_URI,
+    db: Database = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Correct a collection that cannot be copied: searches fetch more candidates and re-rank them by biases
+    that lie beside the vectors. Plans, and measures what that misses, unless told to --execute."""
+    estimator = chosen_estimator(method, param, k, alpha)
+    store = open_store(uri, db, token_file)
+    with progress_bars() as progress:
+        plan = jobs.plan_enable(
+            store,
+            collection,
+            read_bank(store, bank, bank_column),
+            estimator=estimator,
+            target_bank=read_bank(store, target_bank, None) if target_bank else None,
+            queries=read_bank(store, queries, None) if queries else None,
+            field=field,
+            where=None if where is Where.auto else where.value,
+            side=side_name,
+            bank_collection=bank_name,
+            allowed_misses=misses,
+            gate=gate,
+            force=force,
+            progress=progress,
+        )
+        if not as_json:
+            _show_plan(plan.to_dict(), mode)
+        result = jobs.enable(store, plan, progress=progress) if execute else None
+    if as_json:
+        done = {"result": result.to_dict()} if result else {}
+        show_json({"plan": plan.to_dict(), "executed": execute, **done})
+    elif result is None:
+        out.print("\nNothing was written. Run it again with --execute to do this.")
+    else:
+        _show_result(result.to_dict())
+
+
+def disable(
+    collection: Annotated[str, typer.Argument(help="Collection that was enabled.")],
+    uri: Uri = DEFAULT_URI,
+    db: Database = "",
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take back what enable did: searches are raw again, the side collection is dropped, the bank stays."""
+    dropped = jobs.disable(open_store(uri, db, token_file), collection)
+    if as_json:
+        show_json({"disable": {"collection": collection, "dropped": dropped}})
+    else:
+        show_facts(f"Disabled {collection}", {"corrected": "no", "dropped": dropped})
+
+
+def _show_plan(plan: dict[str, Any], mode: Mode) -> None:
+    places = {"side": f"collection {plan['side']}, under the same keys", "fields": "fields of the collection"}
+    added = " (added to it)" if plan["adds_fields"] else ""
+    missed = ", ".join(f"{100 * share:.1f}% beyond {n}" for n, share in _telling(plan["missed"]))
+    show_facts(
+        f"Correction of {plan['source']} beside its vectors",
+        {
+            "mode": mode.value,
+            "vector field": f"{plan['field']}, {plan['metric']}, not changed",
+            "rows": f"{plan['rows']:,}",
+            "biases": places[plan["where"]] + added,
+            "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
+            f"kept as {plan['bank']['collection']}",
+            "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
+            "gate": plan["gate"],
+            "candidates": f"{plan['candidates']} a search",
+            "missed": f"of the exact corrected top 10: {missed} candidates "
+            f"(mean over {plan['measured_queries']:,} queries)",
+        },
+    )
+
+
+def _telling(missed: dict[str, float]) -> list[tuple[str, float]]:
+    """The numbers of candidates up to the first that misses nothing."""
+    told = []
+    for candidates, share in missed.items():
+        told.append((candidates, share))
+        if share == 0:
+            break
+    return told
+
+
+def _show_result(result: dict[str, Any]) -> None:
+    show_facts(
+        "\nDone",
+        {
+            "corrected": f"{result['collection']}, {result['rows']:,} rows carry a bias",
+            "biases": result["side"] or "fields of the collection",
+            "bank": result["bank"],
+            "candidates": f"{result['candidates']} a search, which miss {100 * result['missed']:.1f}%",
+            "took": f"{result['seconds']} s",
+        },
+    )

@@ -1,0 +1,309 @@
+"""A collection corrected without touching its vectors: biases beside them, candidates re-ranked by them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+import numpy as np
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.correction import Correction
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    CannotMigrate,
+    InvalidParameter,
+    NotCorrected,
+    VerificationFailed,
+    name_some,
+)
+from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.migrate import keep_nearest
+from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.plan import advised
+from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
+from milvus_hubness.rerank import DynamicGate
+from milvus_hubness.state import Beside, CollectionState, Profile, require_state
+from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
+
+ALLOWED_MISSES = 0.01
+MEASURED_QUERIES = 1_000
+BIAS_TOLERANCE = 1e-5
+
+Where = Literal["fields", "side"]
+
+
+@dataclass(frozen=True, eq=False)
+class EnablePlan:
+    """Biases of `source` beside its vectors: in fields of its own, or under its keys in collection `side`.
+
+    missed: for each number of candidates the share of the exact corrected top 10 outside them, in the mean
+    over `queries`. candidates: how many a search will fetch. adds_fields: the fields are yet to be added.
+    """
+
+    source: CollectionInfo
+    field: str
+    bank: QueryBank
+    target_bank: QueryBank | None
+    bank_collection: str
+    correction: Correction
+    strength: float
+    side: str | None
+    adds_fields: bool
+    rows: int
+    candidates: int
+    missed: dict[int, float]
+    allowed_misses: float
+    queries: int
+    gate: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for people and for --json."""
+        return {
+            "source": self.source.name,
+            "field": self.field,
+            "metric": self.correction.layout.metric,
+            "rows": self.rows,
+            "where": "side" if self.side else "fields",
+            "side": self.side,
+            "adds_fields": self.adds_fields,
+            "bank": {
+                "collection": self.bank_collection,
+                "source": self.bank.source,
+                "queries": len(self.bank),
+                "fingerprint": self.bank.fingerprint,
+                "targets": len(self.target_bank) if self.target_bank else 0,
+            },
+            "estimator": to_dict(self.correction.fitted.estimator),
+            "strength": self.strength,
+            "candidates": self.candidates,
+            "missed": {str(candidates): share for candidates, share in self.missed.items()},
+            "measured_queries": self.queries,
+            "gate": self.gate,
+        }
+
+
+@dataclass(frozen=True)
+class Enabled:
+    """rows: how many carry a bias now."""
+
+    collection: str
+    side: str | None
+    bank: str
+    rows: int
+    candidates: int
+    missed: float
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def plan_enable(
+    store: Store,
+    source: str,
+    bank: QueryBank,
+    *,
+    estimator: Estimator | None = None,
+    target_bank: QueryBank | None = None,
+    queries: QueryBank | None = None,
+    field: str | None = None,
+    where: Where | None = None,
+    side: str | None = None,
+    bank_collection: str | None = None,
+    allowed_misses: float = ALLOWED_MISSES,
+    gate: int | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> EnablePlan:
+    """Look at `source`, fit the biases, and measure what candidates miss. Reads only.
+
+    estimator: as plan_migration has it. queries: to measure with, by default some of the bank's. where: by
+    default fields where the collection has them or can be given them, else a side collection. allowed_misses:
+    the share of the exact corrected top 10 that may lie outside the candidates. gate: see DynamicGate.
+
+    Raises AlreadyCorrected, CannotMigrate, NotAdvised, InvalidParameter, EmptyCollection, CollectionNotFound,
+    DimensionMismatch, BankTooSmall.
+    """
+    if not 0 < allowed_misses < 1:
+        raise InvalidParameter(f"allowed_misses is a share between 0 and 1, got {allowed_misses}")
+    info = store.info(source)
+    if info.is_bank:
+        raise CannotMigrate(f"{info.name!r} is a query bank")
+    if info.state is not None:
+        raise AlreadyCorrected(f"{info.name!r} carries biases already: refresh it instead")
+    field = field or only_field(info)
+    holds = store.bias_fields(info)
+    if where == "fields" and holds == "none":
+        raise CannotMigrate(
+            f"{info.name!r} has no fields for biases and this server cannot add any: "
+            "let a side collection hold them"
+        )
+    gallery = read_gallery(store, info, field, progress=progress)
+    bank.expect_dim(gallery.layout.dim, "the bank")
+    tuning = advised(info, bank, force)
+    strength = 1.0
+    if estimator is None and tuning is not None and tuning.choice is not None:
+        estimator, strength = from_dict(tuning.choice), tuning.strength
+    estimator = estimator or Blend()
+    fitted = Correction.fit(
+        gallery.layout,
+        estimator,
+        bank,
+        gallery=gallery.vectors if estimator.needs_gallery else None,
+        target_bank=target_bank,
+    )
+    centre = float(fitted.centred(gallery.vectors).mean(dtype=np.float64))
+    correction = Correction(gallery.layout, fitted.fitted, centre)
+    asked = queries or bank
+    candidates, missed, measured = measure(gallery, correction, asked, strength, allowed_misses)
+    in_side = where == "side" or (where is None and holds == "none")
+    return EnablePlan(
+        source=info,
+        field=field,
+        bank=bank,
+        target_bank=target_bank,
+        bank_collection=bank_collection or f"{info.name}__bank",
+        correction=correction,
+        strength=strength,
+        side=(side or f"{info.name}__bias") if in_side else None,
+        adds_fields=not in_side and holds == "can be added",
+        rows=info.rows,
+        candidates=candidates,
+        missed=missed,
+        allowed_misses=allowed_misses,
+        queries=measured,
+        gate=None if gate is None else DynamicGate(gate).k,
+    )
+
+
+def measure(
+    gallery: Gallery, correction: Correction, queries: QueryBank, strength: float, allowed_misses: float
+) -> tuple[int, dict[int, float], int]:
+    """The number of candidates to fetch, what each number of them misses, and on how many queries that was
+    measured: at most 1,000 of `queries`, spread evenly."""
+    queries.expect_dim(gallery.layout.dim, "the queries")
+    asked = queries.vectors[:: max(1, len(queries) // MEASURED_QUERIES)]
+    places = raw_places(
+        gallery.layout.reduce_queries(asked),
+        gallery.layout.reduce_items(gallery.vectors),
+        correction.centred(gallery.vectors),
+        strength=strength,
+    )
+    missed = {each: missed_share(places, each) for each in LADDER}
+    return enough_candidates(places, allowed_misses), missed, len(asked)
+
+
+def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> Enabled:
+    """Write the biases beside the vectors, check them, and tell the collection.
+
+    On any failure, and when interrupted, what this run created is dropped again; fields that a server added
+    stay. Raises VerificationFailed naming the rows, and what the store raises.
+    """
+    began = time.perf_counter()
+    kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
+    bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
+    made_side = False
+    try:
+        if plan.side:
+            store.create_side(plan.source, plan.side)
+            made_side = True
+        elif plan.adds_fields:
+            store.add_bias_fields(plan.source.name)
+        profile = Profile(
+            estimator=to_dict(plan.correction.fitted.estimator),
+            slot=0,
+            standby=1,
+            centre=plan.correction.centre,
+            strength=plan.strength,
+            gate=plan.gate,
+            bank=bank,
+            epoch=1,
+            refreshed_at=datetime.now(timezone.utc),
+        )
+        layout = plan.correction.layout
+        state = CollectionState(
+            field=plan.field,
+            metric=layout.metric,
+            dim=layout.dim,
+            slots=layout.slots,
+            multiple_of=layout.multiple_of,
+            source=plan.source.name,
+            phase="ready",
+            profiles={"default": profile},
+            beside=Beside(
+                side=plan.side,
+                candidates=plan.candidates,
+                missed=plan.missed[plan.candidates],
+                allowed=plan.allowed_misses,
+                queries=plan.queries,
+            ),
+        )
+        rows = _write(store, plan, state, progress)
+        store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state, kept))
+    except BaseException:
+        if plan.side and made_side:
+            store.drop(plan.side)
+        if made_bank == "collection":
+            store.drop(plan.bank_collection)
+        elif made_bank == "generation":
+            store.drop_bank_generation(bank)
+        raise
+    return Enabled(
+        collection=plan.source.name,
+        side=plan.side,
+        bank=plan.bank_collection,
+        rows=rows,
+        candidates=plan.candidates,
+        missed=plan.missed[plan.candidates],
+        seconds=round(time.perf_counter() - began, 2),
+    )
+
+
+def disable(store: Store, collection: str) -> str | None:
+    """Take the biases that lie beside a collection away again; its vectors were never changed, and its bank
+    stays. Returns the side collection that was dropped. Raises NotCorrected."""
+    info = store.info(collection)
+    state = require_state(info.state, info.name)
+    if state.beside is None:
+        raise NotCorrected(
+            f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
+        )
+    store.drop_state(info.name)
+    if state.beside.side:
+        store.drop(state.beside.side)
+    return state.beside.side
+
+
+def _write(store: Store, plan: EnablePlan, state: CollectionState, progress: Progress) -> int:
+    """All biases, written and then read again."""
+    placement = placement_of(store, plan.source, state)
+    slots = range(state.layout.slots)
+    size = store.chunk_rows(plan.source)
+    for partition in plan.source.partitions:
+        keys = store.keys(plan.source.name, partition=partition)
+        for part in chunks(keys, size, "writing biases", progress):
+            placement.write(part, partition, plan.correction, slots, state.profile.epoch)
+    if plan.side:
+        store.finish(plan.side)
+    placement.settle()
+    rows = 0
+    for partition in plan.source.partitions:
+        keys = store.keys(plan.source.name, partition=partition)
+        for part in chunks(keys, size, "verifying", progress):
+            placed = placement.read(part, partition)
+            wanted = plan.correction.centred(placed.vectors)
+            off = (np.abs(placed.biases - wanted[:, None]) > BIAS_TOLERANCE).any(axis=1) | placed.pending
+            if off.any():
+                broken = [key for key, is_off in zip(placed.batch.keys, off, strict=True) if is_off]
+                raise VerificationFailed(
+                    f"biases are missing or wrong for rows {name_some(broken)}: was {plan.source.name!r} "
+                    "written to meanwhile?"
+                )
+            rows += len(placed.batch)
+    return rows

@@ -1,0 +1,200 @@
+"""Where the biases of a collection's rows lie, and how they are read and written there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction import Correction, read_back
+from milvus_hubness.layout import Floats
+from milvus_hubness.state import (
+    BIAS_FIELD,
+    EPOCH_FIELD,
+    PENDING,
+    SIDE_FIELD,
+    SLOT_FIELDS,
+    CollectionState,
+)
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
+
+
+@dataclass(frozen=True, eq=False)
+class Placed:
+    """Rows with the biases they carry. batch: as fetched; vectors (n, d) as the user knows them; biases
+    (n, slots), 0 where there is none; pending (n,) whether the row still waits for its first."""
+
+    batch: Batch
+    vectors: Floats
+    biases: Floats
+    pending: npt.NDArray[np.bool_]
+
+
+class Placement(Protocol):
+    """The rows of one corrected collection."""
+
+    def pending(self, partition: str | None) -> list[Key]:
+        """Keys of the rows without a bias."""
+        ...
+
+    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+        """The rows that are still there, in the order of `keys`."""
+        ...
+
+    def write(
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        correction: Correction,
+        slots: Sequence[int],
+        epoch: int,
+    ) -> int:
+        """Give the rows that are still there fresh biases in `slots`, and leave all else as it is.
+
+        Returns how many there were.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Everything written is seen by every search on return, and biases of rows that are gone are gone."""
+        ...
+
+
+def placement_of(store: Store, info: CollectionInfo, state: CollectionState) -> Placement:
+    """Where this state says that the biases lie."""
+    if state.beside is None:
+        return InVectors(store, info, state)
+    if state.beside.side is None:
+        return InFields(store, info, state)
+    return InSide(store, info, state, state.beside.side)
+
+
+@dataclass(frozen=True)
+class _Placement(ABC):
+    store: Store
+    info: CollectionInfo
+    state: CollectionState
+
+    @abstractmethod
+    def read(self, keys: Sequence[Key], partition: str | None) -> Placed: ...
+
+    @abstractmethod
+    def _put(
+        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+    ) -> None:
+        """Store the rows as they were read, but for the biases (n,) in `slots`."""
+
+    def write(
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        correction: Correction,
+        slots: Sequence[int],
+        epoch: int,
+    ) -> int:
+        placed = self.read(keys, partition)
+        self._put(placed, partition, correction.centred(placed.vectors), slots, epoch)
+        return len(placed.batch)
+
+    def pending(self, partition: str | None) -> list[Key]:
+        return self.store.keys(self.info.name, partition=partition, pending=True)
+
+    def settle(self) -> None:
+        self.store.settle(self.info.name)
+
+    def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
+        return self.store.fetch(self.info.name, keys, self.state.field, partition=partition)
+
+    def _replace(self, batch: Batch, partition: str | None) -> None:
+        self.store.write(self.info.name, batch, self.state.field, partition=partition)
+
+
+@dataclass(frozen=True)
+class InVectors(_Placement):
+    """In columns of the vectors themselves, which are in the stored form."""
+
+    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+        batch, layout = self._fetch(keys, partition), self.state.layout
+        return Placed(
+            batch,
+            read_back(self.state, batch.vectors, batch.rows),
+            np.column_stack([layout.biases(batch.vectors, slot) for slot in range(layout.slots)]),
+            _pending(batch),
+        )
+
+    def _put(
+        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+    ) -> None:
+        stored = placed.batch.vectors.copy()
+        stored[:, [self.state.layout.first_slot + slot for slot in slots]] = biases[:, None]
+        self._replace(_with_fields(placed.batch, stored, [BIAS_FIELD], biases, epoch), partition)
+
+
+@dataclass(frozen=True)
+class InFields(_Placement):
+    """In scalar fields of the rows."""
+
+    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+        batch = self._fetch(keys, partition)
+        columns = [[row.get(field) or 0.0 for field in SLOT_FIELDS] for row in batch.rows]
+        biases = np.array(columns, np.float32).reshape(len(batch), len(SLOT_FIELDS))
+        return Placed(batch, batch.vectors, biases, _pending(batch))
+
+    def _put(
+        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+    ) -> None:
+        fields = [SLOT_FIELDS[slot] for slot in slots]
+        self._replace(_with_fields(placed.batch, placed.vectors, fields, biases, epoch), partition)
+
+
+@dataclass(frozen=True)
+class InSide(_Placement):
+    """In a collection of their own under the same keys. A row is pending while that holds none of its key."""
+
+    side: str
+
+    def pending(self, partition: str | None) -> list[Key]:
+        known = set(self.store.keys(self.side))
+        return [key for key in self.store.keys(self.info.name, partition=partition) if key not in known]
+
+    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+        batch = self._fetch(keys, partition)
+        beside = self.store.fetch(self.side, batch.keys, SIDE_FIELD)
+        where = {key: i for i, key in enumerate(beside.keys)}
+        pending = np.array([key not in where for key in batch.keys], np.bool_)
+        biases = np.zeros((len(batch), len(SLOT_FIELDS)), np.float32)
+        biases[~pending] = beside.vectors[[where[key] for key in batch.keys if key in where]]
+        return Placed(batch, batch.vectors, biases, pending)
+
+    def settle(self) -> None:
+        # Clients write a row before its bias, so a key that is seen here first has its row already.
+        kept = self.store.keys(self.side)
+        rows = set(self.store.keys(self.info.name))
+        if orphans := [key for key in kept if key not in rows]:
+            self.store.delete(self.side, orphans)
+        self.store.settle(self.side)
+
+    def _put(
+        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+    ) -> None:
+        columns = placed.biases.copy()
+        columns[:, list(slots)] = biases[:, None]
+        rows = [{self.info.key_field: key, EPOCH_FIELD: epoch} for key in placed.batch.keys]
+        self.store.write(self.side, Batch(placed.batch.keys, columns, rows), SIDE_FIELD)
+
+
+def _with_fields(batch: Batch, vectors: Floats, fields: list[str], biases: Floats, epoch: int) -> Batch:
+    """The rows with these vectors, the bias of each in all of `fields`, and the epoch."""
+    rows = [
+        {**row, **dict.fromkeys(fields, bias), EPOCH_FIELD: epoch}
+        for row, bias in zip(batch.rows, biases.tolist(), strict=True)
+    ]
+    return Batch(batch.keys, vectors, rows)
+
+
+def _pending(batch: Batch) -> npt.NDArray[np.bool_]:
+    return np.array([row.get(EPOCH_FIELD) in (None, PENDING) for row in batch.rows], np.bool_)

@@ -1,0 +1,387 @@
+"""Collections corrected beside their vectors: against float64 oracles, and as full citizens of every job."""
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    AlreadyCorrected,
+    CannotMigrate,
+    CollectionExists,
+    GloballyCorrected,
+    InvalidParameter,
+    NotAdvised,
+    NotCorrected,
+    QueryBank,
+    VerificationFailed,
+    diagnose,
+    disable,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    status,
+    tune,
+)
+from milvus_hubness.quality.missed import raw_places
+from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS, TuningRecord
+from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 400, 9, 60, 6, 0.75
+PLACES = ["side", "fields", "fields, in the client"]
+
+
+def with_bias_fields(client, name, items, metric):
+    """As plain_collection, with room for biases in every row."""
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
+    schema.add_field("group", DataType.INT64)
+    for field in SLOT_FIELDS:
+        schema.add_field(field, DataType.FLOAT)
+    schema.add_field(EPOCH_FIELD, DataType.INT64)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    none = {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
+    rows = [
+        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **none} for i, vector in enumerate(items)
+    ]
+    client.insert(name, rows)
+
+
+class Enabled:
+    def __init__(self, backend, metric, place):
+        rng = np.random.default_rng(11)
+        self.backend, self.metric, self.place = backend, metric, place
+        self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM)
+        self.bank = vectors(rng, BANK, DIM)
+        self.plain = backend.client()
+        self.name = backend.name("beside")
+        backend.made.append(f"{self.name}__bias")
+        make = plain_collection if place == "side" else with_bias_fields
+        make(self.plain, self.name, self.items, metric)
+        self.store = backend.store()
+        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
+        self.done = enable(self.store, plan)
+        self.client = self.new_client()
+        self.state = self.client.hubness_state(self.name)
+        self.raw = similarity(self.queries, self.items, metric)
+        self.biases = nnn(self.bank, self.items, metric, K, ALPHA)
+
+    def new_client(self, **options):
+        client = self.backend.hubness_client(**options)
+        if self.place == "fields, in the client":
+            client._operations._chains = False
+        return client
+
+    def wanted(self, strength=1.0, candidates=None):
+        """For each query (scores, order): the raw top candidates, by corrected score."""
+        corrected = self.raw - strength * (self.biases - self.state.profile.centre)
+        candidates = candidates or self.state.beside.candidates
+        orders = []
+        for raw, scores in zip(self.raw, corrected, strict=True):
+            pool = np.argsort(-raw)[:candidates]
+            orders.append(pool[np.argsort(-scores[pool])])
+        return corrected, orders
+
+    def assert_found(self, results, strength=1.0, page=slice(0, 10), candidates=None):
+        corrected, orders = self.wanted(strength, candidates)
+        for hits, scores, order in zip(results, corrected, orders, strict=True):
+            order = order[page]
+            assert [hit["id"] for hit in hits] == order.tolist()
+            assert list(hits.ids) == order.tolist()
+            distances = [hit["distance"] for hit in hits]
+            np.testing.assert_allclose(distances, as_distance(scores[order], self.metric), atol=3e-5)
+            assert list(hits.distances) == distances
+
+
+@pytest.fixture(
+    scope="module", params=[(metric, place) for metric in METRICS for place in PLACES], ids=" ".join
+)
+def enabled(shared_backend, request):
+    metric, place = request.param
+    if not shared_backend.is_lite and (metric != "L2" or place == PLACES[2]):
+        pytest.skip("shown on Milvus Lite")
+    return Enabled(shared_backend, metric, place)
+
+
+def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
+    centre = enabled.biases - enabled.state.profile.centre
+    measured = similarity(enabled.bank, enabled.items, enabled.metric)
+    missed = np.mean(
+        [
+            ~np.isin(np.argsort(-(raw - centre))[:10], np.argsort(-raw)[: enabled.done.candidates])
+            for raw in measured
+        ]
+    )
+    assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
+    assert enabled.done.missed <= 0.01
+    assert (enabled.state.beside.side is not None) == (enabled.place == "side")
+    found = status(enabled.store, enabled.name)
+    assert (found.corrected, found.pending, found.rows) == (True, 0, ITEMS)
+    assert found.candidates == enabled.done.candidates
+    assert found.where == ("side" if enabled.place == "side" else "fields")
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.5, -0.7])
+def test_scores_and_ranking_are_the_oracles(enabled, strength):
+    results = enabled.client.search(
+        enabled.name, data=list(enabled.queries), strength=strength, output_fields=["note"]
+    )
+    enabled.assert_found(results, strength)
+    assert set(results[0][0]["entity"]) == {"note"}
+
+
+def test_strength_zero_is_the_plain_search(enabled):
+    question = {"data": list(enabled.queries), "limit": 7, "offset": 2, "output_fields": ["group"]}
+    found = enabled.client.search(enabled.name, strength=0, **question)
+    plain = enabled.plain.search(enabled.name, **question)
+    assert [list(hits) for hits in found] == [list(hits) for hits in plain]
+
+
+def test_later_pages_continue_the_first(enabled):
+    results = enabled.client.search(enabled.name, data=list(enabled.queries), limit=4, offset=3)
+    enabled.assert_found(results, page=slice(3, 7))
+
+
+def test_a_longer_answer_looks_at_as_many_more_candidates(enabled):
+    limit = 40
+    results = enabled.client.search(enabled.name, data=list(enabled.queries), limit=limit)
+    candidates = enabled.state.beside.candidates * limit // 10
+    enabled.assert_found(results, page=slice(0, limit), candidates=candidates)
+
+
+def test_filters_and_rounding(enabled):
+    results = enabled.client.search(
+        enabled.name, data=list(enabled.queries), filter="group == 2", limit=5, round_decimal=3
+    )
+    corrected, _ = enabled.wanted()
+    for hits, scores, raw in zip(results, corrected, enabled.raw, strict=True):
+        group = np.arange(2, ITEMS, 5)
+        pool = group[np.argsort(-raw[group])][: enabled.state.beside.candidates]
+        order = pool[np.argsort(-scores[pool])][:5]
+        assert [hit["id"] for hit in hits] == order.tolist()
+        given = as_distance(scores[order], enabled.metric)
+        np.testing.assert_allclose([hit["distance"] for hit in hits], given, atol=6e-4)
+        assert [hit["distance"] for hit in hits] == [round(hit["distance"], 3) for hit in hits]
+
+
+def test_range_search_is_in_corrected_scores(enabled):
+    corrected, orders = enabled.wanted()
+    scores = as_distance(corrected[0][orders[0]], enabled.metric)
+    far, near = float(scores[6] + scores[7]) / 2, float(scores[1] + scores[2]) / 2
+    [hits] = enabled.client.search(
+        enabled.name,
+        data=[enabled.queries[0]],
+        limit=20,
+        search_params={"params": {"radius": far, "range_filter": near}},
+    )
+    assert [hit["id"] for hit in hits] == orders[0][2:7].tolist()
+
+
+def test_rows_are_read_as_they_were_written(enabled):
+    [row] = enabled.client.get(enabled.name, 3)
+    assert set(row) == {"id", "vector", "group", "note"}
+    np.testing.assert_array_equal(np.float32(row["vector"]), enabled.items[3])
+    described = enabled.client.describe_collection(enabled.name)
+    assert [field["name"] for field in described["fields"]] == ["id", "vector", "group"]
+    assert "hubness" not in described["properties"]
+
+
+def test_candidates_can_be_ranked_by_the_banks_view(enabled):
+    candidates = 30
+    results = enabled.client.search(
+        enabled.name, data=list(enabled.queries), limit=6, rerank=GloballyCorrected(candidates)
+    )
+    from_bank = similarity(enabled.bank, enabled.items, enabled.metric)
+    for hits, scores in zip(results, enabled.raw, strict=True):
+        pool = np.argsort(-scores)[:candidates]
+        places = (from_bank[:, pool] > scores[pool]).sum(0)
+        assert [hit["id"] for hit in hits] == pool[np.lexsort((-scores[pool], places))][:6].tolist()
+        assert not hits[0]["entity"]
+
+
+def test_tune_and_diagnose_see_the_rows_and_their_biases(enabled):
+    found = tune(enabled.store, enabled.name)
+    assert found.verdict in {"apply", "apply weakly", "leave it alone"}
+    told = diagnose(enabled.store, enabled.name, QueryBank(enabled.queries))
+    assert told.title == enabled.name
+    biases = enabled.biases - enabled.biases.mean()
+    corrected = enabled.raw - biases
+    counts = np.bincount(np.argsort(-corrected, axis=1)[:, :10].ravel(), minlength=ITEMS)
+    assert told.after.largest == counts.max()
+
+
+def test_enabling_twice_is_refused(enabled):
+    with pytest.raises(AlreadyCorrected, match="refresh"):
+        plan_enable(enabled.store, enabled.name, QueryBank(enabled.bank))
+
+
+@pytest.fixture(params=["side", "fields"])
+def fresh(backend, request):
+    if not backend.is_lite and request.param == "fields":
+        pytest.skip("shown on Milvus Lite")
+    return Enabled(backend, "IP", request.param)
+
+
+def test_rows_come_and_go_with_their_biases(fresh):
+    rng = np.random.default_rng(3)
+    new = vectors(rng, 5, DIM)
+    rows = [{"id": 1_000 + i, "vector": vector, "group": 0} for i, vector in enumerate(new)]
+    fresh.client.insert(fresh.name, rows)
+    fresh.client.upsert(fresh.name, [{"id": 7, "vector": new[0], "group": 1}])
+    fresh.client.delete(fresh.name, ids=[8, 9])
+    fresh.items[7] = new[0]
+    keys = np.r_[np.delete(np.arange(ITEMS), [8, 9]), 1_000 + np.arange(5)]
+    items = np.r_[np.delete(fresh.items, [8, 9], axis=0), new]
+    scores = similarity(fresh.queries, items, "IP") - (
+        nnn(fresh.bank, items, "IP", K, ALPHA) - fresh.state.profile.centre
+    )
+    results = fresh.client.search(fresh.name, data=list(fresh.queries), limit=3)
+    for hits, own in zip(results, scores, strict=True):
+        order = np.argsort(-own)[:3]
+        assert [hit["id"] for hit in hits] == keys[order].tolist()
+        np.testing.assert_allclose([hit["distance"] for hit in hits], own[order], atol=3e-5)
+    assert status(fresh.store, fresh.name).pending == 0
+    if fresh.place == "side":
+        assert fresh.store.keys(fresh.done.side) == sorted(keys.tolist())
+
+
+def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_behind(fresh):
+    none = {} if fresh.place == "side" else {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
+    new = vectors(np.random.default_rng(4), 1, DIM)
+    fresh.plain.insert(fresh.name, [{"id": 2_000, "vector": new[0], "group": 0, **none}])
+    fresh.plain.delete(fresh.name, ids=[5])
+    assert status(fresh.store, fresh.name).pending == 1
+    done = refresh(fresh.store, fresh.name)
+    assert (done.mode, done.written) == ("pending", 1)
+    assert status(fresh.store, fresh.name).pending == 0
+    bias = nnn(fresh.bank, new, "IP", K, ALPHA)[0] - fresh.state.profile.centre
+    [hits] = fresh.client.search(fresh.name, data=[new[0]], limit=400)
+    [found] = [hit["distance"] for hit in hits if hit["id"] == 2_000]
+    assert found == pytest.approx(float(new[0] @ new[0]) - bias, abs=3e-5)
+    if fresh.place == "side":
+        assert 5 not in fresh.store.keys(fresh.done.side)
+
+
+def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
+    done = refresh(fresh.store, fresh.name, estimator=CSLS(4))
+    state = fresh.client.hubness_state(fresh.name)
+    assert (done.mode, state.profile.slot, state.profile.standby) == ("full", 1, 0)
+    fresh.biases = nnn(fresh.bank, fresh.items, "IP", 4, 0.5)
+    fresh.state = state
+    fresh.assert_found(fresh.client.search(fresh.name, data=list(fresh.queries)))
+    places = raw_places(fresh.bank, fresh.items, fresh.biases.astype(np.float32))
+    assert state.beside.missed == pytest.approx((places > state.beside.candidates).mean())
+
+
+def test_disabling_leaves_an_ordinary_collection(fresh):
+    disable(fresh.store, fresh.name)
+    assert not fresh.plain.has_collection(f"{fresh.name}__bias")
+    found = fresh.client.search(fresh.name, data=list(fresh.queries), output_fields=["note"])
+    plain = fresh.plain.search(fresh.name, data=list(fresh.queries), output_fields=["note"])
+    assert [list(hits) for hits in found] == [list(hits) for hits in plain]
+    assert not status(fresh.store, fresh.name).corrected
+    with pytest.raises(NotCorrected):
+        disable(fresh.store, fresh.name)
+
+
+def test_an_enabled_collection_can_still_be_migrated(lite):
+    enabled = Enabled(lite, "COSINE", "side")
+    done = migrate(
+        enabled.store, plan_migration(enabled.store, enabled.name, QueryBank(enabled.bank), estimator=NNN(K))
+    )
+    assert status(enabled.store, done.target).where == "vectors"
+    assert status(enabled.store, enabled.name).where == "side"
+    corrected, _ = enabled.wanted()
+    results = enabled.client.search(done.target, data=list(enabled.queries))
+    for hits, scores in zip(results, corrected, strict=True):
+        assert [hit["id"] for hit in hits] == np.argsort(-scores)[:10].tolist()
+
+
+def test_a_gate_opens_for_activated_items_only(lite):
+    gated = Enabled(lite, "IP", "side")
+    disable(gated.store, gated.name)
+    enable(gated.store, plan_enable(gated.store, gated.name, QueryBank(gated.bank), estimator=NNN(K), gate=1))
+    activated = set(similarity(gated.bank, gated.items, "IP").argmax(1).tolist())
+    _, orders = gated.wanted()
+    opened = 0
+    for query, raw, order in zip(gated.queries, gated.raw, orders, strict=True):
+        opens = raw.argmax() in activated
+        opened += opens
+        [hits] = gated.new_client().search(gated.name, data=[query])
+        assert [hit["id"] for hit in hits] == (order if opens else np.argsort(-raw))[:10].tolist()
+    assert 0 < opened < QUERIES
+
+
+class TestWhatIsRefused:
+    @pytest.fixture
+    def plain(self, lite):
+        rng = np.random.default_rng(5)
+        name = lite.name("refused")
+        lite.made.append(f"{name}__bias")
+        plain_collection(lite.client(), name, vectors(rng, 80, DIM), "IP")
+        return lite.store(), name, QueryBank(vectors(rng, 20, DIM))
+
+    def test_fields_that_the_server_cannot_add(self, plain):
+        store, name, bank = plain
+        with pytest.raises(CannotMigrate, match="side collection"):
+            plan_enable(store, name, bank, estimator=NNN(4), where="fields")
+
+    @pytest.mark.parametrize("share", [0, 1, -1, float("nan")])
+    def test_a_share_that_is_none(self, plain, share):
+        store, name, bank = plain
+        with pytest.raises(InvalidParameter, match="allowed_misses"):
+            plan_enable(store, name, bank, allowed_misses=share)
+
+    def test_a_side_name_that_is_taken(self, plain, lite):
+        store, name, bank = plain
+        taken = lite.name("taken")
+        plain_collection(lite.client(), taken, vectors(np.random.default_rng(0), 3, DIM), "IP")
+        with pytest.raises(CollectionExists, match="side-name"):
+            enable(store, plan_enable(store, name, bank, estimator=NNN(4), side=taken))
+        assert not store.exists(f"{name}__bank")
+
+    def test_what_tuning_advised_against(self, plain):
+        store, name, bank = plain
+        store.write_tuning(
+            name,
+            TuningRecord(
+                verdict="leave it alone",
+                choice=None,
+                strength=0,
+                reason="it hurts",
+                labelled=False,
+                bank_fingerprint=bank.fingerprint,
+                tuned_at="2026-01-01T00:00:00Z",
+            ),
+        )
+        with pytest.raises(NotAdvised, match="it hurts"):
+            plan_enable(store, name, bank)
+        assert plan_enable(store, name, bank, estimator=NNN(4), force=True).candidates
+
+    def test_biases_that_are_not_what_was_written(self, plain, monkeypatch):
+        store, name, bank = plain
+        plan = plan_enable(store, name, bank, estimator=NNN(4))
+        write = store.write
+
+        def spoil(collection, batch, field, **options):
+            if field == "biases":
+                batch.vectors[7] += 1
+            write(collection, batch, field, **options)
+
+        monkeypatch.setattr(store, "write", spoil)
+        with pytest.raises(VerificationFailed, match="rows 7"):
+            enable(store, plan)
+        assert not store.exists(f"{name}__bias")
+        assert not store.exists(f"{name}__bank")
+        assert not status(store, name).corrected
+
+    def test_what_a_killed_run_left_is_no_obstacle(self, plain):
+        store, name, bank = plain
+        store.create_side(store.info(name), f"{name}__bias")
+        done = enable(store, plan_enable(store, name, bank, estimator=NNN(4)))
+        assert done.rows == 80
