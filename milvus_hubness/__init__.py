@@ -7,6 +7,7 @@ from milvus_hubness.client import HubnessClient
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import (
     AlreadyCorrected,
+    BankTooLarge,
     BankTooSmall,
     CannotMigrate,
     CollectionExists,
@@ -19,6 +20,7 @@ from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
     NonFiniteVectors,
+    NoRoom,
     NotAdvised,
     NotCorrected,
     ServerUnavailable,
@@ -65,6 +67,7 @@ __all__ = [
     "CSLS",
     "NNN",
     "AlreadyCorrected",
+    "BankTooLarge",
     "BankTooSmall",
     "Blend",
     "CannotMigrate",
@@ -90,6 +93,7 @@ __all__ = [
     "InvertedSoftmax",
     "Layout",
     "MilvusStore",
+    "NoRoom",
     "NonFiniteVectors",
     "NotAdvised",
     "NotCorrected",

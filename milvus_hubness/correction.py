@@ -12,7 +12,7 @@ import numpy.typing as npt
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore
 from milvus_hubness.layout import Floats, Layout
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, CollectionState
+from milvus_hubness.state import CollectionState
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ def hidden_columns(
 ) -> list[dict[str, Any]]:
     """The scalar fields that go beside each stored vector: bias, epoch and, under COSINE, the norm."""
     values = np.asarray(biases, np.float32).tolist()
-    columns = [{BIAS_FIELD: bias, EPOCH_FIELD: epoch} for bias in values]
-    if NORM_FIELD in state.hidden_fields:
+    columns = [{state.bias_field: bias, state.epoch_field: epoch} for bias in values]
+    if state.norm_field:
         for column, norm in zip(columns, state.layout.norms(vectors).tolist(), strict=True):
-            column[NORM_FIELD] = norm
+            column[state.norm_field] = norm
     return columns
 
 
 def read_back(state: CollectionState, stored: npt.ArrayLike, hidden: Sequence[Mapping[str, Any]]) -> Floats:
     """(n, d) the vectors that the user gave, from stored ones (n, width) and the columns beside them."""
-    norms = [columns[NORM_FIELD] for columns in hidden] if NORM_FIELD in state.hidden_fields else None
+    norms = [columns[state.norm_field] for columns in hidden] if state.norm_field else None
     return state.layout.strip(stored, norms)

@@ -7,6 +7,7 @@ HubnessError
 │   ├── ZeroVectors                       no direction to normalise, with the rows
 │   ├── EmptyBank                         a bank without a single query
 │   ├── BankTooSmall                      the estimator needs more queries than the bank holds
+│   ├── BankTooLarge                      the bank does not fit into the memory that was granted
 │   ├── InvalidParameter                  an estimator, layout or job parameter out of range
 │   └── UnreadableFile                    a bank file that is missing, broken or of an unknown kind
 ├── StoreError                            the database refused or did not answer
@@ -21,6 +22,7 @@ HubnessError
 │   ├── NotAdvised                        tuning found that correction would hurt
 │   └── UnknownStateVersion
 ├── CannotMigrate                         the collection has something that cannot be carried over
+├── NoRoom                                no column to spare for a further profile
 ├── VerificationFailed                    the copy differs from its source, with the rows
 ├── UnsupportedOperation                  a call that a corrected collection cannot answer
 └── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
@@ -57,6 +59,10 @@ class EmptyBank(InvalidInput):
 
 class BankTooSmall(InvalidInput):
     """The estimator needs more queries than the bank holds."""
+
+
+class BankTooLarge(InvalidInput):
+    """The bank does not fit into the memory that was granted."""
 
 
 class InvalidParameter(InvalidInput):
@@ -117,6 +123,10 @@ class CannotMigrate(HubnessError):
 
 class VerificationFailed(HubnessError):
     """The copy differs from its source."""
+
+
+class NoRoom(HubnessError):
+    """The stored vectors have no columns to spare."""
 
 
 class UnsupportedOperation(HubnessError):

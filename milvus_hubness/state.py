@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from milvus_hubness.errors import NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
 from milvus_hubness.layout import Layout, Metric
 
 PROPERTY = "hubness"
@@ -18,10 +19,7 @@ VERSION: Literal[1] = 1
 BIAS_FIELD = "hubness_bias"
 EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
-SECOND_BIAS_FIELD = "hubness_bias_1"
-HIDDEN_FIELDS = (BIAS_FIELD, SECOND_BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
-
-SLOT_FIELDS = (BIAS_FIELD, SECOND_BIAS_FIELD)
+SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Where biases lie in fields beside the vectors: the slots in turn."""
 SIDE_FIELD = "biases"
 """Where they lie in a collection of their own: a vector field that holds the slots."""
@@ -85,20 +83,18 @@ class Beside(_Frozen):
     queries: int = Field(ge=1)
 
 
-def stored_form_fields(metric: Metric) -> tuple[str, ...]:
-    """The scalar fields that go with vectors in the stored form."""
-    return (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD) if metric == "COSINE" else (BIAS_FIELD, EPOCH_FIELD)
-
-
 class CollectionState(_Frozen):
-    """Everything a client or a job needs to speak to a corrected collection.
+    """Everything a client or a job needs to speak to a corrected vector field.
 
-    source: the collection it was copied from, itself where the biases lie beside. phase: "copying" until the
-    copy is verified. beside: None where the biases lie in the vectors.
+    suffix: what the names of our fields and our property end with, so that those of several corrected fields
+    of a collection differ; empty for the first. profiles: sets of biases by name; active: the one that
+    searches use when they name none. source: the collection it was copied from, itself where the biases lie
+    beside. phase: "copying" until the copy is verified. beside: None where the biases lie in the vectors.
     """
 
     version: Literal[1] = VERSION
     field: str
+    suffix: str = ""
     metric: Metric
     dim: int = Field(ge=1)
     slots: int = Field(ge=2)
@@ -118,16 +114,49 @@ class CollectionState(_Frozen):
         """The profile that searches use when they name none."""
         return self.profiles[self.active]
 
+    def profile_of(self, name: str | None) -> Profile:
+        """The profile of that name, the active one for None. Raises InvalidInput."""
+        if name is not None and name not in self.profiles:
+            known = ", ".join(self.profiles)
+            raise InvalidInput(f"no profile {name!r} for field {self.field!r}, there are: {known}")
+        return self.profiles[name or self.active]
+
+    @property
+    def property_name(self) -> str:
+        """The collection property that holds this state."""
+        return f"{PROPERTY}.{self.field}" if self.suffix else PROPERTY
+
+    @property
+    def bias_field(self) -> str:
+        """The scalar field with the active profile's bias; in fields beside the vectors, slot 0."""
+        return BIAS_FIELD + self.suffix
+
+    @property
+    def epoch_field(self) -> str:
+        """The scalar field that says when the row's bias was computed."""
+        return EPOCH_FIELD + self.suffix
+
+    @property
+    def norm_field(self) -> str | None:
+        """The scalar field with ‖r‖, where the stored vectors lost it."""
+        return NORM_FIELD + self.suffix if self.metric == "COSINE" and self.beside is None else None
+
+    @property
+    def slot_fields(self) -> tuple[str, ...]:
+        """The scalar fields that hold the slots, where these lie in fields beside the vectors."""
+        return tuple(field + self.suffix for field in SLOT_FIELDS)
+
     @property
     def hidden_fields(self) -> tuple[str, ...]:
         """The scalar fields this package added, which readers do not see unless they ask by name."""
         if self.beside is not None:
-            return () if self.beside.side else (*SLOT_FIELDS, EPOCH_FIELD)
-        return stored_form_fields(self.metric)
+            return () if self.beside.side else (*self.slot_fields, self.epoch_field)
+        norm = [self.norm_field] if self.norm_field else []
+        return (self.bias_field, self.epoch_field, *norm)
 
-    def with_profile(self, profile: Profile) -> CollectionState:
-        """This state with its active profile replaced."""
-        return self.model_copy(update={"profiles": {**self.profiles, self.active: profile}})
+    def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:
+        """This state with the profile of that name, the active one for None, replaced or added."""
+        return self.model_copy(update={"profiles": {**self.profiles, name or self.active: profile}})
 
     def to_json(self) -> str:
         return self.model_dump_json()
@@ -181,10 +210,19 @@ def read_tuning(properties: dict[str, str]) -> TuningRecord | None:
         ) from None
 
 
-def read_state(properties: dict[str, str]) -> CollectionState | None:
-    """The state among a collection's properties, None where it carries no biases."""
-    text = properties.get(PROPERTY)
-    return CollectionState.from_json(text) if text else None
+def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
+    """The states among a collection's properties, by the vector field that each is of."""
+    found = [
+        CollectionState.from_json(text)
+        for name, text in sorted(properties.items())
+        if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
+    ]
+    return {state.field: state for state in found}
+
+
+def suffix_for(field: str, others: Collection[CollectionState]) -> str:
+    """The suffix of a field's state that joins `others`."""
+    return f"_{field}" if any(not state.suffix for state in others if state.field != field) else ""
 
 
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:

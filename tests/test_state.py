@@ -4,8 +4,15 @@ from datetime import datetime, timezone
 
 import pytest
 
-from milvus_hubness.errors import NotCorrected, StateError, UnknownStateVersion
-from milvus_hubness.state import BankReference, CollectionState, Profile, read_state, require_state
+from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.state import (
+    BankReference,
+    CollectionState,
+    Profile,
+    read_states,
+    require_state,
+    suffix_for,
+)
 
 
 @pytest.fixture
@@ -32,7 +39,7 @@ def state():
 
 
 def test_it_reads_what_it_wrote(state):
-    assert read_state({"hubness": state.to_json()}) == state
+    assert read_states({"hubness": state.to_json()}) == {state.field: state}
     assert state.layout.width == 400
     assert state.profile.epoch == 4
 
@@ -42,18 +49,18 @@ def test_a_state_from_before_gates_had_two_sets_is_read(state):
     text = gated.to_json().replace(',"gate_targets":null', "").replace(',"nearest":"nearest"', "")
     assert "gate_targets" not in text
     assert '"nearest"' not in text
-    assert read_state({"hubness": text}) == gated
+    assert read_states({"hubness": text}) == {state.field: gated}
 
 
 def test_no_property_is_no_state():
-    assert read_state({"something": "else"}) is None
+    assert read_states({"something": "else", "hubness": ""}) == {}
     with pytest.raises(NotCorrected, match="products"):
         require_state(None, "products")
 
 
 def test_another_version_is_not_guessed_at(state):
     with pytest.raises(UnknownStateVersion, match="version 2"):
-        read_state({"hubness": state.to_json().replace('"version":1', '"version":2')})
+        read_states({"hubness": state.to_json().replace('"version":1', '"version":2')})
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,22 @@ def test_another_version_is_not_guessed_at(state):
 def test_a_broken_state_says_where(text, said):
     with pytest.raises(StateError, match=said):
         CollectionState.from_json(text)
+
+
+def test_each_field_has_its_own_property_and_columns(state):
+    second = state.model_copy(update={"field": "image", "suffix": suffix_for("image", [state])})
+    assert second.suffix == "_image"
+    assert not set(second.hidden_fields) & set(state.hidden_fields)
+    properties = {each.property_name: each.to_json() for each in (state, second)}
+    assert read_states(properties) == {state.field: state, "image": second}
+    assert suffix_for(state.field, [second]) == ""
+    assert suffix_for("image", [state, second]) == "_image"
+
+
+def test_a_profile_is_found_by_its_name(state):
+    assert state.profile_of(None) == state.profile_of("default") == state.profile
+    with pytest.raises(InvalidInput, match=r"no profile 'text'.*default"):
+        state.profile_of("text")
 
 
 def test_norms_are_hidden_only_where_they_are_kept(state):

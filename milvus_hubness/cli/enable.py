@@ -121,13 +121,14 @@ def enable(
 
 def disable(
     collection: Annotated[str, typer.Argument(help="Collection that was enabled.")],
+    field: Annotated[str | None, typer.Option(help="Corrected field, where there are several.")] = None,
     uri: Uri = DEFAULT_URI,
     db: Database = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Take back what enable did: searches are raw again, the side collection is dropped, the bank stays."""
-    dropped = jobs.disable(open_store(uri, db, token_file), collection)
+    dropped = jobs.disable(open_store(uri, db, token_file), collection, field=field)
     if as_json:
         show_json({"disable": {"collection": collection, "dropped": dropped}})
     else:

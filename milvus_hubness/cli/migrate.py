@@ -60,6 +60,9 @@ def migrate(
     ] = None,
     alias: Annotated[str | None, typer.Option(help="Alias to point at the copy once it is verified.")] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only plan.")] = False,
+    profiles: Annotated[
+        int, typer.Option(help="Sets of biases to leave room for; refresh --profile adds the further ones.")
+    ] = 1,
     restart: Annotated[
         bool, typer.Option("--restart", help="Drop what an unfinished migration left and begin anew.")
     ] = False,
@@ -96,6 +99,7 @@ def migrate(
         alias=alias,
         gate=gate,
         gate_targets=gate_targets,
+        profiles=profiles,
         restart=restart,
         force=force,
     )

@@ -37,6 +37,10 @@ def refresh(
     param: Params = None,
     k: K = None,
     alpha: Alpha = None,
+    field: Annotated[str | None, typer.Option(help="Corrected field, where there are several.")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Set of biases; one of a new name is added, from --bank.")
+    ] = None,
     refit: Annotated[
         bool, typer.Option("--refit", help="Recompute all though nothing changed, for sn, dbsn and blend.")
     ] = False,
@@ -52,8 +56,9 @@ def refresh(
     store = open_store(uri, db, token_file)
     estimator = None
     if any(option is not None for option in (method, param, k, alpha)):
-        state = require_state(store.info(collection).state, collection)
-        estimator = chosen_estimator(method, param, k, alpha, state.profile.estimator)
+        state = require_state(store.info(collection).state_of(field), collection)
+        current = state.profiles.get(profile or state.active)
+        estimator = chosen_estimator(method, param, k, alpha, current.estimator if current else None)
     given = read_bank(store, bank, bank_column) if bank else None
     targets = read_bank(store, target_bank, None) if target_bank else None
     with progress_bars() as progress:
@@ -63,6 +68,8 @@ def refresh(
             bank=given,
             target_bank=targets,
             estimator=estimator,
+            field=field,
+            profile=profile,
             refit=refit,
             tolerance=tolerance,
             progress=progress,

@@ -22,13 +22,14 @@ from milvus_hubness.cli.estimator_options import describe
 
 def status(
     collection: Annotated[str, typer.Argument(help="Collection or alias.")],
+    field: Annotated[str | None, typer.Option(help="Corrected field, where there are several.")] = None,
     uri: Uri = DEFAULT_URI,
     db: Database = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a collection is corrected, how, and how fresh its biases are."""
-    found = jobs.status(open_store(uri, db, token_file), collection)
+    found = jobs.status(open_store(uri, db, token_file), collection, field=field)
     if as_json:
         show_json({"status": found.to_dict()})
         return
@@ -44,6 +45,8 @@ def status(
             "field": f"{found.field}, {found.dim}-d {found.metric}, stored {found.width} wide",
             "biases": _place(found),
             "estimator": f"{describe(found.estimator)}, strength {found.strength}",
+            "profiles": ", ".join(found.profiles) if len(found.profiles) > 1 else None,
+            "corrected fields": ", ".join(found.fields) if len(found.fields) > 1 else None,
             "bank": f"{found.bank['collection']}, {found.bank['count']:,} queries, "
             f"{found.bank['fingerprint'][:19]}",
             "rows without bias": f"{found.pending:,}",

@@ -1,4 +1,4 @@
-"""Requests and responses of collections whose biases lie beside their vectors. No I/O."""
+"""Requests and responses of fields whose biases lie beside their vectors. No I/O."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
 
-from milvus_hubness.client.hits import hide, keep, rerank, rescore
-from milvus_hubness.client.rewrite import RANGE_BOUNDS, Asked, FieldRequest, Rewrite, Row
+from milvus_hubness.client.hits import keep, rescore
+from milvus_hubness.client.reading import FieldRequest, Reading, Row
+from milvus_hubness.client.rewrite import RANGE_BOUNDS, RAW_SCORE, Asked, Question, Rewrite
 from milvus_hubness.layout import Floats
-from milvus_hubness.rerank import GloballyCorrected
-from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, SLOT_FIELDS, CollectionState
+from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
 
 MEASURED_DEPTH = 10
 MAX_CANDIDATES = 16_384
@@ -41,95 +40,89 @@ class BesideRewrite(Rewrite):
     # -- rows in --------------------------------------------------------------------------------------
 
     def rows_in(
-        self, rows: Sequence[Row], vectors: Floats, biases: Floats, epoch: int
+        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[str, Floats], epoch: int
     ) -> list[dict[str, Any]]:
         """The rows with their biases (n,) in both slots, where these are fields; else as they are."""
         if self.side:
             return [dict(row) for row in rows]
-        columns = np.asarray(biases, np.float32).tolist()
         return [
-            {**row, **dict.fromkeys(SLOT_FIELDS, bias), EPOCH_FIELD: epoch}
-            for row, bias in zip(rows, columns, strict=True)
+            {**row, **dict.fromkeys(self.state.slot_fields, bias), self.state.epoch_field: epoch}
+            for row, bias in zip(rows, biases[self.state.active].tolist(), strict=True)
         ]
 
     def side_rows(
-        self, key_field: str, keys: Sequence[Any], biases: Floats, epoch: int
+        self, key_field: str, keys: Sequence[Any], biases: Mapping[str, Floats], epoch: int
     ) -> list[dict[str, Any]]:
         """What goes into the side collection for rows of these keys."""
         return [
             {key_field: key, SIDE_FIELD: [bias, bias], EPOCH_FIELD: epoch}
-            for key, bias in zip(keys, np.asarray(biases, np.float32).tolist(), strict=True)
+            for key, bias in zip(keys, biases[self.state.active].tolist(), strict=True)
         ]
 
     # -- questions --------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        data: npt.ArrayLike,
-        search_params: dict[str, Any] | None,
-        output_fields: list[str] | None,
-        *,
-        strength: float | None,
-        limit: int,
-        offset: int = 0,
-        round_decimal: int = -1,
-        rerank: GloballyCorrected | None = None,
-        bank: Floats | None = None,
-        activated: AbstractSet[Any] = frozenset(),
-    ) -> Asked:
+    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Floats]:
+        """The queries as they are."""
+        return list(queries)
+
+    def ask(self, question: Question) -> Asked:
         """The request for the candidates, or for the answer itself where no correction is asked for or the
-        server applies it. Raises as `search` does."""
-        weight = self.strength(strength)
-        queries = self.state.layout.require_finite(data, "query")
-        params = copy.deepcopy(search_params or {})
-        fields = self.fields(output_fields)
-        page = slice(offset, offset + limit)
-        if rerank is not None and bank is not None:
-            return self._reranked(queries, params, fields, page, round_decimal, rerank, bank)
+        server applies it. Raises as Rewrite.ask does."""
+        queries, weight = self.queries(question), self.strength(question)
+        params = copy.deepcopy(dict(question.search_params or {}))
+        if question.rerank is not None and question.bank is not None:
+            return self._reranked(question, question.rerank, question.bank, queries, params)
+        fields = self.reading.fields(question.output_fields)
         if weight == 0:
-            options = {"round_decimal": round_decimal} if round_decimal >= 0 else {}
-            return Asked(
-                list(queries),
-                limit,
-                offset,
-                params,
-                fields.requested,
-                lambda results: self._uncovered(results, fields),
-                options,
-            )
+            return self._plain(question, queries, params, fields)
         bounds = _without_bounds(params)
-        if self.chains and not self.side and not bounds and not self.is_gated(strength):
-            return self._chained(queries, params, fields, page, round_decimal, weight)
+        gated = self.is_gated(question)
+        if self.chains and not (self.side or bounds or gated or question.with_raw_score):
+            return self._chained(question, queries, weight, params, fields)
 
         def answer(results: Any, biases: Mapping[Any, Sequence[float]] | None = None) -> Any:
             for hits in results:
-                self._correct(hits, biases, weight, bounds, activated if self.is_gated(strength) else None)
-                keep(hits, hits[page])
-                rescore(hits, hits.distances, round_decimal)
-            return self._uncovered(results, fields)
+                self._correct(hits, biases, weight, bounds, question.activated if gated else None)
+                keep(hits, hits[question.page])
+                self._finish(hits, question)
+            return self.reading.hits_out(results, fields)
+
+        requested = fields.requested if self.side else self._with_slot(fields)
+        return Asked(
+            list(queries), self._candidates(question), 0, params, requested, answer, biases_of=self.side
+        )
+
+    def _plain(
+        self, question: Question, queries: Floats, params: dict[str, Any], fields: FieldRequest
+    ) -> Asked:
+        def answer(results: Any) -> Any:
+            if question.with_raw_score:
+                for hits in results:
+                    for hit in hits:
+                        hit[RAW_SCORE] = hit["distance"]
+            return self.reading.hits_out(results, fields)
 
         return Asked(
             list(queries),
-            self._candidates(page),
-            0,
+            question.limit,
+            question.offset,
             params,
-            fields.requested if self.side else self._with_slot(fields),
+            fields.requested,
             answer,
-            biases_of=self.side,
+            _rounding(question),
         )
 
     def _chained(
         self,
+        question: Question,
         queries: Floats,
+        weight: float,
         params: dict[str, Any],
         fields: FieldRequest,
-        page: slice,
-        round_decimal: int,
-        weight: float,
     ) -> Asked:
         corrected = fn.num_combine(
             col("$score"),
-            col(SLOT_FIELDS[self.state.profile.slot]),
+            col(self.state.slot_fields[self.profile(question).slot]),
             mode="weighted",
             weights=[1.0, self._sign * weight],
         )
@@ -137,61 +130,27 @@ class BesideRewrite(Rewrite):
             FunctionChain(FunctionChainStage.L2_RERANK)
             .map("$score", corrected)
             .sort(col("$score"), desc=self.state.metric != "L2")
-            .limit(page.stop - page.start, page.start)
+            .limit(question.limit, question.offset)
         )
-        options = {"function_chains": chain}
         return Asked(
             list(queries),
-            self._candidates(page),
+            self._candidates(question),
             0,
             params,
             fields.requested,
-            lambda results: self._uncovered(results, fields),
-            {**options, "round_decimal": round_decimal} if round_decimal >= 0 else options,
+            lambda results: self.reading.hits_out(results, fields),
+            {"function_chains": chain, **_rounding(question)},
         )
 
-    def _reranked(
-        self,
-        queries: Floats,
-        params: dict[str, Any],
-        fields: FieldRequest,
-        page: slice,
-        round_decimal: int,
-        how: GloballyCorrected,
-        bank: Floats,
-    ) -> Asked:
-        wanted = fields.requested or []
-        shown = self.state.field in wanted or "*" in wanted
-        hidden = fields.hidden if shown else (*fields.hidden, self.state.field)
-
-        def vectors_of(hits: list[Any]) -> Floats:
-            found = np.array([hit["entity"][self.state.field] for hit in hits], np.float32)
-            return found.reshape(-1, self.state.dim)
-
-        def answer(results: Any) -> Any:
-            rerank(results, queries, self.state.layout, how, bank, page, vectors_of)
-            for hits in results:
-                rescore(hits, hits.distances, round_decimal)
-            return self._uncovered(results, FieldRequest(fields.requested, hidden))
-
-        return Asked(
-            list(queries),
-            max(how.candidates, page.stop),
-            0,
-            params,
-            wanted if shown else [*wanted, self.state.field],
-            answer,
-        )
-
-    def _candidates(self, page: slice) -> int:
+    def _candidates(self, question: Question) -> int:
         """As many for each result asked for as were measured to do for ten."""
         measured = self.state.beside.candidates if self.state.beside else 0
-        last = int(page.stop)
+        last = int(question.page.stop)
         return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
 
     def _with_slot(self, fields: FieldRequest) -> list[str]:
         wanted = fields.requested or []
-        slot = SLOT_FIELDS[self.state.profile.slot]
+        slot = self.state.slot_fields[self.state.profile.slot]
         return wanted if slot in wanted or "*" in wanted else [*wanted, slot]
 
     @property
@@ -200,6 +159,10 @@ class BesideRewrite(Rewrite):
         return 2.0 if self.state.metric == "L2" else -1.0
 
     # -- answers ----------------------------------------------------------------------------------------
+
+    def score_out(self, hits: Any, query: Floats, weight: float, round_decimal: int = -1) -> None:
+        """Scores as the server gave them, in the user's metric already."""
+        rescore(hits, hits.distances, round_decimal)
 
     def _correct(
         self,
@@ -218,28 +181,37 @@ class BesideRewrite(Rewrite):
             weight = 0.0
         slot = self.state.profile.slot
         if biases is None:
-            own = [hit["entity"].get(SLOT_FIELDS[slot]) or 0.0 for hit in hits]
+            own = [hit["entity"].get(self.state.slot_fields[slot]) or 0.0 for hit in hits]
         else:
             own = [biases[hit.id][slot] if hit.id in biases else 0.0 for hit in hits]
         raw = np.array([hit["distance"] for hit in hits], np.float64)
         scores = raw + self._sign * weight * np.array(own, np.float64)
         order = np.argsort(scores if self.state.metric == "L2" else -scores, kind="stable")
+        for hit, score in zip(hits, raw.tolist(), strict=True):
+            hit[RAW_SCORE] = score
         rescore(hits, scores)
         keep(hits, [hits[i] for i in order if _within(scores[i], bounds, self.state.metric)])
 
-    def _uncovered(self, results: Any, fields: FieldRequest) -> Any:
-        for hits in results:
-            hide((hit["entity"] for hit in hits), fields.hidden)
-        return results
+    def _finish(self, hits: Any, question: Question) -> None:
+        rescore(hits, hits.distances, question.round_decimal)
+        for hit in hits:
+            raw = hit.pop(RAW_SCORE)
+            if question.with_raw_score:
+                hit[RAW_SCORE] = round(raw, question.round_decimal) if question.round_decimal >= 0 else raw
 
-    def entities_out(self, entities: Any, fields: FieldRequest) -> None:
-        """Rows as the user knows them, changed in place."""
-        hide(entities, fields.hidden)
+    def _vectors_found(self, hits: list[Any]) -> Floats:
+        """(n, d) the vectors of n hits."""
+        found = np.array([hit["entity"][self.state.field] for hit in hits], np.float32)
+        return found.reshape(-1, self.state.dim)
 
 
-def rewrite_of(state: CollectionState, *, chains: bool = False) -> Rewrite:
+def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:
     """The rewrite for where this state says that the biases lie."""
-    return Rewrite(state) if state.beside is None else BesideRewrite(state, chains)
+    return Rewrite(state, reading) if state.beside is None else BesideRewrite(state, reading, chains)
+
+
+def _rounding(question: Question) -> dict[str, Any]:
+    return {"round_decimal": question.round_decimal} if question.round_decimal >= 0 else {}
 
 
 def _without_bounds(params: dict[str, Any]) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,3 @@ def rerank(
         items = layout.reduce_items(vectors_of(list(hits)))
         scores = items @ layout.reduce_queries(query[None, :])[0]
         keep(hits, [hits[i] for i in how.order(scores, items, reduced_bank)[page]])
-
-
-def hide(entities: Iterable[Any], hidden: tuple[str, ...]) -> None:
-    """Take fields out of rows, in place."""
-    for row in entities:
-        for name in hidden:
-            row.pop(name, None)

@@ -4,128 +4,198 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar
 
+import numpy as np
+from pymilvus import AnnSearchRequest
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.client import hybrid
+from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import BesideRewrite, rewrite_of
-from milvus_hubness.client.rewrite import Asked, Rewrite
+from milvus_hubness.client.reading import Reading
+from milvus_hubness.client.rewrite import Asked, Question, Rewrite
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
-from milvus_hubness.correction import Correction
-from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, InvalidInput
+from milvus_hubness.errors import (
+    BankTooLarge,
+    CollectionNotFound,
+    DimensionMismatch,
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+    UnsupportedOperation,
+)
 from milvus_hubness.estimators import from_dict
+from milvus_hubness.estimators.base import FromNearest
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
-from milvus_hubness.state import BIAS_FIELD, SIDE_FIELD, CollectionState, Profile, read_state
+from milvus_hubness.state import PENDING, SIDE_FIELD, CollectionState, Profile, read_states
 from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.stores.milvus_banks import only_queries
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, is_one_of, runs_function_chains
 
 T = TypeVar("T")
 
+Bias = Literal["compute", "pending"]
+"""Whether a new row gets its bias at once, or the mean one until the next refresh."""
+
 KEYS_PER_REQUEST = 8_000
+VECTORS_PER_REQUEST = 100
 
 _PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound)
 """What a call on a collection raises whose state is no longer what is remembered of it."""
 
 
+@dataclass(frozen=True)
+class Known:
+    """What a collection says of itself. states: of its corrected fields, by name."""
+
+    key_field: str
+    states: Mapping[str, CollectionState]
+
+    @property
+    def reading(self) -> Reading:
+        """How its rows are read."""
+        return Reading(tuple(self.states.values()))
+
+    def searched(self, anns_field: str | None) -> CollectionState | None:
+        """The state of the field that a search is on; the corrected one where none is named."""
+        if anns_field:
+            return self.states.get(anns_field)
+        return next(iter(self.states.values())) if len(self.states) == 1 else None
+
+
+NOTHING = Known("", {})
+
+
 class Operations:
     """strength: w of every search that names none. state_ttl: seconds for which what a collection says of
-    its biases is believed without asking again."""
+    its biases is believed without asking again. bank_budget: bytes of banks to keep in memory."""
 
-    def __init__(self, strength: float | None, state_ttl: float) -> None:
+    def __init__(self, strength: float | None, state_ttl: float, bank_budget: int) -> None:
         self._strength = strength
         self._state_ttl = state_ttl
-        self._states: dict[str, tuple[float, CollectionState | None]] = {}
-        self._banks: dict[str, tuple[Profile, StoredBank]] = {}
-        self._corrections: dict[str, tuple[StoredBank, Correction]] = {}
-        self._key_fields: dict[str, str] = {}
+        self._known: dict[str, tuple[float, Known]] = {}
+        self._banks = BankCache(bank_budget)
+        self._metrics: dict[tuple[str, str], str] = {}
         self._chains: bool | None = None
         self._loaded: set[str] = set()
 
     # -- what is remembered ---------------------------------------------------------------------------
 
     def forget(self, collection: str | None = None) -> None:
-        """Ask again what the collection, or every collection, says of its biases."""
+        """Ask again what the collection, or every collection, says of itself."""
         self._loaded.clear()
-        for remembered in (self._states, self._key_fields):
-            if collection is None:
-                remembered.clear()
-            else:
-                remembered.pop(collection, None)
+        self._metrics.clear()
+        if collection is None:
+            self._known.clear()
+        else:
+            self._known.pop(collection, None)
 
-    def state(self, collection: str, timeout: float | None = None) -> Operation[CollectionState | None]:
-        """The collection's state, asked for at most once in `state_ttl` seconds. A collection that is not
-        there has none: the call that follows reports it in Milvus's own words."""
-        known = self._states.get(collection)
-        if known is not None and time.monotonic() < known[0]:
-            return known[1]
+    def known(self, collection: str, timeout: float | None = None) -> Operation[Known]:
+        """What the collection says of itself, asked for at most once in `state_ttl` seconds. One that is not
+        there says nothing: the call that follows reports it in Milvus's own words."""
+        remembered = self._known.get(collection)
+        if remembered is not None and time.monotonic() < remembered[0]:
+            return remembered[1]
         try:
             description = yield Ask("describe_collection", (collection, timeout))
         except MilvusException as error:
             if error.code == COLLECTION_NOT_FOUND:
-                return None
+                return NOTHING
             raise
-        state = read_state(description.get("properties", {}))
-        self._key_fields[collection] = _key_field(description)
-        self._states[collection] = (time.monotonic() + self._state_ttl, state)
-        return state
-
-    def _key_field(self, collection: str) -> Operation[str]:
-        known = self._key_fields.get(collection)
-        return known or _key_field((yield Ask("describe_collection", (collection,))))
+        key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
+        known = Known(key_field, read_states(description.get("properties", {})))
+        self._known[collection] = (time.monotonic() + self._state_ttl, known)
+        return known
 
     def _as_it_is(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CollectionState | None], Operation[T]],
+        self, collection: str, timeout: float | None, call: Callable[[Known], Operation[T]]
     ) -> Operation[T]:
-        """call(state), and once more where that fails and the collection turns out to have changed."""
-        state = yield from self.state(collection, timeout)
+        """call(known), and once more where that fails and the collection turns out to have changed."""
+        known = yield from self.known(collection, timeout)
         try:
-            return (yield from call(state))
+            return (yield from call(known))
         except _PERHAPS_OUTDATED:
             self.forget(collection)
-            now = yield from self.state(collection, timeout)
-            if now == state:
+            now = yield from self.known(collection, timeout)
+            if now == known:
                 raise
         return (yield from call(now))
 
-    def _rewrite(self, state: CollectionState) -> Operation[Rewrite]:
-        if state.beside is None or state.beside.side:
-            return rewrite_of(state)
-        if self._chains is None:
+    def _rewrite(self, known: Known, state: CollectionState) -> Operation[Rewrite]:
+        in_fields = state.beside is not None and not state.beside.side
+        if in_fields and self._chains is None:
             self._chains = runs_function_chains((yield Ask("get_server_version")))
-        return rewrite_of(state, chains=self._chains)
+        return rewrite_of(state, known.reading, chains=bool(self._chains))
 
-    def _kept(self, state: CollectionState) -> Operation[StoredBank]:
-        """The bank as it was when this profile was first seen."""
-        known = self._banks.get(state.profile.bank.collection)
-        if known is None or known[0] != state.profile:
-            known = (state.profile, (yield LoadBank(state.profile.bank)))
-            self._banks[state.profile.bank.collection] = known
-        return known[1]
+    # -- banks and biases -------------------------------------------------------------------------------
 
-    def _biases(self, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        kept = yield from self._kept(state)
+    def _bank(self, collection: str, state: CollectionState, name: str) -> Operation[StoredBank]:
+        """The bank of a profile as it was when that was first seen."""
+        profile = state.profiles[name]
+        bank = self._banks.bank((collection, state.field, name), profile)
+        if bank is None:
+            bank = yield LoadBank(profile.bank)
+            self._banks.keep((collection, state.field, name), profile, bank)
+        return bank
 
-        def compute() -> Floats:
-            known = self._corrections.get(state.profile.bank.collection)
-            if known is None or known[0] is not kept:
-                correction = Correction.restore(
-                    state.layout,
-                    from_dict(state.profile.estimator),
-                    kept.queries,
-                    kept.potentials,
-                    target_bank=kept.targets,
-                    centre=state.profile.centre,
-                )
-                known = (kept, correction)
-                self._corrections[state.profile.bank.collection] = known
-            return known[1].centred(vectors)
-
-        biases: Floats = yield Compute(compute)
+    def _biases(
+        self, collection: str, state: CollectionState, vectors: Floats, bias: Bias, timeout: float | None
+    ) -> Operation[dict[str, Floats]]:
+        """(n,) biases of vectors (n, d) in every profile."""
+        if bias not in ("compute", "pending"):
+            raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
+        biases: dict[str, Floats] = {}
+        for name, profile in state.profiles.items():
+            if bias == "pending":
+                biases[name] = np.zeros(len(vectors), np.float32)
+            elif 4 * state.dim * profile.bank.count > self._banks.budget:
+                biases[name] = yield from self._biases_by_search(state, profile, vectors, timeout)
+            else:
+                bank = yield from self._bank(collection, state, name)
+                biases[name] = yield Compute(self._computing(collection, state, name, bank, vectors))
         return biases
+
+    def _computing(
+        self, collection: str, state: CollectionState, name: str, bank: StoredBank, vectors: Floats
+    ) -> Callable[[], Floats]:
+        def compute() -> Floats:
+            of = (collection, state.field, name)
+            return self._banks.correction(of, state, state.profiles[name], bank).centred(vectors)
+
+        return compute
+
+    def _biases_by_search(
+        self, state: CollectionState, profile: Profile, vectors: Floats, timeout: float | None
+    ) -> Operation[Floats]:
+        """The same by the server's own search over the bank, which it keeps in an exact index."""
+        estimator = from_dict(profile.estimator)
+        if not isinstance(estimator, FromNearest):
+            raise BankTooLarge(
+                f"the bank {profile.bank.collection!r} of {profile.bank.count:,} queries is larger than "
+                f"bank_budget, {self._banks.budget:,} bytes, and {profile.estimator['name']} needs all of "
+                'it: give a larger budget, or write with bias="pending" and refresh'
+            )
+        k, share = estimator.nearest
+        yield from self._ensure_loaded(profile.bank.collection, timeout)
+        means: list[float] = []
+        for start in range(0, len(vectors), VECTORS_PER_REQUEST):
+            results = yield Ask(
+                "search",
+                (profile.bank.collection,),
+                {
+                    "data": list(vectors[start : start + VECTORS_PER_REQUEST]),
+                    "filter": only_queries(profile.bank),
+                    "limit": k,
+                    "anns_field": "vector",
+                    "timeout": timeout,
+                },
+            )
+            means += [float(np.mean([hit["distance"] for hit in hits])) for hits in results]
+        scores = np.array(means) * (-0.5 if state.metric == "L2" else 1.0)
+        return (share * scores - profile.centre).astype(np.float32)
 
     # -- rows in --------------------------------------------------------------------------------------
 
@@ -136,29 +206,33 @@ class Operations:
         data: Any,
         timeout: float | None,
         partition_name: str | None,
+        bias: Bias,
         options: Mapping[str, Any],
     ) -> Operation[dict[str, Any]]:
         """insert or upsert, each row that brings a vector with its bias."""
 
-        def call(state: CollectionState | None) -> Operation[dict[str, Any]]:
+        def call(known: Known) -> Operation[dict[str, Any]]:
             rows = [data] if isinstance(data, dict) else data
-            if state is None or not _bring_vectors(rows, state.field):
-                as_given = (collection, data, timeout, partition_name)
-                written: dict[str, Any] = yield Ask(method, as_given, dict(options))
-                return written
-            rewrite = rewrite_of(state)
-            vectors = rewrite.vectors_of(rows)
-            biases = yield from self._biases(state, vectors)
-            stored = rewrite.rows_in(rows, vectors, biases, state.profile.epoch)
-            done: dict[str, Any] = yield Ask(
+            stored = data
+            beside: list[tuple[BesideRewrite, dict[str, Floats], int]] = []
+            for state in known.states.values():
+                if not _bring_vectors(rows, state.field):
+                    continue
+                rewrite = rewrite_of(state, known.reading)
+                vectors = rewrite.vectors_of(rows)
+                biases = yield from self._biases(collection, state, vectors, bias, timeout)
+                epoch = PENDING if bias == "pending" else state.profile.epoch
+                stored = rewrite.rows_in(rows if stored is data else stored, vectors, biases, epoch)
+                if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
+                    beside.append((rewrite, biases, epoch))
+            written: dict[str, Any] = yield Ask(
                 method, (collection, stored, timeout, partition_name), dict(options)
             )
-            if isinstance(rewrite, BesideRewrite) and rewrite.side:
-                key_field = yield from self._key_field(collection)
-                keys = done.get("ids") or [row[key_field] for row in rows]
-                beside = rewrite.side_rows(key_field, list(keys), biases, state.profile.epoch)
-                yield Ask("upsert", (rewrite.side, beside, timeout))
-            return done
+            for rewrite, biases, epoch in beside:
+                keys = written.get("ids") or [row[known.key_field] for row in rows]
+                lines = rewrite.side_rows(known.key_field, list(keys), biases, epoch)
+                yield Ask("upsert", (rewrite.side, lines, timeout))
+            return written
 
         return self._as_it_is(collection, timeout, call)
 
@@ -174,12 +248,12 @@ class Operations:
         """delete; biases in a side collection go with the rows where these are named by key, and otherwise
         with the next refresh."""
 
-        def call(state: CollectionState | None) -> Operation[dict[str, int]]:
+        def call(known: Known) -> Operation[dict[str, int]]:
             args = (collection, ids, timeout, filter, partition_name)
             done: dict[str, int] = yield Ask("delete", args, dict(options))
-            side = state.beside.side if state and state.beside else None
-            if side and ids:
-                yield Ask("delete", (side, ids, timeout))
+            for state in known.states.values():
+                if ids and state.beside and state.beside.side:
+                    yield Ask("delete", (state.beside.side, ids, timeout))
             return done
 
         return self._as_it_is(collection, timeout, call)
@@ -193,67 +267,60 @@ class Operations:
         filter: str,
         limit: int,
         output_fields: list[str] | None,
-        search_params: dict[str, Any] | None,
+        search_params: Mapping[str, Any] | None,
         options: Mapping[str, Any],
         *,
-        ids: Any,
-        strength: float | None,
-        rerank: GloballyCorrected | None,
+        ids: Any = None,
+        strength: float | None = None,
+        profile: str | None = None,
+        rerank: GloballyCorrected | None = None,
+        with_raw_score: bool = False,
     ) -> Operation[Any]:
         """search, ranked by the corrected score where the field carries biases.
 
         options: the further arguments of MilvusClient.search, by name.
         """
         timeout = options.get("timeout")
-        anns_field = options.get("anns_field")
-        weight = self._strength if strength is None else strength
 
-        def call(state: CollectionState | None) -> Operation[Any]:
-            plainly = (collection, data, filter, limit)
+        def call(known: Known) -> Operation[Any]:
+            state = known.searched(options.get("anns_field"))
             if state is None:
-                return (
-                    yield Ask("search", (*plainly, output_fields, search_params), {**options, "ids": ids})
-                )
-            rewrite = yield from self._rewrite(state)
-            if not rewrite.is_about_corrected(anns_field):
-                fields = rewrite.fields(output_fields)
-                results = yield Ask(
-                    "search", (*plainly, fields.requested, search_params), {**options, "ids": ids}
-                )
-                for hits in results:
-                    rewrite.entities_out((hit["entity"] for hit in hits), fields)
-                return results
+                fields = known.reading.fields(output_fields)
+                args = (collection, data, filter, limit, fields.requested, search_params)
+                results = yield Ask("search", args, {**options, "ids": ids})
+                return known.reading.hits_out(results, fields) if known.states else results
+            rewrite = yield from self._rewrite(known, state)
             further = dict(options)
-            queries = data if ids is None else (yield from self._vectors(collection, state, ids, timeout))
-            gated = rerank is not None or rewrite.is_gated(weight)
-            kept = (yield from self._kept(state)) if gated else None
-            asked = rewrite.ask(
-                queries,
-                search_params,
-                output_fields,
-                strength=weight,
+            queries = data if ids is None else (yield from self._vectors(collection, known, state, ids))
+            question = Question(
+                data=queries,
                 limit=limit,
-                offset=int(further.pop("offset", 0)),
+                offset=int(further.pop("offset", None) or 0),
+                search_params=search_params,
+                output_fields=output_fields,
                 round_decimal=further.pop("round_decimal", -1),
+                strength=self._strength if strength is None else strength,
+                profile=profile,
                 rerank=rerank,
-                bank=kept.queries.vectors if kept else None,
-                activated=kept.activated if kept else frozenset(),
+                with_raw_score=with_raw_score,
             )
-            return (yield from self._answered(collection, filter, asked, further))
+            if rerank is not None or rewrite.is_gated(question):
+                bank = yield from self._bank(collection, state, profile or state.active)
+                question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+            return (yield from self._answered(collection, known, filter, rewrite.ask(question), further))
 
         return self._as_it_is(collection, timeout, call)
 
     def _answered(
-        self, collection: str, filter: str, asked: Asked, options: Mapping[str, Any]
+        self, collection: str, known: Known, filter: str, asked: Asked, options: Mapping[str, Any]
     ) -> Operation[Any]:
         args = (collection, asked.data, filter, asked.limit, asked.output_fields, asked.search_params)
         offset = {"offset": asked.offset} if asked.offset else {}
         results = yield Ask("search", args, {**options, **asked.options, **offset})
         if asked.biases_of is None:
             return asked.answer(results)
-        key_field = yield from self._key_field(collection)
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
-        biases = yield from self._side_biases(asked.biases_of, key_field, keys, options.get("timeout"))
+        biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, options.get("timeout"))
         return asked.answer(results, biases)
 
     def _side_biases(
@@ -268,24 +335,138 @@ class Operations:
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
         return biases
 
-    def _ensure_loaded(self, side: str, timeout: float | None) -> Operation[None]:
-        """Whoever loaded a collection need not have known of the one beside it."""
-        if side not in self._loaded:
-            if (yield Ask("get_load_state", (side,)))["state"].name != "Loaded":
-                yield Ask("load_collection", (side, timeout))
-            self._loaded.add(side)
+    def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
+        """Whoever loaded a collection need not have known of the one beside it, or of its bank."""
+        if collection not in self._loaded:
+            if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
+                yield Ask("load_collection", (collection, timeout))
+            self._loaded.add(collection)
 
     def _vectors(
-        self, collection: str, state: CollectionState, ids: Any, timeout: float | None
+        self, collection: str, known: Known, state: CollectionState, ids: Any
     ) -> Operation[list[Any]]:
         """The rows' own vectors, to search with."""
         keys = ids if isinstance(ids, list) else [ids]
-        rows = yield from self.get(collection, keys, [state.field], timeout, None, {})
-        key_field = yield from self._key_field(collection)
-        by_key = {row[key_field]: row[state.field] for row in rows}
+        rows = yield from self.get(collection, keys, [state.field], None, None, {})
+        by_key = {row[known.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
         return [by_key[key] for key in keys]
+
+    def hybrid_search(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: Any,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+    ) -> Operation[Any]:
+        """hybrid_search, each request on a corrected field ranked by the corrected score.
+
+        options: the further arguments of MilvusClient.hybrid_search, by name. Raises UnsupportedOperation
+        where an answer must be merged here and cannot be.
+        """
+        weight = self._strength if strength is None else strength
+
+        def call(known: Known) -> Operation[Any]:
+            asked: list[tuple[Rewrite, Question] | None] = []
+            for request in requests:
+                state = known.searched(request.anns_field)
+                if state is None:
+                    asked.append(None)
+                    continue
+                named = profile if profile in state.profiles else None
+                question = Question(
+                    request.data,
+                    request.limit,
+                    search_params=request.param,
+                    strength=weight,
+                    profile=named,
+                )
+                asked.append(((yield from self._rewrite(known, state)), question))
+            told = hybrid.Ranker.of(ranker)
+            if hybrid.must_merge(told, [each for each in asked if each]):
+                return (
+                    yield from self._merged(
+                        collection, requests, told, limit, output_fields, options, weight, profile, known
+                    )
+                )
+            sent = [
+                hybrid.rewritten(request, *each) if each else request
+                for request, each in zip(requests, asked, strict=True)
+            ]
+            fields = known.reading.fields(output_fields)
+            args = (collection, sent, ranker, limit, fields.requested)
+            results = yield Ask("hybrid_search", args, dict(options))
+            return known.reading.hits_out(results, fields)
+
+        return self._as_it_is(collection, options.get("timeout"), call)
+
+    def _merged(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: hybrid.Ranker,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        strength: float | None,
+        profile: str | None,
+        known: Known,
+    ) -> Operation[Any]:
+        """A search for each request, and their answers merged."""
+        if options.get("group_by_field"):
+            raise UnsupportedOperation(
+                "grouping a hybrid search whose answers are merged by the client: fields of metric COSINE or "
+                "L2 with a weighted ranker, gates, and biases beside vectors are; use RRFRanker on others"
+            )
+        shared = {
+            name: value
+            for name, value in options.items()
+            if name not in ("offset", "round_decimal", "timezone")
+        }
+        answers, metrics = [], []
+        for request in requests:
+            state = known.searched(request.anns_field)
+            further = {**shared, "anns_field": request.anns_field}
+            if request.expr_params:
+                further["filter_params"] = request.expr_params
+            answers.append(
+                (
+                    yield from self.search(
+                        collection,
+                        request.data,
+                        request.expr or "",
+                        request.limit,
+                        output_fields,
+                        request.param,
+                        further,
+                        strength=strength,
+                        profile=profile if state and profile in state.profiles else None,
+                    )
+                )
+            )
+            metrics.append(state.metric if state else (yield from self._metric(collection, request, options)))
+        offset = int(options.get("offset") or 0)
+        page = slice(offset, offset + limit)
+        return hybrid.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+
+    def _metric(
+        self, collection: str, request: AnnSearchRequest, options: Mapping[str, Any]
+    ) -> Operation[str]:
+        """What the request says, else what the index of its field does."""
+        if told := (request.param or {}).get("metric_type"):
+            return str(told).upper()
+        of = (collection, request.anns_field)
+        if of not in self._metrics:
+            names = yield Ask("list_indexes", (collection, request.anns_field))
+            index = yield Ask("describe_index", (collection, names[0], options.get("timeout")))
+            self._metrics[of] = str(index["metric_type"]).upper()
+        return self._metrics[of]
 
     def query(
         self,
@@ -327,19 +508,18 @@ class Operations:
         timeout: float | None,
         ask: Callable[[list[str] | None], Ask],
     ) -> Operation[Any]:
-        def call(state: CollectionState | None) -> Operation[Any]:
-            if state is None:
+        def call(known: Known) -> Operation[Any]:
+            if not known.states:
                 rows = yield ask(output_fields)
-                if not any(BIAS_FIELD in row for row in rows):
+                if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
                     return rows
                 # The stored form: the collection was corrected after it was last asked.
                 self.forget(collection)
-                now = yield from self.state(collection, timeout)
-                return rows if now is None else (yield from call(now))
-            rewrite = rewrite_of(state)
-            fields = rewrite.fields(output_fields, default_all=True)
+                now = yield from self.known(collection, timeout)
+                return (yield from call(now)) if now.states else rows
+            fields = known.reading.fields(output_fields, default_all=True)
             rows = yield ask(fields.requested)
-            rewrite.entities_out(rows, fields)
+            known.reading.rows_out(rows, fields)
             return rows
 
         return self._as_it_is(collection, timeout, call)
@@ -351,16 +531,16 @@ class Operations:
     ) -> Operation[dict[str, Any]]:
         """The collection as the user made it."""
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
-        state = read_state(description.get("properties", {}))
-        return rewrite_of(state).description_out(description) if state else description
+        states = read_states(description.get("properties", {}))
+        return Reading(tuple(states.values())).description_out(description) if states else description
 
     def describe_index(
         self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
         """The index with the user's metric."""
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
-        state = yield from self.state(collection, timeout)
-        return rewrite_of(state).index_out(index) if state else index
+        known = yield from self.known(collection, timeout)
+        return known.reading.index_out(index)
 
 
 def _bring_vectors(rows: Any, field: str) -> bool:
@@ -368,7 +548,3 @@ def _bring_vectors(rows: Any, field: str) -> bool:
     return (
         isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) and field in row for row in rows)
     )
-
-
-def _key_field(description: Mapping[str, Any]) -> str:
-    return next(str(field["name"]) for field in description["fields"] if field.get("is_primary"))

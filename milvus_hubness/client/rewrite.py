@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,38 +12,45 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.client.hits import hide, keep, rescore
-from milvus_hubness.client.hits import rerank as reorder
+from milvus_hubness.client.hits import keep, rerank, rescore
+from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.rerank.dynamic import gate
-from milvus_hubness.state import HIDDEN_FIELDS, NORM_FIELD, PROPERTY, TUNING_PROPERTY, CollectionState
-
-Row = MutableMapping[str, Any]
+from milvus_hubness.state import CollectionState, Profile
 
 RANGE_BOUNDS = ("radius", "range_filter")
+RAW_SCORE = "raw_score"
 
 
 @dataclass(frozen=True)
-class FieldRequest:
-    """requested: what to ask the server for. hidden: fields to take out of what comes back."""
+class Question:
+    """A search as its caller put it.
 
-    requested: list[str] | None
-    hidden: tuple[str, ...]
+    strength: w; None takes the profile's. profile: a set of biases by name; None takes the active one.
+    rerank with bank (m, d), the bank's queries: rank raw candidates by them. activated: keys, where the
+    search is gated. with_raw_score: give each hit its uncorrected score too.
+    """
 
+    data: npt.ArrayLike
+    limit: int
+    offset: int = 0
+    search_params: Mapping[str, Any] | None = None
+    output_fields: list[str] | None = None
+    round_decimal: int = -1
+    strength: float | None = None
+    profile: str | None = None
+    rerank: GloballyCorrected | None = None
+    bank: Floats | None = None
+    activated: AbstractSet[Any] = frozenset()
+    with_raw_score: bool = False
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """data: (m, width) asked vectors. queries: (m, d) as the user gave them. round_decimal: −1 for none."""
-
-    data: list[Floats]
-    queries: Floats
-    strength: float
-    search_params: dict[str, Any]
-    fields: FieldRequest
-    round_decimal: int
+    @property
+    def page(self) -> slice:
+        """The places, from the best, that are asked for."""
+        return slice(self.offset, self.offset + self.limit)
 
 
 @dataclass(frozen=True)
@@ -66,9 +73,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Both directions for one corrected collection."""
+    """Both directions for one corrected field. reading: of all that its collection has."""
 
     state: CollectionState
+    reading: Reading
 
     # -- rows in --------------------------------------------------------------------------------------
 
@@ -79,7 +87,7 @@ class Rewrite:
         a field of ours.
         """
         for i, row in enumerate(rows):
-            if taken := [name for name in HIDDEN_FIELDS if name in row]:
+            if taken := [name for name in self.state.hidden_fields if name in row]:
                 raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
         given = [row[self.state.field] for row in rows]
         for i, vector in enumerate(given):
@@ -91,11 +99,14 @@ class Rewrite:
         return self.state.layout.require_sound(given)
 
     def rows_in(
-        self, rows: Sequence[Row], vectors: Floats, biases: Floats, epoch: int
+        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[str, Floats], epoch: int
     ) -> list[dict[str, Any]]:
-        """The rows as they are stored, the biases (n,) in every slot."""
-        stored = self.state.layout.augment(vectors, biases)
-        hidden = hidden_columns(self.state, vectors, biases, epoch)
+        """The rows as they are stored, each profile's biases (n,) in both its slots."""
+        slots = np.zeros((len(vectors), self.state.slots), np.float32)
+        for name, profile in self.state.profiles.items():
+            slots[:, [profile.slot, profile.standby]] = biases[name][:, None]
+        stored = self.state.layout.augment(vectors, slots)
+        hidden = hidden_columns(self.state, vectors, biases[self.state.active], epoch)
         return [
             {**row, self.state.field: vector, **columns}
             for row, vector, columns in zip(rows, stored, hidden, strict=True)
@@ -103,113 +114,56 @@ class Rewrite:
 
     # -- questions --------------------------------------------------------------------------------------
 
-    def is_about_corrected(self, anns_field: str | None) -> bool:
-        """Whether a search on `anns_field` (the only vector field, where none is named) is ours."""
-        return not anns_field or anns_field == self.state.field
+    def profile(self, question: Question) -> Profile:
+        """The set of biases that a question asks for. Raises InvalidInput."""
+        return self.state.profile_of(question.profile)
 
-    def search(
-        self,
-        data: npt.ArrayLike,
-        search_params: dict[str, Any] | None,
-        output_fields: list[str] | None,
-        strength: float | None,
-        round_decimal: int = -1,
-    ) -> SearchRequest:
-        """The wrapped request. Raises DimensionMismatch, InvalidInput, InvalidParameter."""
-        profile = self.state.profile
-        weight = self.strength(strength)
-        queries = self.state.layout.require_finite(data, "query")
-        return SearchRequest(
-            data=list(self.state.layout.wrap(queries, weight, slot=profile.slot)),
-            queries=queries,
-            strength=weight,
-            search_params=self._search_params(search_params or {}, queries),
-            fields=self.fields(output_fields),
-            round_decimal=round_decimal,
-        )
-
-    def strength(self, asked: float | None) -> float:
-        """w: what was asked for, else the collection's own. Raises InvalidParameter."""
-        weight = self.state.profile.strength if asked is None else float(asked)
+    def strength(self, question: Question) -> float:
+        """w: what was asked for, else the profile's own. Raises InvalidInput, InvalidParameter."""
+        profile = self.profile(question)
+        weight = profile.strength if question.strength is None else float(question.strength)
         if not math.isfinite(weight):
-            raise InvalidParameter(f"strength must be finite, got {asked!r}")
+            raise InvalidParameter(f"strength must be finite, got {question.strength!r}")
         return weight
 
-    def is_gated(self, strength: float | None) -> bool:
-        """Whether a search at this strength is corrected for some queries only."""
-        return self.state.profile.gate is not None and self.strength(strength) != 0
+    def is_gated(self, question: Question) -> bool:
+        """Whether this is corrected for some queries only."""
+        return self.profile(question).gate is not None and self.strength(question) != 0
 
-    def ask(
-        self,
-        data: npt.ArrayLike,
-        search_params: dict[str, Any] | None,
-        output_fields: list[str] | None,
-        *,
-        strength: float | None,
-        limit: int,
-        offset: int = 0,
-        round_decimal: int = -1,
-        rerank: GloballyCorrected | None = None,
-        bank: Floats | None = None,
-        activated: AbstractSet[Any] = frozenset(),
-    ) -> Asked:
-        """The one request that answers a search: corrected, gated, or raw candidates for `rerank`.
+    def queries(self, question: Question) -> Floats:
+        """(m, d) as the user gave them. Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
+        return self.state.layout.require_finite(question.data, "query")
 
-        bank (m, d): the bank's queries, for `rerank`. activated: keys, where the search is gated. Raises as
-        `search` does.
+    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Floats]:
+        """The queries as they are asked of the stored vectors."""
+        return list(self.state.layout.wrap(queries, weight, slot=self.profile(question).slot))
+
+    def ask(self, question: Question) -> Asked:
+        """The one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
+
+        Raises DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation.
         """
-        if rerank is not None and bank is not None:
-            request = self.candidates(data, search_params, output_fields, round_decimal)
-            page = slice(offset, offset + limit)
-            return self._asked(
-                request,
-                max(rerank.candidates, limit + offset),
-                0,
-                lambda results: self.reranked_out(results, request, rerank, bank, page),
-            )
-        corrected = self.search(data, search_params, output_fields, strength, round_decimal)
-        if not self.is_gated(strength):
-            return self._asked(corrected, limit, offset, lambda results: self.hits_out(results, corrected))
-        raw = self.search(data, search_params, output_fields, 0.0, round_decimal)
-        return self._asked(
-            replace(corrected, data=[*raw.data, *corrected.data]),
-            limit + offset,
-            0,
-            lambda results: self.gated_out(results, raw, corrected, activated, offset),
-        )
+        queries, weight = self.queries(question), self.strength(question)
+        params = self.search_params(question.search_params, queries)
+        if question.rerank is not None and question.bank is not None:
+            return self._reranked(question, question.rerank, question.bank, queries, params)
+        fields = self._fields(question, with_vector=question.with_raw_score)
+        if self.is_gated(question):
+            return self._gated(question, queries, weight, params, fields)
 
-    def _asked(self, request: SearchRequest, limit: int, offset: int, answer: Callable[[Any], Any]) -> Asked:
-        return Asked(request.data, limit, offset, request.search_params, request.fields.requested, answer)
+        def answer(results: Any) -> Any:
+            self._score(results, queries, weight, question)
+            return self.reading.hits_out(results, fields)
 
-    def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
-        """What to ask for so that vectors can be read back, and what to hide again.
+        data = self.wrapped(question, queries, weight)
+        return Asked(data, question.limit, question.offset, params, fields.requested, answer)
 
-        default_all: no output_fields means every field, as query and get take it.
+    def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
+        """Search parameters for the stored form: no metric of the user's, range bounds as inner products.
+
+        Raises InvalidParameter for another metric than the field's; UnsupportedOperation.
         """
-        named = list(output_fields or [])
-        hidden = tuple(name for name in self.state.hidden_fields if name not in named)
-        reads_vector = self.state.field in named and "*" not in named
-        if reads_vector and NORM_FIELD in hidden:
-            return FieldRequest([*named, NORM_FIELD], hidden)
-        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
-
-    def candidates(
-        self,
-        data: npt.ArrayLike,
-        search_params: dict[str, Any] | None,
-        output_fields: list[str] | None,
-        round_decimal: int = -1,
-    ) -> SearchRequest:
-        """A raw request that brings each hit's stored vector along."""
-        wanted = list(output_fields or [])
-        request = self.search(data, search_params, [*wanted, self.state.field], 0.0, round_decimal)
-        if self.state.field in wanted or "*" in wanted:
-            return request
-        fields = replace(request.fields, hidden=(*request.fields.hidden, self.state.field))
-        return replace(request, fields=fields)
-
-    def _search_params(self, given: dict[str, Any], queries: Floats) -> dict[str, Any]:
-        params = copy.deepcopy(given)
+        params = copy.deepcopy(dict(given or {}))
         metric = params.pop("metric_type", None)
         if metric and metric.upper() != self.state.metric:
             raise InvalidParameter(
@@ -221,6 +175,58 @@ class Rewrite:
                     place[name] = self._range_bound(place[name], queries)
         return params
 
+    def _gated(
+        self,
+        question: Question,
+        queries: Floats,
+        weight: float,
+        params: dict[str, Any],
+        fields: FieldRequest,
+    ) -> Asked:
+        """One request with every query twice, raw and corrected."""
+
+        def answer(results: Any) -> Any:
+            before, after = results[: len(queries)], results[len(queries) :]
+            self._score(before, queries, 0.0, question)
+            self._score(after, queries, weight, question)
+            best = [hits[0].id if hits else None for hits in before]
+            results[:] = gate(before, after, best, question.activated)
+            for hits in results:
+                keep(hits, hits[question.offset :])
+            return self.reading.hits_out(results, fields)
+
+        data = [*self.wrapped(question, queries, 0.0), *self.wrapped(question, queries, weight)]
+        return Asked(data, question.page.stop, 0, params, fields.requested, answer)
+
+    def _reranked(
+        self,
+        question: Question,
+        how: GloballyCorrected,
+        bank: Floats,
+        queries: Floats,
+        params: dict[str, Any],
+    ) -> Asked:
+        fields = self._fields(question, with_vector=True)
+
+        def answer(results: Any) -> Any:
+            self._score(results, queries, 0.0, replace(question, with_raw_score=False))
+            rerank(results, queries, self.state.layout, how, bank, question.page, self._vectors_found)
+            if question.with_raw_score:
+                for hits in results:
+                    _add_raw_scores(hits, hits.distances)
+            return self.reading.hits_out(results, fields)
+
+        data = self.wrapped(question, queries, 0.0)
+        return Asked(data, max(how.candidates, question.page.stop), 0, params, fields.requested, answer)
+
+    def _fields(self, question: Question, *, with_vector: bool) -> FieldRequest:
+        """with_vector: whether the answer needs the stored vectors, shown to the user or not."""
+        wanted = list(question.output_fields or [])
+        if not with_vector or self.state.field in wanted or "*" in wanted:
+            return self.reading.fields(question.output_fields)
+        fields = self.reading.fields([*wanted, self.state.field])
+        return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
+
     def _range_bound(self, bound: float, queries: Floats) -> float:
         if self.state.metric == "L2" and len(queries) > 1:
             raise UnsupportedOperation(
@@ -230,77 +236,35 @@ class Rewrite:
 
     # -- answers ----------------------------------------------------------------------------------------
 
-    def hits_out(self, results: Any, request: SearchRequest) -> Any:
-        """Search results in the user's metric and with the user's fields, changed in place."""
-        for hits, query in zip(results, request.queries, strict=True):
-            scores = self.state.layout.scores(
-                [[hit["distance"] for hit in hits]], query[None, :], request.strength
-            )[0]
-            rescore(hits, scores, request.round_decimal)
-            self.entities_out((hit["entity"] for hit in hits), request.fields)
-        return results
+    def _score(self, results: Any, queries: Floats, weight: float, question: Question) -> None:
+        """Scores in the user's metric, in place."""
+        for hits, query in zip(results, queries, strict=True):
+            self.score_out(hits, query, weight, question.round_decimal)
+            if question.with_raw_score:
+                raw = self._raw_scores(hits, query)
+                _add_raw_scores(
+                    hits, raw.round(question.round_decimal) if question.round_decimal >= 0 else raw
+                )
 
-    def gated_out(
-        self,
-        results: Any,
-        raw: SearchRequest,
-        corrected: SearchRequest,
-        activated: AbstractSet[Any],
-        skip: int,
-    ) -> Any:
-        """The answers to raw and corrected questions in turn, in place: for each query those that the gate
-        lets through, less the first `skip`."""
-        before = self.hits_out(results[: len(raw.queries)], raw)
-        after = self.hits_out(results[len(raw.queries) :], corrected)
-        best = [hits[0].id if hits else None for hits in before]
-        results[:] = gate(before, after, best, activated)
-        for hits in results:
-            keep(hits, hits[skip:])
-        return results
+    def score_out(self, hits: Any, query: Floats, weight: float, round_decimal: int = -1) -> None:
+        """Inner products of one query's hits as scores of the user's metric, in place."""
+        products = [[hit["distance"] for hit in hits]]
+        rescore(hits, self.state.layout.scores(products, query[None, :], weight)[0], round_decimal)
 
-    def reranked_out(
-        self, results: Any, request: SearchRequest, rerank: GloballyCorrected, bank: Floats, page: slice
-    ) -> Any:
-        """Raw candidates with their stored vectors, in place in the order of `rerank`, cut to `page`.
-
-        bank (m, d): the queries, as the user gave them.
-        """
+    def _raw_scores(self, hits: Any, query: Floats) -> npt.NDArray[np.float64]:
         layout = self.state.layout
+        stored = np.array([hit["entity"][self.state.field] for hit in hits], np.float32)
+        products = stored.reshape(-1, layout.width) @ layout.wrap(query[None, :], 0.0)[0]
+        scores: npt.NDArray[np.float64] = layout.scores(products[None, :], query[None, :], 0.0)[0]
+        return scores
 
-        def vectors_of(hits: list[Any]) -> Floats:
-            entities = [hit["entity"] for hit in hits]
-            stored = np.array([entity[self.state.field] for entity in entities], np.float32)
-            return read_back(self.state, stored.reshape(-1, layout.width), entities)
+    def _vectors_found(self, hits: list[Any]) -> Floats:
+        """(n, d) the vectors of n hits, as the user gave them."""
+        entities = [hit["entity"] for hit in hits]
+        stored = np.array([entity[self.state.field] for entity in entities], np.float32)
+        return read_back(self.state, stored.reshape(-1, self.state.layout.width), entities)
 
-        reorder(results, request.queries, layout, rerank, bank, page, vectors_of)
-        return self.hits_out(results, request)
 
-    def entities_out(self, entities: Iterable[Row], fields: FieldRequest) -> None:
-        """Rows as the user knows them, changed in place."""
-        rows = list(entities)
-        with_vector = [row for row in rows if row.get(self.state.field) is not None]
-        if with_vector:
-            stored = np.asarray([row[self.state.field] for row in with_vector], np.float32)
-            vectors = read_back(self.state, stored, with_vector).tolist()
-            for row, vector in zip(with_vector, vectors, strict=True):
-                row[self.state.field] = vector
-        hide(rows, fields.hidden)
-
-    def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
-        """describe_collection as of the collection the user made."""
-        fields = [each for each in description["fields"] if each["name"] not in self.state.hidden_fields]
-        for each in fields:
-            if each["name"] == self.state.field:
-                each["params"] = {**each["params"], "dim": self.state.dim}
-        properties = {
-            name: value
-            for name, value in description["properties"].items()
-            if name not in (PROPERTY, TUNING_PROPERTY)
-        }
-        return {**description, "fields": fields, "properties": properties}
-
-    def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
-        """describe_index with the metric the user knows."""
-        if index and index.get("field_name") == self.state.field:
-            return {**index, "metric_type": self.state.metric}
-        return index
+def _add_raw_scores(hits: Any, scores: Sequence[float] | npt.NDArray[np.float64]) -> None:
+    for hit, score in zip(hits, scores, strict=True):
+        hit[RAW_SCORE] = float(score)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pymilvus import MilvusClient
+from pymilvus import AnnSearchRequest, MilvusClient
 
-from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.operations import Bias, Operations
 from milvus_hubness.client.steps import Ask, LoadBank, Operation, Step, T, drive
 from milvus_hubness.errors import UnsupportedOperation
 from milvus_hubness.rerank import GloballyCorrected
@@ -14,6 +14,7 @@ from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
 
 DEFAULT_STATE_TTL = 5.0
+DEFAULT_BANK_BUDGET = 1 << 30
 
 
 class HubnessClient(MilvusClient):
@@ -25,7 +26,8 @@ class HubnessClient(MilvusClient):
 
     strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
-    it below the time between two refreshes.
+    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; for a bank
+    larger than that the server's own search finds a new row's nearest queries (NNN and CSLS).
     """
 
     def __init__(
@@ -39,11 +41,12 @@ class HubnessClient(MilvusClient):
         *,
         strength: float | None = None,
         state_ttl: float = DEFAULT_STATE_TTL,
+        bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
     ) -> None:
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)
         self._plain = MilvusClient(uri, user, password, db_name, token, timeout, **kwargs)
-        self._operations = Operations(strength, state_ttl)
+        self._operations = Operations(strength, state_ttl, bank_budget)
 
     def _run(self, operation: Operation[T]) -> T:
         return drive(operation, self._answer)
@@ -63,14 +66,18 @@ class HubnessClient(MilvusClient):
         data: dict[str, Any] | list[dict[str, Any]],
         timeout: float | None = None,
         partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As MilvusClient.insert; each new row gets its bias from the bank.
+        """As MilvusClient.insert; each new row gets its bias from the bank, or with bias="pending" the mean
+        one until the next refresh.
 
-        Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
+        Raises BankTooLarge where the bank neither fits into bank_budget nor can be searched instead, and
+        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
         """
         return self._run(
-            self._operations.write("insert", collection_name, data, timeout, partition_name, kwargs)
+            self._operations.write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
         )
 
     def upsert(
@@ -79,12 +86,14 @@ class HubnessClient(MilvusClient):
         data: dict[str, Any] | list[dict[str, Any]],
         timeout: float | None = None,
         partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
         **kwargs: Any,
     ) -> dict[str, Any]:
         """As MilvusClient.upsert; rows that bring a vector get its bias. A partial update without one keeps
         the vector and the bias as they are. Raises as `insert` does."""
         return self._run(
-            self._operations.write("upsert", collection_name, data, timeout, partition_name, kwargs)
+            self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
         )
 
     def delete(
@@ -121,14 +130,17 @@ class HubnessClient(MilvusClient):
         search_aggregation: Any = None,
         *,
         strength: float | None = None,
+        profile: str | None = None,
         rerank: GloballyCorrected | None = None,
+        with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
         """As MilvusClient.search, ranked by the corrected score.
 
-        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. rerank: fetch more raw
-        candidates and rank those against the bank instead. Both are of no effect on a collection that
-        carries no biases. Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. profile: the set of
+        biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead.
+        with_raw_score: give each hit its uncorrected score as "raw_score". All are of no effect on a field
+        that carries no biases. Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
         options: dict[str, Any] = {
             "timeout": timeout,
@@ -151,7 +163,9 @@ class HubnessClient(MilvusClient):
                 options,
                 ids=ids,
                 strength=strength,
+                profile=profile,
                 rerank=rerank,
+                with_raw_score=with_raw_score,
             )
         )
 
@@ -186,10 +200,39 @@ class HubnessClient(MilvusClient):
             self._operations.get(collection_name, ids, output_fields, timeout, partition_names, kwargs)
         )
 
-    def hybrid_search(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.hybrid_search. Raises UnsupportedOperation on a corrected collection."""
-        self._refuse_corrected(collection_name, "hybrid_search")
-        return super().hybrid_search(collection_name, *args, **kwargs)
+    def hybrid_search(
+        self,
+        collection_name: str,
+        reqs: list[AnnSearchRequest],
+        ranker: Any,
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As MilvusClient.hybrid_search, each request on a corrected field ranked by the corrected score.
+
+        Where the server cannot weigh a corrected field as it weighs the user's metric, the requests are asked
+        one by one and merged here as Milvus merges them. Raises UnsupportedOperation where that needs a
+        ranker other than RRFRanker and WeightedRanker, or groups.
+        """
+        options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
+        return self._run(
+            self._operations.hybrid_search(
+                collection_name,
+                reqs,
+                ranker,
+                limit,
+                output_fields,
+                options,
+                strength=strength,
+                profile=profile,
+            )
+        )
 
     def search_iterator(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
         """As MilvusClient.search_iterator. Raises UnsupportedOperation on a corrected collection."""
@@ -202,17 +245,18 @@ class HubnessClient(MilvusClient):
         return super().query_iterator(collection_name, *args, **kwargs)
 
     def _refuse_corrected(self, collection_name: str, method: str) -> None:
-        if self._run(self._operations.state(collection_name)) is not None:
+        if self._run(self._operations.known(collection_name)).states:
             raise UnsupportedOperation(
                 f"{method} does not speak corrected collections yet, and {collection_name!r} is one"
             )
 
     # -- descriptions -----------------------------------------------------------------------------------
 
-    def hubness_state(self, collection_name: str) -> CollectionState | None:
-        """What the collection knows about its biases now; None where it carries none."""
+    def hubness_state(self, collection_name: str, anns_field: str | None = None) -> CollectionState | None:
+        """What the collection knows about a field's biases now; None where that carries none, and where none
+        is named of several that do."""
         self._operations.forget(collection_name)
-        return self._run(self._operations.state(collection_name))
+        return self._run(self._operations.known(collection_name)).searched(anns_field)
 
     def describe_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any

@@ -13,6 +13,16 @@ from milvus_hubness.banks import QueryBank, Vectors, as_vectors
 
 
 @runtime_checkable
+class FromNearest(Protocol):
+    """An estimator whose bias follows from an item's nearest bank queries alone."""
+
+    @property
+    def nearest(self) -> tuple[int, float]:
+        """(k, w): b(r) = w · mean of the k largest inner products of r with the bank."""
+        ...
+
+
+@runtime_checkable
 class Estimator(Protocol):
     """One number per item, to be subtracted from its scores; a frozen dataclass of its parameters.
 

@@ -29,6 +29,11 @@ class CSLS:
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole_number("k", self.k))
 
+    @property
+    def nearest(self) -> tuple[int, float]:
+        """(k, ½)."""
+        return self.k, 0.5
+
     def fit(
         self,
         bank: QueryBank,

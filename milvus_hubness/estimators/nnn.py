@@ -50,6 +50,11 @@ class NNN:
         if self.kernel not in ("dense", "ivf"):
             raise InvalidParameter(f'kernel must be "dense" or "ivf", not {self.kernel!r}')
 
+    @property
+    def nearest(self) -> tuple[int, float]:
+        """(k, alpha)."""
+        return self.k, self.alpha
+
     def fit(
         self,
         bank: QueryBank,

@@ -41,9 +41,10 @@ def diagnose(
     layout = gallery.layout
     queries.expect_dim(layout.dim, "the queries")
     strength = 1.0
-    if gallery.biases is not None and info.state is not None:
-        bank = bank or store.load_bank(info.state.profile.bank).queries
-        strength, biases = info.state.profile.strength, gallery.biases
+    state = info.state_of(field)
+    if gallery.biases is not None and state is not None:
+        bank = bank or store.load_bank(state.profile.bank).queries
+        strength, biases = state.profile.strength, gallery.biases
     elif bank is None:
         raise InvalidInput(f"{info.name!r} carries no biases yet: name a bank to see what they would do")
     else:

@@ -27,7 +27,7 @@ from milvus_hubness.jobs.plan import advised
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.rerank import DynamicGate
-from milvus_hubness.state import Beside, CollectionState, Profile, require_state
+from milvus_hubness.state import Beside, CollectionState, Profile, require_state, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 ALLOWED_MISSES = 0.01
@@ -47,6 +47,7 @@ class EnablePlan:
 
     source: CollectionInfo
     field: str
+    suffix: str
     bank: QueryBank
     target_bank: QueryBank | None
     bank_collection: str
@@ -135,10 +136,11 @@ def plan_enable(
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank")
-    if info.state is not None:
-        raise AlreadyCorrected(f"{info.name!r} carries biases already: refresh it instead")
     field = field or only_field(info)
-    holds = store.bias_fields(info)
+    if field in info.states:
+        raise AlreadyCorrected(f"{info.name!r} carries biases for {field!r} already: refresh it instead")
+    suffix = suffix_for(field, info.states.values())
+    holds = store.bias_fields(info, suffix)
     if where == "fields" and holds == "none":
         raise CannotMigrate(
             f"{info.name!r} has no fields for biases and this server cannot add any: "
@@ -166,12 +168,13 @@ def plan_enable(
     return EnablePlan(
         source=info,
         field=field,
+        suffix=suffix,
         bank=bank,
         target_bank=target_bank,
         bank_collection=bank_collection or f"{info.name}__bank",
         correction=correction,
         strength=strength,
-        side=(side or f"{info.name}__bias") if in_side else None,
+        side=(side or f"{info.name}__bias{suffix}") if in_side else None,
         adds_fields=not in_side and holds == "can be added",
         rows=info.rows,
         candidates=candidates,
@@ -214,7 +217,7 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
             store.create_side(plan.source, plan.side)
             made_side = True
         elif plan.adds_fields:
-            store.add_bias_fields(plan.source.name)
+            store.add_bias_fields(plan.source.name, plan.suffix)
         profile = Profile(
             estimator=to_dict(plan.correction.fitted.estimator),
             slot=0,
@@ -229,6 +232,7 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
         layout = plan.correction.layout
         state = CollectionState(
             field=plan.field,
+            suffix=plan.suffix,
             metric=layout.metric,
             dim=layout.dim,
             slots=layout.slots,
@@ -265,16 +269,17 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
     )
 
 
-def disable(store: Store, collection: str) -> str | None:
+def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
     """Take the biases that lie beside a collection away again; its vectors were never changed, and its bank
-    stays. Returns the side collection that was dropped. Raises NotCorrected."""
+    stays. Returns the side collection that was dropped. Raises NotCorrected, and InvalidInput where several
+    fields are corrected and none is named."""
     info = store.info(collection)
-    state = require_state(info.state, info.name)
+    state = require_state(info.state_of(field), info.name)
     if state.beside is None:
         raise NotCorrected(
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
-    store.drop_state(info.name)
+    store.drop_state(info.name, state)
     if state.beside.side:
         store.drop(state.beside.side)
     return state.beside.side
@@ -283,12 +288,12 @@ def disable(store: Store, collection: str) -> str | None:
 def _write(store: Store, plan: EnablePlan, state: CollectionState, progress: Progress) -> int:
     """All biases, written and then read again."""
     placement = placement_of(store, plan.source, state)
-    slots = range(state.layout.slots)
+    corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
     size = store.chunk_rows(plan.source)
     for partition in plan.source.partitions:
         keys = store.keys(plan.source.name, partition=partition)
         for part in chunks(keys, size, "writing biases", progress):
-            placement.write(part, partition, plan.correction, slots, state.profile.epoch)
+            placement.write(part, partition, corrections, state.profile.epoch)
     if plan.side:
         store.finish(plan.side)
     placement.settle()

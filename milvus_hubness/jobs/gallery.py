@@ -13,7 +13,6 @@ from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, 
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats, Layout, as_metric
-from milvus_hubness.state import HIDDEN_FIELDS
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
 
@@ -38,8 +37,8 @@ class Gallery:
 
 def only_field(info: CollectionInfo) -> str:
     """The vector field, where there is just one. Raises InvalidInput, CannotMigrate."""
-    if info.state is not None:
-        return info.state.field
+    if state := info.state_of(None):
+        return state.field
     if len(info.vector_fields) == 1:
         return next(iter(info.vector_fields))
     if info.vector_fields:
@@ -56,7 +55,8 @@ def read_gallery(
     field = field or only_field(info)
     if field not in info.vector_fields:
         raise InvalidInput(f"{info.name!r} has no FLOAT_VECTOR field {field!r}")
-    state = info.state if info.state is not None and info.state.field == field else None
+    state = info.states.get(field)
+    hidden = {name for each in info.states.values() for name in each.hidden_fields}
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
     placement = placement_of(store, info, state) if state else None
@@ -71,7 +71,7 @@ def read_gallery(
             plain = placed.vectors if placed else batch.vectors
             sound = ~layout.unsound(plain)
             keys += [key for key, usable in zip(batch.keys, sound, strict=True) if usable]
-            fields += [_scalars(row) for row, usable in zip(batch.rows, sound, strict=True) if usable]
+            fields += [_shown(row, hidden) for row, usable in zip(batch.rows, sound, strict=True) if usable]
             vectors.append(plain[sound])
             if placed and state:
                 biases.append(placed.biases[sound, state.profile.slot])
@@ -80,5 +80,5 @@ def read_gallery(
     return Gallery(layout, keys, np.concatenate(vectors), fields, np.concatenate(biases) if biases else None)
 
 
-def _scalars(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name not in HIDDEN_FIELDS}
+def _shown(row: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in hidden}

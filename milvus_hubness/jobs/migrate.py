@@ -17,7 +17,7 @@ from milvus_hubness.jobs.plan import MigrationPlan
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.verify import Verification, verify
 from milvus_hubness.state import BankReference, CollectionState, Profile, require_state
-from milvus_hubness.stores.base import Batch, Key, Store, StoredBank
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store, StoredBank
 
 CENTRE_SAMPLE = 4_096
 
@@ -103,11 +103,20 @@ def rollback(store: Store, alias: str) -> Rollback:
         if store.exists(alias):
             raise InvalidInput(f"{alias!r} is a collection: a rollback needs the alias that was switched")
         raise CollectionNotFound(f"no alias {alias!r}")
-    source = require_state(store.info(target).state, target).source
-    if not store.exists(source):
-        raise CollectionNotFound(f"{source!r}, from which {target!r} was copied, is gone")
+    source = _source_of(store, store.info(target))
     store.point_alias(alias, source)
     return Rollback(alias, source, target, max(0, store.count(target) - store.count(source)))
+
+
+def _source_of(store: Store, target: CollectionInfo) -> str:
+    """The collection that `target` was copied from: where several of its fields were corrected, one copy
+    after the other, the one with most of them corrected."""
+    require_state(next(iter(target.states.values()), None), target.name)
+    sources = {state.source for state in target.states.values() if store.exists(state.source)}
+    if not sources:
+        gone = ", ".join(repr(state.source) for state in target.states.values())
+        raise CollectionNotFound(f"{gone}, from which {target.name!r} was copied, is gone")
+    return max(sources, key=lambda name: len(store.info(name).states))
 
 
 def _fit(store: Store, plan: MigrationPlan, progress: Progress) -> Correction:
@@ -146,6 +155,7 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
     )
     return CollectionState(
         field=plan.field,
+        suffix=plan.suffix,
         metric=plan.layout.metric,
         dim=plan.layout.dim,
         slots=plan.layout.slots,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,6 @@ import numpy.typing as npt
 from milvus_hubness.correction import Correction, read_back
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
-    BIAS_FIELD,
     EPOCH_FIELD,
     PENDING,
     SIDE_FIELD,
@@ -49,13 +48,12 @@ class Placement(Protocol):
         self,
         keys: Sequence[Key],
         partition: str | None,
-        correction: Correction,
-        slots: Sequence[int],
-        epoch: int,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> int:
-        """Give the rows that are still there fresh biases in `slots`, and leave all else as it is.
+        """Give the rows that are still there fresh biases in these slots, and leave all else as it is.
 
-        Returns how many there were.
+        epoch: None where the rows' own remains. Returns how many rows there were.
         """
         ...
 
@@ -84,30 +82,51 @@ class _Placement(ABC):
 
     @abstractmethod
     def _put(
-        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        """Store the rows as they were read, but for the biases (n,) in `slots`."""
+        """Store the rows as they were read, but for the biases (n,) in these slots."""
 
     def write(
         self,
         keys: Sequence[Key],
         partition: str | None,
-        correction: Correction,
-        slots: Sequence[int],
-        epoch: int,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> int:
         placed = self.read(keys, partition)
-        self._put(placed, partition, correction.centred(placed.vectors), slots, epoch)
+        known: dict[int, Floats] = {}
+        for correction in corrections.values():
+            if id(correction) not in known:
+                known[id(correction)] = correction.centred(placed.vectors)
+        biases = {slot: known[id(correction)] for slot, correction in corrections.items()}
+        self._put(placed, partition, biases, epoch)
         return len(placed.batch)
 
     def pending(self, partition: str | None) -> list[Key]:
-        return self.store.keys(self.info.name, partition=partition, pending=True)
+        return self.store.keys(self.info.name, partition=partition, pending=self.state.epoch_field)
 
     def settle(self) -> None:
         self.store.settle(self.info.name)
 
     def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
         return self.store.fetch(self.info.name, keys, self.state.field, partition=partition)
+
+    def _with_fields(
+        self, batch: Batch, vectors: Floats, columns: Mapping[str, Floats], epoch: int | None
+    ) -> Batch:
+        """The rows with these vectors, these fields and this epoch."""
+        changed = {name: column.tolist() for name, column in columns.items()}
+        if epoch is not None:
+            changed[self.state.epoch_field] = [epoch] * len(batch)
+        rows = [
+            {**row, **{name: column[i] for name, column in changed.items()}}
+            for i, row in enumerate(batch.rows)
+        ]
+        return Batch(batch.keys, vectors, rows)
+
+    def _pending(self, batch: Batch) -> npt.NDArray[np.bool_]:
+        epochs = [row.get(self.state.epoch_field) for row in batch.rows]
+        return np.array([epoch in (None, PENDING) for epoch in epochs], np.bool_)
 
     def _replace(self, batch: Batch, partition: str | None) -> None:
         self.store.write(self.info.name, batch, self.state.field, partition=partition)
@@ -123,15 +142,19 @@ class InVectors(_Placement):
             batch,
             read_back(self.state, batch.vectors, batch.rows),
             np.column_stack([layout.biases(batch.vectors, slot) for slot in range(layout.slots)]),
-            _pending(batch),
+            self._pending(batch),
         )
 
     def _put(
-        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         stored = placed.batch.vectors.copy()
-        stored[:, [self.state.layout.first_slot + slot for slot in slots]] = biases[:, None]
-        self._replace(_with_fields(placed.batch, stored, [BIAS_FIELD], biases, epoch), partition)
+        for slot, column in biases.items():
+            stored[:, self.state.layout.first_slot + slot] = column
+        profile = self.state.profile
+        shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
+        columns = {self.state.bias_field: shown[0]} if shown else {}
+        self._replace(self._with_fields(placed.batch, stored, columns, epoch), partition)
 
 
 @dataclass(frozen=True)
@@ -140,15 +163,16 @@ class InFields(_Placement):
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
         batch = self._fetch(keys, partition)
-        columns = [[row.get(field) or 0.0 for field in SLOT_FIELDS] for row in batch.rows]
-        biases = np.array(columns, np.float32).reshape(len(batch), len(SLOT_FIELDS))
-        return Placed(batch, batch.vectors, biases, _pending(batch))
+        fields = self.state.slot_fields
+        columns = [[row.get(field) or 0.0 for field in fields] for row in batch.rows]
+        biases = np.array(columns, np.float32).reshape(len(batch), len(fields))
+        return Placed(batch, batch.vectors, biases, self._pending(batch))
 
     def _put(
-        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        fields = [SLOT_FIELDS[slot] for slot in slots]
-        self._replace(_with_fields(placed.batch, placed.vectors, fields, biases, epoch), partition)
+        columns = {self.state.slot_fields[slot]: column for slot, column in biases.items()}
+        self._replace(self._with_fields(placed.batch, placed.vectors, columns, epoch), partition)
 
 
 @dataclass(frozen=True)
@@ -179,22 +203,10 @@ class InSide(_Placement):
         self.store.settle(self.side)
 
     def _put(
-        self, placed: Placed, partition: str | None, biases: Floats, slots: Sequence[int], epoch: int
+        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         columns = placed.biases.copy()
-        columns[:, list(slots)] = biases[:, None]
-        rows = [{self.info.key_field: key, EPOCH_FIELD: epoch} for key in placed.batch.keys]
+        for slot, column in biases.items():
+            columns[:, slot] = column
+        rows = [{self.info.key_field: key, EPOCH_FIELD: epoch or PENDING} for key in placed.batch.keys]
         self.store.write(self.side, Batch(placed.batch.keys, columns, rows), SIDE_FIELD)
-
-
-def _with_fields(batch: Batch, vectors: Floats, fields: list[str], biases: Floats, epoch: int) -> Batch:
-    """The rows with these vectors, the bias of each in all of `fields`, and the epoch."""
-    rows = [
-        {**row, **dict.fromkeys(fields, bias), EPOCH_FIELD: epoch}
-        for row, bias in zip(batch.rows, biases.tolist(), strict=True)
-    ]
-    return Batch(batch.keys, vectors, rows)
-
-
-def _pending(batch: Batch) -> npt.NDArray[np.bool_]:
-    return np.array([row.get(EPOCH_FIELD) in (None, PENDING) for row in batch.rows], np.bool_)

@@ -19,13 +19,14 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.jobs.gallery import only_field
+from milvus_hubness.kernels.arguments import whole_number
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
-from milvus_hubness.state import TuningRecord, stored_form_fields
+from milvus_hubness.state import TuningRecord, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
 SAMPLE_ROWS = 512
-SLOTS = 2
+SLOTS_PER_PROFILE = 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class MigrationPlan:
     source: CollectionInfo
     target: str
     field: str
+    suffix: str
     layout: Layout
     bank: QueryBank
     target_bank: QueryBank | None
@@ -72,7 +74,10 @@ class MigrationPlan:
             "width": self.layout.width,
             "rows": self.rows,
             "partitions": [name for name in self.keys if name],
-            "hidden_fields": list(stored_form_fields(self.layout.metric)),
+            "hidden_fields": [
+                f"hubness_{name}{self.suffix}"
+                for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
+            ],
             "vector_bytes": {
                 "source": 4 * self.layout.dim * self.rows,
                 "target": 4 * self.layout.width * self.rows,
@@ -107,6 +112,7 @@ def plan_migration(
     alias: str | None = None,
     gate: int | None = None,
     gate_targets: int | None = None,
+    profiles: int = 1,
     restart: bool = False,
     force: bool = False,
 ) -> MigrationPlan:
@@ -114,7 +120,8 @@ def plan_migration(
 
     estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
     known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
-    default every query is corrected; with gate_targets, see DualDynamicGate.
+    default every query is corrected; with gate_targets, see DualDynamicGate. profiles: for how many sets of
+    biases there is to be room at least; `refresh` adds those after the first.
 
     Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
     obstacle, CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, and
@@ -124,17 +131,20 @@ def plan_migration(
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank")
-    if info.state is not None and not (info.state.beside and info.state.beside.side):
-        raise AlreadyCorrected(
-            f"{info.name!r} is already corrected (from {info.state.source!r}): refresh it instead"
-        )
     field = field or only_field(info)
-    if obstacles := store.obstacles(info, field):
+    state = info.states.get(field)
+    if state is not None and not (state.beside and state.beside.side):
+        raise AlreadyCorrected(
+            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
+        )
+    suffix = suffix_for(field, info.states.values())
+    if obstacles := store.obstacles(info, field, suffix):
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
     vector = info.vector_fields[field]
-    layout = Layout(vector.dim, as_metric(vector.metric), SLOTS, store.width_multiple(vector))
+    slots = SLOTS_PER_PROFILE * whole_number("profiles", profiles)
+    layout = Layout(vector.dim, as_metric(vector.metric), slots, store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the bank")
     tuning = advised(info, bank, force)
     strength = 1.0
@@ -157,6 +167,7 @@ def plan_migration(
         source=info,
         target=target,
         field=field,
+        suffix=suffix,
         layout=layout,
         bank=bank,
         target_bank=target_bank,
@@ -199,9 +210,9 @@ def advised(info: CollectionInfo, bank: QueryBank, force: bool) -> TuningRecord 
 def _check_target(store: Store, source: str, target: str, restart: bool) -> None:
     if not store.exists(target):
         return
-    state = store.info(target).state
-    if state is None or state.phase == "ready" or state.source != source:
-        done = state is not None and state.source == source and state.phase == "ready"
+    made = [state for state in store.info(target).states.values() if state.source == source]
+    if not made or made[0].phase == "ready":
+        done = bool(made)
         said = "a finished migration of it" if done else "another collection"
         raise CollectionExists(f"{target!r} is there already ({said}): give another target")
     if not restart:

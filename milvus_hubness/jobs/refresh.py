@@ -12,14 +12,15 @@ import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.correction import Correction
-from milvus_hubness.errors import InvalidParameter, UnfinishedMigration
-from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, UnfinishedMigration
+from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.migrate import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
+from milvus_hubness.jobs.plan import SLOTS_PER_PROFILE
 from milvus_hubness.jobs.progress import Progress, chunks, silent
-from milvus_hubness.layout import Floats
+from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import (
     BankReference,
     CollectionState,
@@ -56,6 +57,8 @@ def refresh(
     bank: QueryBank | None = None,
     target_bank: QueryBank | None = None,
     estimator: Estimator | None = None,
+    field: str | None = None,
+    profile: str | None = None,
     refit: bool = False,
     tolerance: float = DEFAULT_TOLERANCE,
     progress: Progress = silent,
@@ -64,41 +67,52 @@ def refresh(
 
     A full refresh writes the standby slot of every row whose bias there is off by more than `tolerance` (in
     units of the score) and then lets the slots change places, so that no search sees old and new mixed.
-    estimator: without one, what tuning chose since the last refresh, else the one in use.
-    refit: a full one though nothing changed, for estimators that learn from the gallery, which did.
-    Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, and
-    InvalidInput where the estimator needs a target bank and none is kept or given.
+    estimator: without one, what tuning chose since the last refresh, else the one in use (Blend() for a new
+    profile). field: the corrected field, where there are several. profile: the set of biases to renew, by
+    default the one that searches use; one of a new name is added, from the bank given, in columns that the
+    stored vectors have to spare. refit: a full one though nothing changed, for estimators that learn from the
+    gallery, which did.
+    Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, NoRoom, and
+    InvalidInput where the estimator needs a target bank and none is kept or given, or a new profile a bank.
     """
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
     began = time.perf_counter()
     info = store.info(collection)
-    state = require_state(info.state, info.name)
-    if state.phase != "ready":
-        raise UnfinishedMigration(f"{info.name!r} is an unfinished copy of {state.source!r}")
+    whole = require_state(info.state_of(field), info.name)
+    if whole.phase != "ready":
+        raise UnfinishedMigration(f"{info.name!r} is an unfinished copy of {whole.source!r}")
+    is_new = profile is not None and profile not in whole.profiles
+    if profile is not None and is_new:
+        whole = _with_new_profile(whole, profile, bank, estimator or Blend())
+    name = profile or whole.active
+    state = whole.model_copy(update={"active": name})
     kept = store.load_bank(state.profile.bank)
     wanted = StoredBank(bank or kept.queries, kept.potentials, target_bank or kept.targets)
     strength = state.profile.strength
-    if estimator is None and (tuned := _newly_tuned(info, state.profile, wanted)):
+    if estimator is None and not is_new and (tuned := _newly_tuned(info, state.profile, wanted)):
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength
     estimator = estimator or from_dict(state.profile.estimator)
-    reason = _what_changed(state.profile, wanted, estimator, refit)
+    reason = "the profile is new" if is_new else _what_changed(state.profile, wanted, estimator, refit)
     if reason:
         correction = _fit(store, info, state, estimator, wanted, progress)
         fitted = StoredBank(wanted.queries, correction.fitted.potentials, wanted.targets)
         reference = _referenced(store, state, fitted, kept)
-        scanned, written, profile = _refresh_all(
-            store, info, state, correction, reference, tolerance, progress
+        placement = placement_of(store, info, whole)
+        epoch = state.profile.epoch + 1 if name == whole.active else None
+        scanned, written, fresh = _refresh_all(
+            store, info, state, placement, correction, reference, epoch, tolerance, progress
         )
     else:
-        scanned = written = _fill_pending(store, info, state, _restored(state, kept), progress)
-        profile = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
-    profile = profile.model_copy(update={"strength": strength})
-    renewed = state.with_profile(profile)
+        scanned = written = _fill_pending(store, info, whole, progress)
+        fresh = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
+    fresh = fresh.model_copy(update={"strength": strength})
+    renewed = state.with_profile(fresh)
     if reason:
         renewed = _measured_anew(store, info, renewed, correction, wanted.queries, progress)
-    store.write_state(info.name, keep_nearest(store, info.name, renewed, wanted))
-    if profile.bank.generation != state.profile.bank.generation:
+    renewed = keep_nearest(store, info.name, renewed, wanted)
+    store.write_state(info.name, renewed.model_copy(update={"active": whole.active}))
+    if fresh.bank.generation != state.profile.bank.generation:
         store.drop_bank_generation(state.profile.bank)
     return RefreshResult(
         collection=info.name,
@@ -106,9 +120,35 @@ def refresh(
         reason=reason or "bank and parameters are unchanged",
         scanned=scanned,
         written=written,
-        epoch=profile.epoch,
+        epoch=fresh.epoch,
         seconds=round(time.perf_counter() - began, 2),
     )
+
+
+def _with_new_profile(
+    state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
+) -> CollectionState:
+    """The state with a profile of that name in two columns that the stored vectors have to spare, as yet
+    without biases."""
+    if bank is None:
+        raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
+    wider = Layout(state.dim, state.metric, state.slots + SLOTS_PER_PROFILE, state.multiple_of)
+    if state.beside is not None or wider.width > state.layout.width:
+        raise NoRoom(
+            f"field {state.field!r} has no columns to spare for profile {name!r}: "
+            "migrate it with room for more profiles"
+        )
+    active = state.profile
+    draft = Profile(
+        estimator=to_dict(estimator),
+        slot=state.slots,
+        standby=state.slots + 1,
+        centre=0.0,
+        bank=active.bank,
+        epoch=1,
+        refreshed_at=active.refreshed_at,
+    )
+    return state.model_copy(update={"slots": wider.slots}).with_profile(draft, name)
 
 
 def _measured_anew(
@@ -147,14 +187,15 @@ def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> Tu
     return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
 
 
-def _restored(state: CollectionState, kept: StoredBank) -> Correction:
+def _restored(store: Store, state: CollectionState, profile: Profile) -> Correction:
+    kept = store.load_bank(profile.bank)
     return Correction.restore(
         state.layout,
-        from_dict(state.profile.estimator),
+        from_dict(profile.estimator),
         kept.queries,
         kept.potentials,
         target_bank=kept.targets,
-        centre=state.profile.centre,
+        centre=profile.centre,
     )
 
 
@@ -184,16 +225,18 @@ def _fit(
     )
 
 
-def _fill_pending(
-    store: Store, info: CollectionInfo, state: CollectionState, correction: Correction, progress: Progress
-) -> int:
+def _fill_pending(store: Store, info: CollectionInfo, state: CollectionState, progress: Progress) -> int:
+    """Every profile's biases for the rows that have none."""
     placement = placement_of(store, info, state)
-    slots = range(state.layout.slots)
+    corrections: dict[int, Correction] = {}
+    for profile in state.profiles.values():
+        correction = _restored(store, state, profile)
+        corrections |= {profile.slot: correction, profile.standby: correction}
     written = 0
     for partition in info.partitions:
         pending = placement.pending(partition)
         for part in chunks(pending, store.chunk_rows(info), "computing missing biases", progress):
-            written += placement.write(part, partition, correction, slots, state.profile.epoch)
+            written += placement.write(part, partition, corrections, state.profile.epoch)
     placement.settle()
     return written
 
@@ -221,13 +264,17 @@ def _refresh_all(
     store: Store,
     info: CollectionInfo,
     state: CollectionState,
+    placement: Placement,
     correction: Correction,
     bank: BankReference,
+    epoch: int | None,
     tolerance: float,
     progress: Progress,
 ) -> tuple[int, int, Profile]:
-    """Rows scanned, rows written, and the profile that makes the new biases the ones searches read."""
-    placement = placement_of(store, info, state)
+    """Rows scanned, rows written, and the profile that makes the new biases the ones searches read.
+
+    epoch: what the rows say of it; None to leave that.
+    """
     scans = [
         _scan(store, info, state, placement, correction, partition, progress) for partition in info.partitions
     ]
@@ -248,7 +295,7 @@ def _refresh_all(
     for scan in scans:
         moved = scan.moved(profile.centre, tolerance)
         for part in chunks(moved, store.chunk_rows(info), "writing biases", progress):
-            written += placement.write(part, scan.partition, centred, [profile.slot], profile.epoch)
+            written += placement.write(part, scan.partition, {profile.slot: centred}, epoch)
     placement.settle()
     return sum(len(scan.keys) for scan in scans), written, profile
 

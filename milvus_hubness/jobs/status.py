@@ -14,6 +14,7 @@ from milvus_hubness.stores.base import Store
 class Status:
     """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias.
     where: "vectors", "fields", or "side" with the collection `side`; candidates and missed: see state.Beside.
+    profiles: the field's sets of biases, the active one of which is told of. fields: all corrected ones.
     age_seconds: since the last refresh. Everything but the first four is None where nothing is corrected."""
 
     collection: str
@@ -37,18 +38,22 @@ class Status:
     epoch: int | None = None
     refreshed_at: str | None = None
     age_seconds: float | None = None
+    profiles: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The status as plain data, for people and for --json."""
         return asdict(self)
 
 
-def status(store: Store, collection: str) -> Status:
-    """Raises CollectionNotFound, StateError where the state cannot be read."""
+def status(store: Store, collection: str, *, field: str | None = None) -> Status:
+    """Of `field`, or of the first that is corrected. Raises CollectionNotFound, StateError where the state
+    cannot be read."""
     info = store.info(collection)
-    if info.state is None:
-        return Status(info.name, info.rows, info.aliases, corrected=False)
-    state, profile = info.state, info.state.profile
+    state = info.states.get(field) if field else next(iter(info.states.values()), None)
+    if state is None:
+        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states))
+    profile = state.profile
     beside, placement = state.beside, placement_of(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
@@ -73,4 +78,6 @@ def status(store: Store, collection: str) -> Status:
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),
+        profiles=tuple(state.profiles),
+        fields=tuple(info.states),
     )

@@ -34,7 +34,8 @@ def tune(
     EmptyCollection, and as `quality.tuning.tune` does.
     """
     info = store.info(collection)
-    kept = store.load_bank(info.state.profile.bank) if bank is None and info.state else None
+    state = info.state_of(field)
+    kept = store.load_bank(state.profile.bank) if bank is None and state else None
     if kept is not None:
         bank, target_bank = kept.queries, target_bank or kept.targets
     if bank is None:

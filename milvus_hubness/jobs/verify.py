@@ -13,7 +13,7 @@ from milvus_hubness.correction import read_back
 from milvus_hubness.errors import VerificationFailed, name_some
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats
-from milvus_hubness.state import BIAS_FIELD, NORM_FIELD, CollectionState
+from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
 
 Flags = npt.NDArray[np.bool_]
@@ -90,16 +90,16 @@ def _compare_rows(wanted: Batch, copied: Batch, state: CollectionState) -> int:
 def _vectors_recovered(wanted: Batch, copied: Batch, state: CollectionState) -> Flags:
     vectors = read_back(state, copied.vectors, copied.rows)
     exact = _equal(vectors, wanted.vectors).all(axis=1)
-    if NORM_FIELD not in state.hidden_fields:
+    if not state.norm_field:
         return np.asarray(exact, np.bool_)
     near = np.abs(vectors - wanted.vectors) <= ONE_UNIT_IN_THE_LAST_PLACE * np.abs(wanted.vectors) + 1e-38
-    rescaled = np.array([row[NORM_FIELD] != 1 for row in copied.rows])
+    rescaled = np.array([row[state.norm_field] != 1 for row in copied.rows])
     return np.asarray(exact | (near.all(axis=1) & rescaled), np.bool_)
 
 
 def _biases_sound(copied: Batch, state: CollectionState) -> Flags:
     stored = state.layout.biases(copied.vectors, state.profile.slot)
-    column = np.array([row[BIAS_FIELD] for row in copied.rows], np.float32)
+    column = np.array([row[state.bias_field] for row in copied.rows], np.float32)
     return np.asarray(np.isfinite(stored) & (stored == column), np.bool_)
 
 

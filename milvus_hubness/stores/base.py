@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import BankReference, CollectionState, TuningRecord
 
@@ -35,7 +36,8 @@ class CollectionInfo:
 
     name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
     partitions: names that rows must be copied into, or (None,) where the database places rows by itself.
-    schema: the database's own description, opaque to the jobs.
+    states: of the corrected vector fields, by name. schema: the database's own description, opaque to the
+    jobs.
     """
 
     name: str
@@ -44,10 +46,26 @@ class CollectionInfo:
     rows: int
     partitions: tuple[str | None, ...]
     aliases: tuple[str, ...]
-    state: CollectionState | None
+    states: dict[str, CollectionState]
     tuning: TuningRecord | None
     is_bank: bool
     schema: dict[str, Any]
+
+    @property
+    def state(self) -> CollectionState | None:
+        """What is known of the corrected field; None where there is none. Raises InvalidInput for several."""
+        return self.state_of(None)
+
+    def state_of(self, field: str | None) -> CollectionState | None:
+        """What is known of this vector field's correction; None where it is not corrected. Without a field,
+        of the corrected one. Raises InvalidInput where there are several."""
+        if field is not None:
+            return self.states.get(field)
+        if len(self.states) > 1:
+            raise InvalidInput(
+                f"{self.name!r} has several corrected fields, name one: {', '.join(self.states)}"
+            )
+        return next(iter(self.states.values()), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +116,7 @@ class Store(Protocol):
         """Whether a collection or an alias of that name is there."""
         ...
 
-    def obstacles(self, source: CollectionInfo, field: str) -> list[str]:
+    def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         """Why `source` cannot be carried over; empty where it can."""
         ...
 
@@ -115,11 +133,11 @@ class Store(Protocol):
         in the stored form, the hidden fields beside it. Raises CollectionExists."""
         ...
 
-    def bias_fields(self, source: CollectionInfo) -> Literal["there", "can be added", "none"]:
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
         """Whether fields of the collection itself can hold biases beside its vectors."""
         ...
 
-    def add_bias_fields(self, collection: str) -> None:
+    def add_bias_fields(self, collection: str, suffix: str) -> None:
         """The fields that hold biases beside vectors, 0 in every row and pending."""
         ...
 
@@ -128,8 +146,9 @@ class Store(Protocol):
         left of it is dropped. Raises CollectionExists."""
         ...
 
-    def keys(self, collection: str, *, partition: str | None = None, pending: bool = False) -> list[Key]:
-        """All distinct keys in ascending order; with `pending` those whose bias is not computed yet."""
+    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
+        """All distinct keys in ascending order. pending: the name of an epoch field, for the rows only whose
+        bias is not computed yet."""
         ...
 
     def fetch(
@@ -150,7 +169,7 @@ class Store(Protocol):
         """How many rows of this collection make a chunk of comfortable size."""
         ...
 
-    def count(self, collection: str, *, pending: bool = False) -> int:
+    def count(self, collection: str) -> int:
         """Rows as the database counts them, duplicates and all."""
         ...
 
@@ -164,7 +183,7 @@ class Store(Protocol):
 
     def write_state(self, collection: str, state: CollectionState) -> None: ...
 
-    def drop_state(self, collection: str) -> None: ...
+    def drop_state(self, collection: str, state: CollectionState) -> None: ...
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
 

@@ -11,12 +11,11 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, EmptyBank, InvalidInput
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
-    PROPERTY,
     SIDE_FIELD,
     TUNING_PROPERTY,
     CollectionState,
     TuningRecord,
-    read_state,
+    read_states,
     read_tuning,
 )
 from milvus_hubness.stores import milvus_schema
@@ -54,14 +53,14 @@ class MilvusStore(MilvusBanks):
                 rows=self.count(name),
                 partitions=partitions,
                 aliases=tuple(self.client.list_aliases(name)["aliases"]),
-                state=read_state(schema["properties"]),
+                states=read_states(schema["properties"]),
                 tuning=read_tuning(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
                 schema=schema,
             )
 
-    def obstacles(self, source: CollectionInfo, field: str) -> list[str]:
-        return milvus_schema.obstacles(source, field, lite=self.is_lite)
+    def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
+        return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
 
     def remarks(self, source: CollectionInfo) -> list[str]:
         return milvus_schema.remarks(source)
@@ -119,24 +118,25 @@ class MilvusStore(MilvusBanks):
 
     # -- biases beside the vectors ----------------------------------------------------------------------
 
-    def bias_fields(self, source: CollectionInfo) -> Literal["there", "can be added", "none"]:
-        if milvus_schema.has_bias_fields(source.schema):
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
+        if milvus_schema.has_bias_fields(source.schema, suffix):
             return "there"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
         return "can be added" if self.adds_fields and not auto_id else "none"
 
-    def add_bias_fields(self, collection: str) -> None:
+    def add_bias_fields(self, collection: str, suffix: str) -> None:
         with translated(collection):
             for name, kind in milvus_schema.BIAS_FIELDS.items():
                 self.client.add_collection_field(
-                    collection, name, kind, nullable=True, default_value=milvus_schema.NO_BIAS[kind]
+                    collection, name + suffix, kind, nullable=True, default_value=milvus_schema.NO_BIAS[kind]
                 )
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
         if self.exists(side):
             with translated(side):
                 properties = self.client.describe_collection(side)["properties"]
-            if properties.get(SIDE_PROPERTY) != source.name or source.state is not None:
+            used = any(state.beside and state.beside.side == side for state in source.states.values())
+            if properties.get(SIDE_PROPERTY) != source.name or used:
                 raise CollectionExists(f"the name {side!r} is taken: give another with --side-name")
             self.drop(side)
         index = MilvusClient.prepare_index_params(SIDE_FIELD, index_type="FLAT", metric_type="IP")
@@ -149,10 +149,10 @@ class MilvusStore(MilvusBanks):
                 consistency_level=source.schema["consistency_level"],
             )
 
-    def drop_state(self, collection: str) -> None:
+    def drop_state(self, collection: str, state: CollectionState) -> None:
         # Milvus 2.3 cannot take a property away, and an empty one says as little.
         with translated(collection):
-            self.client.alter_collection_properties(collection, {PROPERTY: ""})
+            self.client.alter_collection_properties(collection, {state.property_name: ""})
 
     # -- what is done to a whole collection -------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class MilvusStore(MilvusBanks):
 
     def write_state(self, collection: str, state: CollectionState) -> None:
         with translated(collection):
-            self.client.alter_collection_properties(collection, {PROPERTY: state.to_json()})
+            self.client.alter_collection_properties(collection, {state.property_name: state.to_json()})
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         with translated(collection):
@@ -209,7 +209,8 @@ class MilvusStore(MilvusBanks):
         vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
-        if info.state is not None and info.state.field == field:
+        state = info.states.get(field)
+        if state is not None and state.beside is None:
             raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
         return QueryBank(vectors, source=f"milvus:{collection}")
 

@@ -13,7 +13,7 @@ from pymilvus import DataType, MilvusClient
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
 from milvus_hubness.layout import Floats, Metric
-from milvus_hubness.state import BankReference, read_state
+from milvus_hubness.state import BankReference, read_states
 from milvus_hubness.stores.base import Batch, Key, Made, StoredBank
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import translated
@@ -21,6 +21,15 @@ from milvus_hubness.stores.milvus_rpc import translated
 BANK_PROPERTY = "hubness_bank"
 _GENERATION_STRIDE = 2**32
 _TARGETS_FROM = 2**31
+
+
+def only_queries(reference: BankReference) -> str:
+    """The filter that picks a generation's queries, and not its targets."""
+    return f"generation == {reference.generation} and id < {_first_target(reference)}"
+
+
+def _first_target(reference: BankReference) -> int:
+    return reference.generation * _GENERATION_STRIDE + _TARGETS_FROM
 
 
 class MilvusBanks(MilvusRequests):
@@ -65,7 +74,7 @@ class MilvusBanks(MilvusRequests):
     def load_bank(self, reference: BankReference) -> StoredBank:
         found = self._keys(reference.collection, f"generation == {reference.generation}")
         keys = [int(key) for key in found]
-        from_targets = reference.generation * _GENERATION_STRIDE + _TARGETS_FROM
+        from_targets = _first_target(reference)
         queries, rows = self._whole(
             reference.collection, "vector", [key for key in keys if key < from_targets]
         )
@@ -112,8 +121,8 @@ class MilvusBanks(MilvusRequests):
         """Whether any collection's biases come from this generation."""
         with translated(reference.collection):
             for name in self.client.list_collections():
-                state = read_state(self.client.describe_collection(name)["properties"])
-                banks = [profile.bank for profile in state.profiles.values()] if state else []
+                states = read_states(self.client.describe_collection(name)["properties"]).values()
+                banks = [profile.bank for state in states for profile in state.profiles.values()]
                 if any(
                     (bank.collection, bank.generation) == (reference.collection, reference.generation)
                     for bank in banks

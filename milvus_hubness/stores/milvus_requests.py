@@ -10,7 +10,7 @@ from pymilvus import MilvusClient
 
 from milvus_hubness.errors import StoreError
 from milvus_hubness.layout import Floats
-from milvus_hubness.state import EPOCH_FIELD, PENDING
+from milvus_hubness.state import PENDING
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import Batch, Key
 from milvus_hubness.stores.milvus_rpc import adds_fields, in_fitting_parts, is_one_of, literal, translated
@@ -34,15 +34,15 @@ class MilvusRequests:
         with translated(collection):
             return bool(self.client.has_collection(collection))
 
-    def keys(self, collection: str, *, partition: str | None = None, pending: bool = False) -> list[Key]:
-        return self._keys(collection, _pending_filter(pending), partition)
+    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
+        return self._keys(collection, f"{pending} == {PENDING}" if pending else "", partition)
 
-    def count(self, collection: str, *, pending: bool = False) -> int:
+    def count(self, collection: str) -> int:
         self._ensure_loaded(collection)
         with translated(collection):
             rows = self.client.query(
                 collection,
-                filter=_pending_filter(pending),
+                filter="",
                 output_fields=["count(*)"],
                 consistency_level="Strong",
             )
@@ -144,7 +144,3 @@ class MilvusRequests:
             if not self.is_lite:
                 raise StoreError(f"collection {collection!r} is not loaded: load it first")
             self.client.load_collection(collection)
-
-
-def _pending_filter(pending: bool) -> str:
-    return f"{EPOCH_FIELD} == {PENDING}" if pending else ""

@@ -14,9 +14,7 @@ from milvus_hubness.layout import ALIGNMENT, as_metric
 from milvus_hubness.state import (
     BIAS_FIELD,
     EPOCH_FIELD,
-    HIDDEN_FIELDS,
     NORM_FIELD,
-    PROPERTY,
     SIDE_FIELD,
     SLOT_FIELDS,
     CollectionState,
@@ -25,6 +23,7 @@ from milvus_hubness.stores.base import CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
+STORED_FORM_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 TTL_PROPERTY = "collection.ttl.seconds"
 _INDEX_STATUS = {
     "field_name",
@@ -81,7 +80,7 @@ def width_multiple(field: VectorField) -> int:
     return math.lcm(ALIGNMENT, int(m)) if m else ALIGNMENT
 
 
-def obstacles(source: CollectionInfo, field: str, *, lite: bool) -> list[str]:
+def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
     """Why the collection cannot be carried over, each with what to do about it."""
     schema, found = source.schema, []
     names = {each["name"]: each for each in schema["fields"]}
@@ -102,7 +101,7 @@ def obstacles(source: CollectionInfo, field: str, *, lite: bool) -> list[str]:
             found.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     if key_field(schema).get("auto_id") and not lite:
         found.append("auto_id: this server gives every written row a new key, the copy could not keep them")
-    if taken := sorted(set(HIDDEN_FIELDS) & set(names)):
+    if taken := sorted({name + suffix for name in STORED_FORM_FIELDS} & set(names)):
         found.append(f"fields of these names are there already: {', '.join(taken)}")
     if structs := [each["name"] for each in schema["fields"] if each.get("struct_fields")]:
         found.append(f"struct fields cannot be carried over yet: {', '.join(structs)}")
@@ -122,7 +121,7 @@ def remarks(source: CollectionInfo) -> list[str]:
     return said
 
 
-def has_bias_fields(schema: dict[str, Any]) -> bool:
+def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
     """Whether the collection has the fields that hold biases beside vectors, of the right types and never
     null: a server's function chain takes a null for a score of 0."""
     found = {field["name"]: field for field in schema["fields"]}
@@ -130,7 +129,7 @@ def has_bias_fields(schema: dict[str, Any]) -> bool:
         name in found
         and found[name]["type"] == kind
         and (not found[name].get("nullable") or found[name].get("default_value") is not None)
-        for name, kind in BIAS_FIELDS.items()
+        for name, kind in ((name + suffix, kind) for name, kind in BIAS_FIELDS.items())
     )
 
 
@@ -152,15 +151,15 @@ def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSch
     for field in schema.fields:
         if field.name == state.field:
             field.params["dim"] = state.layout.width
-    schema.add_field(BIAS_FIELD, DataType.FLOAT)
-    schema.add_field(EPOCH_FIELD, DataType.INT64)
-    if NORM_FIELD in state.hidden_fields:
-        schema.add_field(NORM_FIELD, DataType.DOUBLE)
+    schema.add_field(state.bias_field, DataType.FLOAT)
+    schema.add_field(state.epoch_field, DataType.INT64)
+    if state.norm_field:
+        schema.add_field(state.norm_field, DataType.DOUBLE)
     return schema
 
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
-    return {**source.schema.get("properties", {}), PROPERTY: state.to_json()}
+    return {**source.schema.get("properties", {}), state.property_name: state.to_json()}
 
 
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected_field: str) -> IndexParams:

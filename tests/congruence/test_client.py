@@ -300,7 +300,6 @@ def test_calls_that_would_show_the_stored_form_are_refused(pair):
     for call in (
         lambda: pair.client.query_iterator(pair.corrected),
         lambda: pair.client.search_iterator(pair.corrected, data=[pair.queries[0]]),
-        lambda: pair.client.hybrid_search(pair.corrected, [], None),
     ):
         with pytest.raises(UnsupportedOperation, match=pair.corrected):
             call()

@@ -1,0 +1,70 @@
+"""Banks kept in memory, up to a number of bytes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from milvus_hubness.correction import Correction
+from milvus_hubness.estimators import from_dict
+from milvus_hubness.state import CollectionState, Profile
+from milvus_hubness.stores.base import StoredBank
+
+Name = tuple[str, str, str]
+"""Collection, field and profile."""
+
+
+@dataclass(eq=False)
+class _Kept:
+    profile: Profile
+    bank: StoredBank
+    correction: Correction | None = None
+
+    @property
+    def size(self) -> int:
+        targets = self.bank.targets.vectors.nbytes if self.bank.targets else 0
+        return self.bank.queries.vectors.nbytes + self.bank.potentials.nbytes + targets
+
+
+class BankCache:
+    """Banks as they were when their profiles were first seen. The one used longest ago goes first; the one in
+    use stays, whatever its size."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self._kept: OrderedDict[Name, _Kept] = OrderedDict()
+
+    def bank(self, name: Name, profile: Profile) -> StoredBank | None:
+        """The bank of this very profile, None where it is not kept."""
+        kept = self._kept.get(name)
+        if kept is None or kept.profile != profile:
+            return None
+        self._kept.pop(name, None)
+        self._kept[name] = kept
+        return kept.bank
+
+    def keep(self, name: Name, profile: Profile, bank: StoredBank) -> None:
+        """Keep it, and let go of others until all fit."""
+        self._kept.pop(name, None)
+        self._kept[name] = _Kept(profile, bank)
+        while len(self._kept) > 1 and sum(each.size for each in list(self._kept.values())) > self.budget:
+            self._kept.popitem(last=False)
+
+    def correction(
+        self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank
+    ) -> Correction:
+        """The fitted estimator over a bank, restored once."""
+        kept = self._kept.get(name)
+        if kept is not None and kept.bank is bank and kept.correction is not None:
+            return kept.correction
+        correction = Correction.restore(
+            state.layout,
+            from_dict(profile.estimator),
+            bank.queries,
+            bank.potentials,
+            target_bank=bank.targets,
+            centre=profile.centre,
+        )
+        if kept is not None and kept.bank is bank:
+            kept.correction = correction
+        return correction

@@ -1,0 +1,146 @@
+"""Hybrid search: several requests, one ranking. No I/O.
+
+Milvus merges by rank, or by weighted scores that it first squashes by metric. A field that is served as IP
+under a promise of COSINE or L2 would weigh differently there, so such answers are merged here, as Milvus
+would have merged them on the user's metric.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pymilvus import AnnSearchRequest
+
+from milvus_hubness.client.hits import keep, rescore
+from milvus_hubness.client.rewrite import Question, Rewrite
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+
+SIMILARITIES = frozenset({"IP", "COSINE", "BM25", "MHJACCARD"})
+DEFAULT_RRF_K = 60
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """strategy: "rrf", "weighted", or another that only the server knows."""
+
+    strategy: str
+    weights: tuple[float, ...] = ()
+    normalise: bool = True
+    k: float = DEFAULT_RRF_K
+
+    @classmethod
+    def of(cls, ranker: Any) -> Ranker:
+        """From pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
+        if hasattr(ranker, "dict"):
+            told = ranker.dict()
+            strategy, params, normalise = told["strategy"], told["params"], True
+        else:
+            params = dict(getattr(ranker, "params", None) or {})
+            strategy, normalise = str(params.get("reranker", "")).lower(), False
+        weights = params.get("weights", ())
+        return cls(
+            strategy,
+            tuple(json.loads(weights) if isinstance(weights, str) else weights),
+            bool(params.get("norm_score", normalise)),
+            float(params.get("k", DEFAULT_RRF_K)),
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its merging is known here."""
+        return self.strategy in ("rrf", "weighted")
+
+
+def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:
+    """Whether the server cannot merge what is asked of these corrected fields. Raises UnsupportedOperation
+    where nobody can."""
+    alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
+    plain = all(
+        rewrite.state.beside is None and not rewrite.is_gated(question) for rewrite, question in asked
+    )
+    if plain and (alike or ranker.strategy == "rrf"):
+        return False
+    if not ranker.is_known:
+        raise UnsupportedOperation(
+            f"the ranker {ranker.strategy!r} runs on the server only, which has other scores for corrected "
+            "fields of metric COSINE or L2, or with biases beside them: use RRFRanker or WeightedRanker"
+        )
+    return True
+
+
+def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -> AnnSearchRequest:
+    """The request as it is asked of the stored vectors. Raises as Rewrite.ask does."""
+    queries = rewrite.queries(question)
+    return AnnSearchRequest(
+        data=rewrite.wrapped(question, queries, rewrite.strength(question)),
+        anns_field=request.anns_field,
+        param=rewrite.search_params(request.param, queries),
+        limit=request.limit,
+        expr=request.expr,
+        expr_params=request.expr_params,
+    )
+
+
+def merge(
+    answers: Sequence[Any],
+    metrics: Sequence[str],
+    ranker: Ranker,
+    page: slice,
+    round_decimal: int = -1,
+) -> Any:
+    """The answers to several requests as one, made of the first in place.
+
+    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but turns L2
+    round where it meets similarities. Raises InvalidInput where there are not as many weights as requests.
+    """
+    if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
+        raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
+    turns, ascending = _squashing(ranker, metrics)
+    for number, first in enumerate(answers[0]):
+        scores: dict[Any, float] = {}
+        found: dict[Any, Any] = {}
+        for i, answer in enumerate(answers):
+            for rank, hit in enumerate(answer[number]):
+                found.setdefault(hit.id, hit)
+                share = (
+                    1 / (ranker.k + rank + 1)
+                    if ranker.strategy == "rrf"
+                    else ranker.weights[i] * turns[i](hit["distance"])
+                )
+                scores[hit.id] = scores.get(hit.id, 0.0) + share
+        best = sorted(scores, key=lambda key: (scores[key] if ascending else -scores[key], key))[page]
+        keep(first, [found[key] for key in best])
+        rescore(first, [scores[key] for key in best], round_decimal)
+    return answers[0]
+
+
+def _squashing(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
+    """What is done to the scores of each answer before they are weighed, and whether small sums are best."""
+    if ranker.strategy == "rrf":
+        return [], False
+    if ranker.normalise:
+        return [_NORMALISED.get(metric, _closeness) for metric in metrics], False
+    distances = [metric not in SIMILARITIES for metric in metrics]
+    if all(distances):
+        return [_unchanged] * len(metrics), True
+    return [_closeness if is_distance else _unchanged for is_distance in distances], False
+
+
+def _unchanged(score: float) -> float:
+    return score
+
+
+def _closeness(distance: float) -> float:
+    return 1 - 2 * math.atan(distance) / math.pi
+
+
+_NORMALISED: dict[str, Callable[[float], float]] = {
+    "COSINE": lambda score: (1 + score) / 2,
+    "IP": lambda score: 0.5 + math.atan(score) / math.pi,
+    "BM25": lambda score: 2 * math.atan(score) / math.pi,
+    "MHJACCARD": lambda score: 0.5 + math.atan(score) / math.pi,
+}

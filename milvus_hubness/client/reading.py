@@ -1,0 +1,83 @@
+"""Rows and descriptions of collections with corrected fields, as their user knows them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from milvus_hubness.correction import read_back
+from milvus_hubness.state import PROPERTY, TUNING_PROPERTY, CollectionState
+
+Row = MutableMapping[str, Any]
+
+
+@dataclass(frozen=True)
+class FieldRequest:
+    """requested: what to ask the server for. hidden: fields to take out of what comes back."""
+
+    requested: list[str] | None
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """states: of every corrected field of the collection."""
+
+    states: tuple[CollectionState, ...]
+
+    def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
+        """What to ask for so that vectors can be read back, and what to hide again.
+
+        default_all: no output_fields means every field, as query and get take it.
+        """
+        named = list(output_fields or [])
+        hidden = tuple(name for state in self.states for name in state.hidden_fields if name not in named)
+        if "*" not in named:
+            norms = [state.norm_field for state in self.states if state.field in named]
+            named += [norm for norm in norms if norm and norm in hidden]
+        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
+
+    def rows_out(self, rows: Iterable[Row], fields: FieldRequest) -> None:
+        """Rows with the vectors that the user gave and without what is hidden, changed in place."""
+        rows = list(rows)
+        for state in self.states:
+            with_vector = [row for row in rows if row.get(state.field) is not None]
+            if with_vector and state.beside is None:
+                stored = np.asarray([row[state.field] for row in with_vector], np.float32)
+                vectors = read_back(state, stored, with_vector).tolist()
+                for row, vector in zip(with_vector, vectors, strict=True):
+                    row[state.field] = vector
+        for row in rows:
+            for name in fields.hidden:
+                row.pop(name, None)
+
+    def hits_out(self, results: Any, fields: FieldRequest) -> Any:
+        """The same of the rows that searches found."""
+        for hits in results:
+            self.rows_out((hit["entity"] for hit in hits), fields)
+        return results
+
+    def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
+        """describe_collection as of the collection the user made."""
+        ours = {name for state in self.states for name in state.hidden_fields}
+        dims = {state.field: state.dim for state in self.states}
+        fields = [each for each in description["fields"] if each["name"] not in ours]
+        for each in fields:
+            if each["name"] in dims:
+                each["params"] = {**each["params"], "dim": dims[each["name"]]}
+        properties = {
+            name: value
+            for name, value in description["properties"].items()
+            if name not in (PROPERTY, TUNING_PROPERTY) and not name.startswith(f"{PROPERTY}.")
+        }
+        return {**description, "fields": fields, "properties": properties}
+
+    def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
+        """describe_index with the metric the user knows."""
+        metrics = {state.field: state.metric for state in self.states}
+        if index and index.get("field_name") in metrics:
+            return {**index, "metric_type": metrics[index["field_name"]]}
+        return index
