@@ -24,6 +24,10 @@ from milvus_hubness.cli.estimator_options import describe
 from milvus_hubness.cli.pairs import read_pairs
 
 SHOWN = 12
+BANK_ALONE = (
+    "Told of the bank alone, this does not notice a bank of items instead of queries, or of one topic: "
+    "give --queries or --pairs to be sure."
+)
 
 
 def tune(
@@ -44,6 +48,12 @@ def tune(
             help="Labelled pairs: .npz, .parquet or .arrow with 'query' and 'key' of the right row."
         ),
     ] = None,
+    queries: Annotated[
+        str,
+        typer.Option(
+            help="Instead of --pairs: queries as they are asked, not in the bank; a file, or collection:NAME."
+        ),
+    ] = "",
     field: Annotated[str | None, typer.Option(help="Vector field, where there are several.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of samples and splits.")] = 0,
     uri: Uri = DEFAULT_URI,
@@ -53,15 +63,19 @@ def tune(
 ) -> None:
     """Should this collection be corrected, and with what? Tries every method on its rows; migrate and refresh
     follow the finding. With labelled pairs R@1 decides, without them how evenly answers fall on the items."""
+    if queries and pairs:
+        raise typer.BadParameter("give --queries or --pairs, not both")
     store = open_store(uri, db, token_file)
-    queries, answers = read_pairs(pairs) if pairs else (None, None)
+    asked, answers = read_pairs(pairs) if pairs else (None, None)
+    if queries:
+        asked = read_bank(store, queries, None)
     with progress_bars() as progress:
         found = jobs.tune(
             store,
             collection,
             read_bank(store, bank, bank_column) if bank else None,
             field=field,
-            queries=queries,
+            queries=asked,
             answers=answers,
             target_bank=read_bank(store, target_bank, None) if target_bank else None,
             seed=seed,
@@ -71,6 +85,8 @@ def tune(
         show_json({"tune": found})
     else:
         _show(collection, found)
+        if asked is None:
+            out.print(BANK_ALONE, highlight=False, markup=False)
 
 
 def _show(collection: str, found: dict[str, Any]) -> None:

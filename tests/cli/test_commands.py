@@ -173,6 +173,14 @@ def test_tune_then_diagnose(run, files):
     ):
         assert_fails(run("tune", "products", "--bank", "bank.npy", "--pairs", pairs), 1, said)
     assert_fails(run("tune", "products"), 1, "no bank")
+    np.save("asked.npy", queries)
+    blind = run("tune", "products", "--bank", "bank.npy")
+    seeing = run("tune", "products", "--bank", "bank.npy", "--queries", "asked.npy")
+    assert "Told of the bank alone" in blind.stdout
+    assert "Told of the bank alone" not in seeing.stdout
+    assert "products: " in seeing.stdout
+    both = run("tune", "products", "--bank", "bank.npy", "--queries", "asked.npy", "--pairs", "pairs.npz")
+    assert both.returncode == 2
 
 
 def spoiled(files):
