@@ -24,9 +24,9 @@ lint: .venv/installed-for-tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-.venv/installed-for-tests: .venv/installed
+.venv/installed-for-tests: .venv/installed integrations/langchain/pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--group server --group test --group lint
+		--group server --group test --group lint -e integrations/langchain
 	touch $@
 
 clean:

@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.client import HubnessClient
+from milvus_hubness.client import AsyncHubnessClient, Hubness, HubnessClient
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -67,6 +67,7 @@ __all__ = [
     "CSLS",
     "NNN",
     "AlreadyCorrected",
+    "AsyncHubnessClient",
     "BankTooLarge",
     "BankTooSmall",
     "Blend",
@@ -86,6 +87,7 @@ __all__ = [
     "FaissConflict",
     "FittedBias",
     "GloballyCorrected",
+    "Hubness",
     "HubnessClient",
     "HubnessError",
     "InvalidInput",

@@ -5,11 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.errors import (
+    InvalidInput,
+    InvalidParameter,
+    NotCorrected,
+    StateError,
+    UnknownStateVersion,
+)
 from milvus_hubness.layout import Layout, Metric
 
 PROPERTY = "hubness"
@@ -23,6 +30,9 @@ SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Where biases lie in fields beside the vectors: the slots in turn."""
 SIDE_FIELD = "biases"
 """Where they lie in a collection of their own: a vector field that holds the slots."""
+
+SLOTS_PER_PROFILE = 2
+"""One that searches read, one that the next refresh fills."""
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
@@ -105,8 +115,9 @@ class CollectionState(_Frozen):
     active: str = "default"
     beside: Beside | None = None
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
+        """How the field's vectors are stored and asked."""
         return Layout(self.dim, self.metric, self.slots, self.multiple_of)
 
     @property
@@ -218,6 +229,13 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
         if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
     ]
     return {state.field: state for state in found}
+
+
+def slots_for(profiles: int) -> int:
+    """How many columns so many sets of biases need. Raises InvalidParameter."""
+    if profiles < 1:
+        raise InvalidParameter(f"profiles start at 1, got {profiles}")
+    return SLOTS_PER_PROFILE * profiles
 
 
 def suffix_for(field: str, others: Collection[CollectionState]) -> str:

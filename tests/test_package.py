@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "quality": {"errors", "banks", "kernels", "estimators"},
     "rerank": {"kernels"},
     "stores": {"errors", "banks", "layout", "state"},
-    "client": {"errors", "correction", "rerank", "estimators", "layout", "state", "stores"},
+    "client": {"errors", "banks", "correction", "rerank", "estimators", "layout", "state", "stores"},
     "jobs": {"errors", "banks", "correction", "estimators", "layout", "quality", "rerank", "state", "stores"},
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "state", "stores"},

@@ -55,7 +55,10 @@ class BankCache:
     ) -> Correction:
         """The fitted estimator over a bank, restored once."""
         kept = self._kept.get(name)
-        if kept is not None and kept.bank is bank and kept.correction is not None:
+        # Profiles that came after one another may have read the same bank at once.
+        if kept is not None and (kept.bank is not bank or kept.profile != profile):
+            kept = None
+        if kept is not None and kept.correction is not None:
             return kept.correction
         correction = Correction.restore(
             state.layout,
@@ -65,6 +68,6 @@ class BankCache:
             target_bank=bank.targets,
             centre=profile.centre,
         )
-        if kept is not None and kept.bank is bank:
+        if kept is not None:
             kept.correction = correction
         return correction

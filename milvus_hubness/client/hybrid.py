@@ -127,7 +127,7 @@ def _squashing(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[f
     distances = [metric not in SIMILARITIES for metric in metrics]
     if all(distances):
         return [_unchanged] * len(metrics), True
-    return [_closeness if is_distance else _unchanged for is_distance in distances], False
+    return [_AS_IT_IS.get(metric, _closeness) for metric in metrics], False
 
 
 def _unchanged(score: float) -> float:
@@ -138,9 +138,11 @@ def _closeness(distance: float) -> float:
     return 1 - 2 * math.atan(distance) / math.pi
 
 
+# Milvus Lite reports BM25 scores with their sign turned; they are never negative in themselves.
+_AS_IT_IS: dict[str, Callable[[float], float]] = {**dict.fromkeys(SIMILARITIES, _unchanged), "BM25": abs}
 _NORMALISED: dict[str, Callable[[float], float]] = {
     "COSINE": lambda score: (1 + score) / 2,
     "IP": lambda score: 0.5 + math.atan(score) / math.pi,
-    "BM25": lambda score: 2 * math.atan(score) / math.pi,
+    "BM25": lambda score: 2 * math.atan(abs(score)) / math.pi,
     "MHJACCARD": lambda score: 0.5 + math.atan(score) / math.pi,
 }

@@ -10,13 +10,15 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pymilvus import AnnSearchRequest
 from pymilvus.exceptions import MilvusException
+from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.client import hybrid
+from milvus_hubness.client import born, hybrid
 from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import BesideRewrite, rewrite_of
+from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.rewrite import Asked, Question, Rewrite
-from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
+from milvus_hubness.client.steps import Ask, Compute, InStore, LoadBank, Operation
 from milvus_hubness.errors import (
     BankTooLarge,
     CollectionNotFound,
@@ -24,14 +26,15 @@ from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
     InvalidParameter,
+    StateError,
     UnsupportedOperation,
 )
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.base import FromNearest
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
-from milvus_hubness.state import PENDING, SIDE_FIELD, CollectionState, Profile, read_states
-from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.state import PENDING, SIDE_FIELD, BankReference, CollectionState, Profile, read_states
+from milvus_hubness.stores.base import Made, StoredBank
 from milvus_hubness.stores.milvus_banks import only_queries
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, is_one_of, runs_function_chains
 
@@ -43,7 +46,7 @@ Bias = Literal["compute", "pending"]
 KEYS_PER_REQUEST = 8_000
 VECTORS_PER_REQUEST = 100
 
-_PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound)
+_PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound, StateError)
 """What a call on a collection raises whose state is no longer what is remembered of it."""
 
 
@@ -81,11 +84,13 @@ class Operations:
         self._metrics: dict[tuple[str, str], str] = {}
         self._chains: bool | None = None
         self._loaded: set[str] = set()
+        self._forgotten = 0
 
     # -- what is remembered ---------------------------------------------------------------------------
 
     def forget(self, collection: str | None = None) -> None:
         """Ask again what the collection, or every collection, says of itself."""
+        self._forgotten += 1
         self._loaded.clear()
         self._metrics.clear()
         if collection is None:
@@ -99,6 +104,7 @@ class Operations:
         remembered = self._known.get(collection)
         if remembered is not None and time.monotonic() < remembered[0]:
             return remembered[1]
+        forgotten = self._forgotten
         try:
             description = yield Ask("describe_collection", (collection, timeout))
         except MilvusException as error:
@@ -107,7 +113,8 @@ class Operations:
             raise
         key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
         known = Known(key_field, read_states(description.get("properties", {})))
-        self._known[collection] = (time.monotonic() + self._state_ttl, known)
+        if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
+            self._known[collection] = (time.monotonic() + self._state_ttl, known)
         return known
 
     def _as_it_is(
@@ -523,6 +530,55 @@ class Operations:
             return rows
 
         return self._as_it_is(collection, timeout, call)
+
+    # -- collections and indexes --------------------------------------------------------------------------
+
+    def create_collection(
+        self,
+        collection: str,
+        new: NewCollection,
+        hubness: Hubness | Sequence[Hubness] | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """create_collection, with banks and states for the fields that `hubness` names."""
+        self.forget()
+        if hubness is None:
+            yield Ask("create_collection", (collection,), {**new.as_given(), "timeout": timeout, **options})
+            return
+        further = dict(options)
+        schema, index = new.in_full(further)
+        made = born.planned(collection, hubness, schema, index)
+        saved: list[tuple[BankReference, Made]] = []
+        created = False
+        try:
+            for each in made:
+                saved.append((yield InStore(each.save_bank)))
+            states = {
+                each.name: each.state(collection, reference)
+                for each, (reference, _) in zip(made, saved, strict=True)
+            }
+            properties = {state.property_name: state.to_json() for state in states.values()}
+            further["properties"] = {**(further.get("properties") or {}), **properties}
+            stored = born.stored_schema(schema, states.values())
+            yield Ask("create_collection", (collection,), {"schema": stored, "timeout": timeout, **further})
+            created = True
+            yield Ask("create_index", (collection, born.served_indexes(index, states), timeout))
+            yield Ask("load_collection", (collection, timeout))
+        except Exception:
+            if created:
+                yield Ask("drop_collection", (collection, timeout))
+            for reference, kind in saved:
+                yield InStore(born.undoing(reference, kind))
+            raise
+
+    def create_index(
+        self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[None]:
+        """create_index, on corrected fields for the metric that serves them."""
+        known = yield from self.known(collection, timeout)
+        served = born.served_indexes(index, known.states) if known.states else index
+        yield Ask("create_index", (collection, served, timeout), dict(options))
 
     # -- descriptions -----------------------------------------------------------------------------------
 

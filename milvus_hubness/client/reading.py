@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.correction import read_back
+from milvus_hubness.errors import StateError
 from milvus_hubness.state import PROPERTY, TUNING_PROPERTY, CollectionState
 
 Row = MutableMapping[str, Any]
@@ -41,12 +42,20 @@ class Reading:
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
     def rows_out(self, rows: Iterable[Row], fields: FieldRequest) -> None:
-        """Rows with the vectors that the user gave and without what is hidden, changed in place."""
+        """Rows with the vectors that the user gave and without what is hidden, changed in place.
+
+        Raises StateError where the vectors are not in the stored form.
+        """
         rows = list(rows)
         for state in self.states:
             with_vector = [row for row in rows if row.get(state.field) is not None]
             if with_vector and state.beside is None:
                 stored = np.asarray([row[state.field] for row in with_vector], np.float32)
+                if stored.shape[1:] != (state.layout.width,):
+                    raise StateError(
+                        f"field {state.field!r} holds vectors of width {stored.shape[1]}, "
+                        f"its state speaks of {state.layout.width}"
+                    )
                 vectors = read_back(state, stored, with_vector).tolist()
                 for row, vector in zip(with_vector, vectors, strict=True):
                     row[state.field] = vector

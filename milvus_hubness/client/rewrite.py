@@ -248,6 +248,8 @@ class Rewrite:
 
     def score_out(self, hits: Any, query: Floats, weight: float, round_decimal: int = -1) -> None:
         """Inner products of one query's hits as scores of the user's metric, in place."""
+        if self.state.metric != "L2" and round_decimal < 0:
+            return
         products = [[hit["distance"] for hit in hits]]
         rescore(hits, self.state.layout.scores(products, query[None, :], weight)[0], round_decimal)
 

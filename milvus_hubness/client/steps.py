@@ -3,11 +3,12 @@ yields steps, is sent their outcomes, and returns what the caller gets. So one t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from milvus_hubness.state import BankReference
+from milvus_hubness.stores.milvus import MilvusStore
 
 T = TypeVar("T")
 
@@ -29,13 +30,20 @@ class LoadBank:
 
 
 @dataclass(frozen=True)
+class InStore:
+    """Work on the database through a store: its outcome is what that returns."""
+
+    work: Callable[[MilvusStore], Any]
+
+
+@dataclass(frozen=True)
 class Compute:
     """Work long enough to leave an event loop free for others meanwhile."""
 
     work: Callable[[], Any]
 
 
-Step = Ask | LoadBank | Compute
+Step = Ask | LoadBank | InStore | Compute
 Operation = Generator[Step, Any, T]
 
 
@@ -46,6 +54,22 @@ def drive(operation: Operation[T], answer: Callable[[Step], Any]) -> T:
         while True:
             try:
                 outcome = answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+
+
+async def drive_async(operation: Operation[T], answer: Callable[[Step], Awaitable[Any]]) -> T:
+    """As `drive`, where answers are awaited. Whoever else runs meanwhile may drive operations of its own."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = await answer(step)
             except Exception as error:
                 step = operation.throw(error)
             else:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pymilvus import AnnSearchRequest, MilvusClient
+from pymilvus import AnnSearchRequest, CollectionSchema, DataType, MilvusClient
+from pymilvus.client.constants import UNLIMITED
+from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.client.operations import Bias, Operations
-from milvus_hubness.client.steps import Ask, LoadBank, Operation, Step, T, drive
-from milvus_hubness.errors import UnsupportedOperation
+from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.iterators import PagedOperations
+from milvus_hubness.client.operations import Bias
+from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
@@ -46,7 +50,7 @@ class HubnessClient(MilvusClient):
     ) -> None:
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)
         self._plain = MilvusClient(uri, user, password, db_name, token, timeout, **kwargs)
-        self._operations = Operations(strength, state_ttl, bank_budget)
+        self._operations = PagedOperations(strength, state_ttl, bank_budget)
 
     def _run(self, operation: Operation[T]) -> T:
         return drive(operation, self._answer)
@@ -56,6 +60,8 @@ class HubnessClient(MilvusClient):
             return getattr(super(), step.method)(*step.args, **step.options)
         if isinstance(step, LoadBank):
             return MilvusStore(self._plain).load_bank(step.reference)
+        if isinstance(step, InStore):
+            return step.work(MilvusStore(self._plain))
         return step.work()
 
     # -- rows in --------------------------------------------------------------------------------------
@@ -234,21 +240,77 @@ class HubnessClient(MilvusClient):
             )
         )
 
-    def search_iterator(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.search_iterator. Raises UnsupportedOperation on a corrected collection."""
-        self._refuse_corrected(collection_name, "search_iterator")
-        return super().search_iterator(collection_name, *args, **kwargs)
+    def search_iterator(
+        self,
+        collection_name: str,
+        data: Any,
+        batch_size: int | None = 1000,
+        filter: str | None = None,
+        limit: int | None = UNLIMITED,
+        output_fields: list[str] | None = None,
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        round_decimal: int = -1,
+        *,
+        external_filter_func: Callable[[Any], Any] | None = None,
+        strength: float | None = None,
+        profile: str | None = None,
+        with_raw_score: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As MilvusClient.search_iterator, in the order of the corrected score; strength, profile and
+        with_raw_score as in `search`.
 
-    def query_iterator(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.query_iterator. Raises UnsupportedOperation on a corrected collection."""
-        self._refuse_corrected(collection_name, "query_iterator")
-        return super().query_iterator(collection_name, *args, **kwargs)
-
-    def _refuse_corrected(self, collection_name: str, method: str) -> None:
-        if self._run(self._operations.known(collection_name)).states:
-            raise UnsupportedOperation(
-                f"{method} does not speak corrected collections yet, and {collection_name!r} is one"
+        Raises as `search` does, and UnsupportedOperation where the biases lie beside the vectors, unless the
+        strength is 0.
+        """
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "filter": filter,
+            "limit": limit,
+            "timeout": timeout,
+            "partition_names": partition_names,
+            "anns_field": anns_field,
+            "round_decimal": round_decimal,
+            "external_filter_func": external_filter_func,
+            **kwargs,
+        }
+        return self._run(
+            self._operations.search_iterator(
+                collection_name,
+                data,
+                output_fields,
+                search_params,
+                options,
+                strength=strength,
+                profile=profile,
+                with_raw_score=with_raw_score,
             )
+        )
+
+    def query_iterator(
+        self,
+        collection_name: str,
+        batch_size: int | None = 1000,
+        limit: int | None = UNLIMITED,
+        filter: str | None = "",
+        output_fields: list[str] | None = None,
+        partition_names: list[str] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As MilvusClient.query_iterator."""
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "limit": limit,
+            "filter": filter,
+            "partition_names": partition_names,
+            "timeout": timeout,
+            **kwargs,
+        }
+        return self._run(self._operations.query_iterator(collection_name, output_fields, options))
 
     # -- descriptions -----------------------------------------------------------------------------------
 
@@ -272,10 +334,51 @@ class HubnessClient(MilvusClient):
 
     # -- what makes a remembered state wrong --------------------------------------------------------------
 
-    def create_collection(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.create_collection."""
-        self._operations.forget()
-        return super().create_collection(collection_name, *args, **kwargs)
+    def create_collection(
+        self,
+        collection_name: str,
+        dimension: int | None = None,
+        primary_field_name: str = "id",
+        id_type: str | DataType = "int",
+        vector_field_name: str = "vector",
+        metric_type: str = "COSINE",
+        auto_id: bool = False,
+        timeout: float | None = None,
+        schema: CollectionSchema | None = None,
+        index_params: IndexParams | None = None,
+        *,
+        hubness: Hubness | Sequence[Hubness] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As MilvusClient.create_collection. hubness: fields to correct from their first row on.
+
+        Raises InvalidInput, InvalidParameter, DimensionMismatch, BankTooSmall; nothing is left then.
+        """
+        self._run(
+            self._operations.create_collection(
+                collection_name,
+                NewCollection(
+                    dimension,
+                    primary_field_name,
+                    id_type,
+                    vector_field_name,
+                    metric_type,
+                    auto_id,
+                    schema,
+                    index_params,
+                ),
+                hubness,
+                timeout,
+                kwargs,
+            )
+        )
+
+    def create_index(
+        self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        """As MilvusClient.create_index. Raises InvalidParameter for a corrected field and another metric than
+        it was corrected for."""
+        self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
     def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """As MilvusClient.drop_collection."""

@@ -19,14 +19,12 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.jobs.gallery import only_field
-from milvus_hubness.kernels.arguments import whole_number
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
-from milvus_hubness.state import TuningRecord, suffix_for
+from milvus_hubness.state import TuningRecord, slots_for, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
 SAMPLE_ROWS = 512
-SLOTS_PER_PROFILE = 2
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,7 @@ def plan_migration(
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
     vector = info.vector_fields[field]
-    slots = SLOTS_PER_PROFILE * whole_number("profiles", profiles)
-    layout = Layout(vector.dim, as_metric(vector.metric), slots, store.width_multiple(vector))
+    layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the bank")
     tuning = advised(info, bank, force)
     strength = 1.0

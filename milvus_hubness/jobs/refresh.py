@@ -18,10 +18,10 @@ from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.migrate import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
-from milvus_hubness.jobs.plan import SLOTS_PER_PROFILE
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import (
+    SLOTS_PER_PROFILE,
     BankReference,
     CollectionState,
     Profile,

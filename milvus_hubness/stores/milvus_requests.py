@@ -83,7 +83,8 @@ class MilvusRequests:
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """Key-ordered pages, each beginning behind the last key seen."""
-        self._ensure_loaded(collection)
+        # Pages follow the collection's own consistency level whatever they ask for, and show what this saw.
+        self.count(collection)
         found: list[Key] = []
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]

@@ -22,8 +22,13 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\
 _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
 
 
-def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0) -> MilvusClient:
-    """A plain MilvusClient. Raises ServerUnavailable, naming the address and never the token."""
+def connect(
+    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any
+) -> MilvusClient:
+    """A plain MilvusClient; options are further arguments of it.
+
+    Raises ServerUnavailable, naming the address and never the token.
+    """
     # Milvus Lite hangs up on clients that were idle for half a minute; pymilvus connects without retrying.
     attempts = 1 if "://" in uri else 3
     retrying = Retrying(
@@ -33,7 +38,7 @@ def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10
         reraise=True,
     )
     try:
-        return retrying(MilvusClient, uri, token=token, db_name=db_name, timeout=timeout)
+        return retrying(MilvusClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
     except MilvusException as error:
         if "://" in uri:
             raise ServerUnavailable(f"no Milvus answers at {uri}: {error.message}") from None

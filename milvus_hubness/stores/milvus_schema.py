@@ -146,8 +146,14 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """The source's schema with its vector field in the stored width and the hidden fields at the end."""
+    """The source's schema with its vector field in the stored form."""
     schema = CollectionSchema.construct_from_dict(source.schema)
+    widen(schema, state)
+    return schema
+
+
+def widen(schema: CollectionSchema, state: CollectionState) -> None:
+    """Give a vector field its stored width, and the schema its hidden fields at the end, in place."""
     for field in schema.fields:
         if field.name == state.field:
             field.params["dim"] = state.layout.width
@@ -155,7 +161,6 @@ def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSch
     schema.add_field(state.epoch_field, DataType.INT64)
     if state.norm_field:
         schema.add_field(state.norm_field, DataType.DOUBLE)
-    return schema
 
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:

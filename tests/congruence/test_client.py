@@ -11,7 +11,6 @@ from milvus_hubness import (
     InvalidParameter,
     NonFiniteVectors,
     QueryBank,
-    UnsupportedOperation,
     ZeroVectors,
     migrate,
     plan_migration,
@@ -294,15 +293,6 @@ def test_bad_rows_are_refused_by_row_and_nothing_is_written(pair):
 def test_bad_questions_are_refused(pair, call, error):
     with pytest.raises(error):
         pair.client.search(pair.corrected, **call)
-
-
-def test_calls_that_would_show_the_stored_form_are_refused(pair):
-    for call in (
-        lambda: pair.client.query_iterator(pair.corrected),
-        lambda: pair.client.search_iterator(pair.corrected, data=[pair.queries[0]]),
-    ):
-        with pytest.raises(UnsupportedOperation, match=pair.corrected):
-            call()
 
 
 def test_a_hubness_client_is_a_milvus_client_and_leaves_ordinary_collections_alone(backend):

@@ -1,0 +1,135 @@
+"""What HubnessClient costs beside MilvusClient: the same corrected collection, asked by both.
+
+    python -m benchmarks.client_overhead
+
+The plain client sends queries that are in the asked form already, so that the server does the same work for
+both. Rounds of the two are interleaved; medians are compared. Exits with 1 where the median overhead is above
+5%, or above 100 µs a query at batch 1.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pymilvus import DataType, MilvusClient
+
+from benchmarks.environment import environment, one_thread, save, table
+from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, migrate, plan_migration
+from tests.servers import MilvusServer, lite_uri
+
+ROWS, DIM, BANK = 20_000, 768, 500
+ROUNDS = {1: 1_000, 100: 60}
+LIMIT = 10
+RELATIVE, ABSOLUTE = 0.05, 100e-6
+
+
+def fill(client: MilvusClient, name: str) -> None:
+    rng = np.random.default_rng(0)
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params(
+        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
+    )
+    client.create_collection(name, schema=schema, index_params=index)
+    for start in range(0, ROWS, 2_000):
+        vectors = rng.standard_normal((2_000, DIM), np.float32)
+        client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(vectors)])
+
+
+def timed(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def measure(uri: str) -> list[dict[str, Any]]:
+    plain = MilvusClient(uri)
+    fill(plain, "items")
+    store = MilvusStore(MilvusClient(uri))
+    bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, DIM), np.float32))
+    name = migrate(store, plan_migration(store, "items", bank, estimator=NNN(16))).target
+    store.drop("items")
+    ours = HubnessClient(uri)
+    state = ours.hubness_state(name)
+    if state is None:
+        raise RuntimeError(f"{name} carries no biases")
+    queries = np.random.default_rng(2).standard_normal((100, DIM), np.float32)
+    wrapped = state.layout.wrap(queries, 1.0, slot=state.profile.slot)
+    rows = []
+    for batch, rounds in ROUNDS.items():
+        taken: dict[str, list[float]] = {"MilvusClient": [], "HubnessClient": []}
+        for i in range(rounds + rounds // 10):
+            some = [(i + j) % len(queries) for j in range(batch)]
+            asked, given = [wrapped[j] for j in some], [queries[j] for j in some]
+            calls = [
+                (
+                    "MilvusClient",
+                    lambda data=asked: plain.search(name, data=data, limit=LIMIT, output_fields=["id"]),
+                ),
+                (
+                    "HubnessClient",
+                    lambda data=given: ours.search(name, data=data, limit=LIMIT, output_fields=["id"]),
+                ),
+            ]
+            for who, call in calls if i % 2 else reversed(calls):
+                taken[who].append(timed(call))
+        medians = {who: statistics.median(each[rounds // 10 :]) for who, each in taken.items()}
+        over = medians["HubnessClient"] - medians["MilvusClient"]
+        rows.append(
+            {
+                "server": plain.get_server_version(),
+                "batch": batch,
+                "rounds": rounds,
+                "median_seconds": medians,
+                "overhead_seconds_per_query": over / batch,
+                "overhead_ratio": over / medians["MilvusClient"],
+                "holds": over <= RELATIVE * medians["MilvusClient"] and (batch > 1 or over <= ABSOLUTE),
+            }
+        )
+    plain.close()
+    ours.close()
+    return rows
+
+
+def main() -> None:
+    one_thread()
+    started = time.monotonic()
+    with MilvusServer() as server:
+        rows = measure(server.uri)
+    with tempfile.TemporaryDirectory() as folder:
+        rows += measure(lite_uri(Path(folder)))
+    shown = table(
+        ["server", "batch", "MilvusClient, ms", "HubnessClient, ms", "overhead", "µs a query"],
+        [
+            [
+                row["server"],
+                str(row["batch"]),
+                *(f"{1e3 * seconds:.2f}" for seconds in row["median_seconds"].values()),
+                f"{row['overhead_ratio']:+.1%}",
+                f"{1e6 * row['overhead_seconds_per_query']:.0f}",
+            ]
+            for row in rows
+        ],
+    )
+    sizes = {"rows": ROWS, "dim": DIM, "bank": BANK, "limit": LIMIT, "index": "HNSW, M 16"}
+    results = {
+        "environment": environment(started),
+        "sizes": sizes,
+        "bounds": [RELATIVE, ABSOLUTE],
+        "rows": rows,
+    }
+    save("client_overhead", results, shown)
+    print(shown)
+    sys.exit(0 if all(row["holds"] for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Ask for functions of Python's standard library by what they do, before and after correction.
+
+python search_code.py [FILE.db or http://HOST:PORT]
+"""
+
+import random
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_milvus import Milvus
+from sklearn.feature_extraction.text import HashingVectorizer
+
+from langchain_milvus_hubness import HubnessMilvus
+from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
+from milvus_hubness.demo.corpus import Pair, collect
+from milvus_hubness.demo.towers import words
+
+FUNCTIONS, QUESTIONS = 600, 200
+COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"
+INDEX = {"index_type": "FLAT", "metric_type": "COSINE", "params": {}}
+
+
+class HashedWords(Embeddings):
+    """Word counts hashed into 512 dimensions, of prose and of code alike. It learns and downloads nothing."""
+
+    def __init__(self) -> None:
+        self._vectorizer = HashingVectorizer(
+            n_features=512, tokenizer=words, token_pattern=None, lowercase=False
+        )
+
+    def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
+        return self._vectorizer.transform(texts).toarray().tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def answers(store: Milvus, asked: Sequence[Pair]) -> list[str]:
+    """The name of the function found first for each question."""
+    return [store.similarity_search(pair.docstring, k=1)[0].metadata["name"] for pair in asked]
+
+
+def run(uri: str) -> tuple[int, int]:
+    """How many of the questions are answered rightly before and after."""
+    pairs, embeddings = collect(), HashedWords()
+    random.Random(0).shuffle(pairs)
+    functions, others = pairs[:FUNCTIONS], pairs[FUNCTIONS : 3 * FUNCTIONS]
+
+    plain = Milvus(embeddings, COLLECTION, connection_args={"uri": uri}, index_params=INDEX)
+    documents = [Document(pair.body, metadata={"name": pair.name}) for pair in functions]
+    plain.add_documents(documents, ids=[str(i) for i in range(FUNCTIONS)])
+    plain.client.flush(COLLECTION)
+
+    past_questions = np.array(embeddings.embed_documents([pair.docstring for pair in others]), np.float32)
+    store = MilvusStore(connect(uri))
+    migrate(store, plan_migration(store, COLLECTION, QueryBank(past_questions), alias=ALIAS))
+
+    corrected = HubnessMilvus(embeddings, ALIAS, connection_args={"uri": uri})
+
+    asked = functions[:QUESTIONS]
+    right = [pair.name for pair in asked]
+    before, after = answers(plain, asked), answers(corrected, asked)
+    mended = next(i for i, name in enumerate(right) if before[i] != name == after[i])
+    print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
+    print(f"asked          {asked[mended].docstring.splitlines()[0]}")
+    print(f"Milvus         {before[mended]}")
+    print(f"HubnessMilvus  {after[mended]}")
+    rightly = [sum(map(str.__eq__, found, right)) for found in (before, after)]
+    print(f"right answers: {rightly[0]} with Milvus, {rightly[1]} with HubnessMilvus")
+    return rightly[0], rightly[1]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.argv[1] if len(sys.argv) > 1 else str(Path(folder, "example.db")))

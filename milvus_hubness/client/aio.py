@@ -1,0 +1,400 @@
+"""AsyncHubnessClient: what HubnessClient is, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from pymilvus import AnnSearchRequest, AsyncMilvusClient, CollectionSchema, DataType, MilvusClient
+from pymilvus.client.constants import UNLIMITED
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
+from milvus_hubness.client.operations import Bias
+from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive_async
+from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET, DEFAULT_STATE_TTL
+from milvus_hubness.rerank import GloballyCorrected
+from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.stores.milvus import MilvusStore, connect
+
+CONNECT_SECONDS = 10.0
+
+
+def _then_asks_anew(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """`method` of AsyncMilvusClient, which makes remembered states wrong."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncHubnessClient, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await method(self, *args, **kwargs)
+        finally:
+            self._operations.forget()
+
+    return call
+
+
+class AsyncHubnessClient(AsyncMilvusClient):
+    """Use it wherever an AsyncMilvusClient is used. It is to that what HubnessClient is to MilvusClient.
+
+    Tasks may share it. Biases are computed in threads, and banks are read there over a plain MilvusClient,
+    which is connected when the first one is needed.
+
+    strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
+    state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
+    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; for a bank
+    larger than that the server's own search finds a new row's nearest queries (NNN and CSLS).
+    """
+
+    def __init__(
+        self,
+        uri: str = "http://localhost:19530",
+        user: str = "",
+        password: str = "",
+        db_name: str = "",
+        token: str = "",
+        timeout: float | None = None,
+        *,
+        strength: float | None = None,
+        state_ttl: float = DEFAULT_STATE_TTL,
+        bank_budget: int = DEFAULT_BANK_BUDGET,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(uri, user, password, db_name, token, timeout, **kwargs)
+        self._connect_plainly = functools.partial(
+            connect,
+            uri,
+            token,
+            timeout=CONNECT_SECONDS if timeout is None else timeout,
+            user=user,
+            password=password,
+            **kwargs,
+        )
+        self._plain: MilvusClient | None = None
+        self._plain_db = db_name
+        self._plain_lock = asyncio.Lock()
+        self._loading: dict[BankReference, asyncio.Task[StoredBank]] = {}
+        self._operations = PagedOperations(strength, state_ttl, bank_budget)
+
+    async def _run(self, operation: Operation[T]) -> T:
+        return await drive_async(operation, self._answer)
+
+    async def _answer(self, step: Step) -> Any:
+        if isinstance(step, Ask):
+            return await getattr(super(), step.method)(*step.args, **step.options)
+        if isinstance(step, LoadBank):
+            return await self._bank(step.reference)
+        if isinstance(step, InStore):
+            return await self._in_store(step.work)
+        return await asyncio.to_thread(step.work)
+
+    async def _bank(self, reference: BankReference) -> StoredBank:
+        """Read once for all tasks that wait for it."""
+        loading = self._loading.get(reference)
+        if loading is None:
+            read = self._in_store(lambda store: store.load_bank(reference))
+            loading = self._loading[reference] = asyncio.create_task(read)
+            loading.add_done_callback(lambda _: self._loading.pop(reference))
+        return await asyncio.shield(loading)
+
+    async def _in_store(self, work: Callable[[MilvusStore], T]) -> T:
+        async with self._plain_lock:
+            if self._plain is None:
+                self._plain = await asyncio.to_thread(self._connect_plainly, db_name=self._plain_db)
+            plain = self._plain
+        return await asyncio.to_thread(lambda: work(MilvusStore(plain)))
+
+    # -- rows in --------------------------------------------------------------------------------------
+
+    async def insert(
+        self,
+        collection_name: str,
+        data: dict[str, Any] | list[dict[str, Any]],
+        timeout: float | None = None,
+        partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As AsyncMilvusClient.insert; each new row gets its bias from the bank, or with bias="pending" the
+        mean one until the next refresh.
+
+        Raises BankTooLarge where the bank neither fits into bank_budget nor can be searched instead, and
+        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
+        """
+        return await self._run(
+            self._operations.write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
+        )
+
+    async def upsert(
+        self,
+        collection_name: str,
+        data: dict[str, Any] | list[dict[str, Any]],
+        timeout: float | None = None,
+        partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As AsyncMilvusClient.upsert; rows that bring a vector get its bias. A partial update without one
+        keeps the vector and the bias as they are. Raises as `insert` does."""
+        return await self._run(
+            self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
+        )
+
+    async def delete(
+        self,
+        collection_name: str,
+        ids: list[Any] | str | int | None = None,
+        timeout: float | None = None,
+        filter: str | None = None,
+        partition_name: str | None = None,
+        **kwargs: Any,
+    ) -> dict[str, int]:
+        """As AsyncMilvusClient.delete."""
+        return await self._run(
+            self._operations.delete(collection_name, ids, timeout, filter, partition_name, kwargs)
+        )
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    async def search(
+        self,
+        collection_name: str,
+        data: Any = None,
+        filter: str = "",
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        ranker: Any = None,
+        function_chains: Any = None,
+        ids: Any = None,
+        search_aggregation: Any = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        rerank: GloballyCorrected | None = None,
+        with_raw_score: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.search, ranked by the corrected score.
+
+        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. profile: the set of
+        biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead.
+        with_raw_score: give each hit its uncorrected score as "raw_score". All are of no effect on a field
+        that carries no biases. Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        """
+        options: dict[str, Any] = {
+            "timeout": timeout,
+            "partition_names": partition_names,
+            "anns_field": anns_field,
+            "ranker": ranker,
+            "function_chains": function_chains,
+            "search_aggregation": search_aggregation,
+            **kwargs,
+        }
+        return await self._run(
+            self._operations.search(
+                collection_name,
+                data,
+                filter,
+                limit,
+                output_fields,
+                search_params,
+                options,
+                ids=ids,
+                strength=strength,
+                profile=profile,
+                rerank=rerank,
+                with_raw_score=with_raw_score,
+            )
+        )
+
+    async def query(
+        self,
+        collection_name: str,
+        filter: str = "",
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        ids: Any = None,
+        partition_names: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.query."""
+        return await self._run(
+            self._operations.query(
+                collection_name, filter, output_fields, timeout, ids, partition_names, kwargs
+            )
+        )
+
+    async def get(
+        self,
+        collection_name: str,
+        ids: Any,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.get."""
+        return await self._run(
+            self._operations.get(collection_name, ids, output_fields, timeout, partition_names, kwargs)
+        )
+
+    async def hybrid_search(
+        self,
+        collection_name: str,
+        reqs: list[AnnSearchRequest],
+        ranker: Any,
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.hybrid_search, each request on a corrected field by the corrected score.
+
+        Answers are merged here, and UnsupportedOperation raised, where HubnessClient.hybrid_search does so.
+        """
+        options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
+        return await self._run(
+            self._operations.hybrid_search(
+                collection_name,
+                reqs,
+                ranker,
+                limit,
+                output_fields,
+                options,
+                strength=strength,
+                profile=profile,
+            )
+        )
+
+    def query_iterator(
+        self,
+        collection_name: str,
+        batch_size: int = 1000,
+        limit: int | None = UNLIMITED,
+        filter: str | None = "",
+        output_fields: list[str] | None = None,
+        partition_names: list[str] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> AsyncQueryIterator:
+        """MilvusClient.query_iterator for asyncio: `async for page in client.query_iterator(...)`.
+
+        Without output_fields rows come with every field, as from `query`. Wrong arguments raise what they do
+        there, iterator_cp_file and element_filter UnsupportedOperation.
+        """
+        return AsyncQueryIterator(
+            self._operations,
+            self._run,
+            collection_name,
+            batch_size,
+            limit,
+            filter,
+            output_fields,
+            partition_names,
+            timeout,
+            kwargs,
+        )
+
+    # -- descriptions -----------------------------------------------------------------------------------
+
+    async def hubness_state(
+        self, collection_name: str, anns_field: str | None = None
+    ) -> CollectionState | None:
+        """What the collection knows about a field's biases now; None where that carries none, and where none
+        is named of several that do."""
+        self._operations.forget(collection_name)
+        return (await self._run(self._operations.known(collection_name))).searched(anns_field)
+
+    async def describe_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """As AsyncMilvusClient.describe_collection, of the collection as the user made it."""
+        return await self._run(self._operations.describe_collection(collection_name, timeout, kwargs))
+
+    async def describe_index(
+        self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """As AsyncMilvusClient.describe_index, with the user's metric."""
+        return await self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
+
+    # -- what makes a remembered state wrong --------------------------------------------------------------
+
+    async def create_collection(
+        self,
+        collection_name: str,
+        dimension: int | None = None,
+        primary_field_name: str = "id",
+        id_type: str | DataType = "int",
+        vector_field_name: str = "vector",
+        metric_type: str = "COSINE",
+        auto_id: bool = False,
+        timeout: float | None = None,
+        schema: CollectionSchema | None = None,
+        index_params: IndexParams | None = None,
+        *,
+        hubness: Hubness | Sequence[Hubness] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As AsyncMilvusClient.create_collection. hubness: fields to correct from their first row on.
+
+        Raises as HubnessClient.create_collection does.
+        """
+        new = NewCollection(
+            dimension,
+            primary_field_name,
+            id_type,
+            vector_field_name,
+            metric_type,
+            auto_id,
+            schema,
+            index_params,
+        )
+        try:
+            await self._run(
+                self._operations.create_collection(collection_name, new, hubness, timeout, kwargs)
+            )
+        finally:
+            self._operations.forget()
+
+    async def create_index(
+        self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        """As AsyncMilvusClient.create_index. Raises as HubnessClient.create_index does."""
+        await self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
+
+    drop_collection = _then_asks_anew(AsyncMilvusClient.drop_collection)
+    rename_collection = _then_asks_anew(AsyncMilvusClient.rename_collection)
+    alter_alias = _then_asks_anew(AsyncMilvusClient.alter_alias)
+    drop_alias = _then_asks_anew(AsyncMilvusClient.drop_alias)
+
+    async def use_database(self, db_name: str, **kwargs: Any) -> None:
+        """As AsyncMilvusClient.use_database."""
+        await super().use_database(db_name, **kwargs)
+        self._plain_db = db_name
+        self._operations.forget()
+        await self._close_plain()
+
+    async def close(self) -> None:
+        """As AsyncMilvusClient.close."""
+        await super().close()
+        self._operations.forget()
+        await self._close_plain()
+
+    async def _close_plain(self) -> None:
+        async with self._plain_lock:
+            plain, self._plain = self._plain, None
+            if plain is not None:
+                await asyncio.to_thread(plain.close)

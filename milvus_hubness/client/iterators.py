@@ -1,0 +1,313 @@
+"""Answers page by page: pymilvus's iterators over corrected collections, and a query iterator for asyncio,
+which pymilvus lacks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pymilvus.client.constants import (
+    GUARANTEE_TIMESTAMP,
+    ITERATOR_FIELD,
+    ITERATOR_SESSION_CP_FILE,
+    ITERATOR_SESSION_TS_FIELD,
+    MAX_BATCH_SIZE,
+    OFFSET,
+    REDUCE_STOP_FOR_BEST,
+    UNLIMITED,
+)
+from pymilvus.client.iterator import SearchIteratorV2
+from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
+
+from milvus_hubness.client.beside import rewrite_of
+from milvus_hubness.client.operations import Known, Operations
+from milvus_hubness.client.rewrite import Asked, Question
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.errors import StoreError, UnsupportedOperation
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_rpc import literal
+
+Row = dict[str, Any]
+Key = int | str
+
+_IN_KEY_ORDER = {ITERATOR_FIELD: "True", REDUCE_STOP_FOR_BEST: "True"}
+_NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_filter_func")
+
+
+@dataclass(frozen=True)
+class RowsAsked:
+    """Which rows to page through. options: further arguments of MilvusClient.query, by name."""
+
+    collection: str
+    filter: str | None
+    partition_names: list[str] | None
+    timeout: float | None
+    options: Mapping[str, Any]
+
+
+class CorrectedIterator:
+    """One of pymilvus's iterators, its pages changed on their way out. All but `next` is its own."""
+
+    def __init__(self, iterator: Any, page_out: Callable[[Any], Any]) -> None:
+        self._iterator = iterator
+        self._page_out = page_out
+
+    def next(self) -> Any:
+        """The next page, of the type that pymilvus gives."""
+        return self._page_out(self._iterator.next())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+class PagedOperations(Operations):
+    """Operations, and those whose answers come page by page.
+
+    An iterator keeps to the end what its collection said of itself: opening one asks for that anew.
+    """
+
+    def query_iterator(
+        self, collection: str, output_fields: list[str] | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        """query_iterator, its rows as the user knows them. options: its further arguments, by name."""
+        known = yield from self._known_now(collection, options)
+        fields = known.reading.fields(output_fields)
+        iterator = yield Ask("query_iterator", (collection,), {**options, "output_fields": fields.requested})
+        if not known.states:
+            return iterator
+
+        def page_out(rows: list[Row]) -> list[Row]:
+            known.reading.rows_out(rows, fields)
+            return rows
+
+        return CorrectedIterator(iterator, page_out)
+
+    def search_iterator(
+        self,
+        collection: str,
+        data: Any,
+        output_fields: list[str] | None,
+        search_params: dict[str, Any] | None,
+        options: Mapping[str, Any],
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        with_raw_score: bool = False,
+    ) -> Operation[Any]:
+        """search_iterator, by the corrected score where the field carries biases. options: its further
+        arguments, by name.
+
+        Raises as `search` does, and UnsupportedOperation where the biases lie beside the vectors.
+        """
+        known = yield from self._known_now(collection, options)
+        further = {**options, "output_fields": output_fields, "search_params": search_params}
+        if not known.states:
+            return (yield Ask("search_iterator", (collection, data), further))
+        state = known.searched(options["anns_field"])
+        if state is None:
+            fields = known.reading.fields(output_fields)
+            further["output_fields"] = fields.requested
+            return (
+                yield from _opened(
+                    collection, data, further, lambda results: known.reading.hits_out(results, fields)
+                )
+            )
+        question = Question(
+            data,
+            limit=options["batch_size"],
+            search_params=search_params,
+            output_fields=output_fields,
+            round_decimal=options["round_decimal"],
+            strength=self._strength if strength is None else strength,
+            profile=profile,
+            with_raw_score=with_raw_score,
+        )
+        asked = yield from self._ordered(collection, known, state, question, options)
+        further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
+        further |= {"round_decimal": -1, **asked.options}
+        if state.beside is None:
+            # Whatever the user's metric is, the stored form is searched by inner product.
+            further["search_params"]["metric_type"] = "IP"
+        return (yield from _opened(collection, asked.data, further, asked.answer))
+
+    def _ordered(
+        self,
+        collection: str,
+        known: Known,
+        state: CollectionState,
+        question: Question,
+        options: Mapping[str, Any],
+    ) -> Operation[Asked]:
+        """What gives all rows in one order: where searches are gated, the raw nearest row decides which."""
+        rewrite = rewrite_of(state, known.reading)
+        if state.beside is not None and rewrite.strength(question) != 0:
+            raise UnsupportedOperation(
+                f"search_iterator cannot follow the corrected order of {collection!r}: its biases lie beside "
+                "the vectors, so candidates are re-ranked within one answer. Ask search() for a larger "
+                "limit, iterate with strength=0, or migrate the collection"
+            )
+        if not rewrite.is_gated(question):
+            return rewrite.ask(question)
+        bank = yield from self._bank(collection, state, question.profile or state.active)
+        asked = rewrite.ask(replace(question, strength=0.0))
+        args = (collection, asked.data, options["filter"] or "", 1, [known.key_field], asked.search_params)
+        further = {name: value for name, value in options.items() if name not in _NOT_OF_SEARCH}
+        nearest = yield Ask("search", args, further)
+        if not any(hit.id in bank.activated for hits in nearest for hit in hits):
+            return asked
+        opened = rewrite.profile(question).model_copy(update={"gate": None})
+        return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
+
+    def begin(self, asked: RowsAsked) -> Operation[tuple[RowsAsked, str]]:
+        """Wait until pages show every row that was written before. Returns what to ask them for, as of one
+        moment where the server tells it, and the name of the key."""
+        description = yield Ask("describe_collection", (asked.collection, asked.timeout))
+        key_field = str(milvus_schema.key_field(description)["name"])
+        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
+        first = {"consistency_level": "Strong", **asked.options, "limit": 1}
+        rows = yield from self._rows(asked, asked.filter or "", [key_field], first)
+        moment = rows.extra.get(ITERATOR_SESSION_TS_FIELD)
+        if moment:
+            asked = replace(asked, options={**asked.options, GUARANTEE_TIMESTAMP: moment})
+        return asked, key_field
+
+    def page(
+        self, asked: RowsAsked, key_field: str, behind: Key | None, size: int, output_fields: list[str] | None
+    ) -> Operation[list[Row]]:
+        """At most `size` rows in key order from behind the key `behind`. Fewer do not mean that none follow.
+
+        Raises StoreError where the server orders them otherwise.
+        """
+        cursor = "" if behind is None else f"{key_field} > {literal(behind)}"
+        where = " and ".join(filter(None, [cursor, asked.filter and f"({asked.filter})"]))
+        options = {**asked.options, **_IN_KEY_ORDER, "limit": size}
+        # Milvus 2.3 answers with fewer rows where keys have duplicates, and with more from several shards.
+        rows = {row[key_field]: row for row in (yield from self._rows(asked, where, output_fields, options))}
+        if list(rows) != sorted(rows):
+            raise StoreError(f"the server did not page {asked.collection!r} in key order")
+        return list(rows.values())[:size]
+
+    def _rows(
+        self, asked: RowsAsked, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        return self.query(
+            asked.collection, where, output_fields, asked.timeout, None, asked.partition_names, options
+        )
+
+    def _known_now(self, collection: str, options: Mapping[str, Any]) -> Operation[Known]:
+        self.forget(collection)
+        return self.known(collection, options["timeout"])
+
+
+def _opened(
+    collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
+) -> Operation[Any]:
+    """search_iterator with these arguments. `answer` changes its hits before anyone sees them."""
+    choose = arguments["external_filter_func"]
+    if choose is not None:
+        arguments = {**arguments, "external_filter_func": lambda hits: choose(answer([hits])[0])}
+    iterator = yield Ask("search_iterator", (collection, data), dict(arguments))
+    if choose is not None and isinstance(iterator, SearchIteratorV2):
+        return iterator
+
+    def page_out(page: Any) -> Any:
+        for hits in page.get_res() if page is not None else ():
+            answer([hits if hasattr(hits, "distances") else _Cut(hits)])
+        return page
+
+    return CorrectedIterator(iterator, page_out)
+
+
+class _Cut(list[Any]):
+    """Hits cut out of pymilvus's: a list that lost what it carried beside them."""
+
+    distances: list[float]
+
+
+class AsyncQueryIterator:
+    """What MilvusClient.query_iterator gives, for asyncio: rows page by page, in the order of their keys.
+
+    Every row that is there throughout comes once, also to tasks that share an iterator. A page may be smaller
+    than `batch_size` although more follow; an empty one is the end.
+    """
+
+    def __init__(
+        self,
+        operations: PagedOperations,
+        run: Callable[[Operation[Any]], Awaitable[Any]],
+        collection: str,
+        batch_size: int,
+        limit: int | None,
+        filter: str | None,
+        output_fields: list[str] | None,
+        partition_names: list[str] | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        if filter is not None and not isinstance(filter, str):
+            raise DataTypeNotMatchException(message=ExceptionsMessage.ExprType % type(filter))
+        if not 0 < batch_size <= MAX_BATCH_SIZE:
+            raise ParamError(message=f"batch size must be between 1 and {MAX_BATCH_SIZE}, got {batch_size}")
+        if options.get(ITERATOR_SESSION_CP_FILE) is not None:
+            raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
+        if filter and "element_filter" in filter.lower():
+            raise UnsupportedOperation("a query iterator for asyncio gives whole rows, not their elements")
+        self._operations = operations
+        self._run = run
+        further = {name: value for name, value in options.items() if name != OFFSET}
+        self._asked = RowsAsked(collection, filter, partition_names, timeout, further)
+        self._batch_size = batch_size
+        self._left = None if limit in (None, UNLIMITED) else limit
+        self._to_skip = int(options.get(OFFSET, 0))
+        self._output_fields = output_fields
+        self._key_field = ""
+        self._behind: Key | None = None
+        self._closed = False
+        self._turn = asyncio.Lock()
+
+    async def next(self) -> list[Row]:
+        """The next page; empty at the end and once the iterator is closed.
+
+        Raises as MilvusClient.query does, and StoreError where the server does not answer in key order.
+        Whoever asks again goes on where it failed.
+        """
+        async with self._turn:
+            if self._closed:
+                return []
+            if not self._key_field:
+                self._asked, self._key_field = await self._run(self._operations.begin(self._asked))
+            while self._to_skip > 0 and (skipped := await self._page(self._to_skip, [self._key_field])):
+                self._to_skip -= len(skipped)
+            if self._left is None:
+                return await self._page(self._batch_size, self._output_fields)
+            page = await self._page(self._left, self._output_fields)
+            self._left -= len(page)
+            return page
+
+    async def close(self) -> None:
+        """No more pages."""
+        self._closed = True
+
+    def __aiter__(self) -> AsyncQueryIterator:
+        return self
+
+    async def __anext__(self) -> list[Row]:
+        page = await self.next()
+        if not page:
+            raise StopAsyncIteration
+        return page
+
+    async def _page(self, size: int, output_fields: list[str] | None) -> list[Row]:
+        if size <= 0:
+            return []
+        page: list[Row] = await self._run(
+            self._operations.page(
+                self._asked, self._key_field, self._behind, min(size, self._batch_size), output_fields
+            )
+        )
+        if page:
+            self._behind = page[-1][self._key_field]
+        return page

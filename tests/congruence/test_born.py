@@ -1,0 +1,189 @@
+"""Collections that are corrected from their first row on."""
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    BankTooSmall,
+    Blend,
+    DimensionMismatch,
+    DualInvertedSoftmax,
+    Hubness,
+    InvalidInput,
+    InvalidParameter,
+    QueryBank,
+    refresh,
+    status,
+)
+from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
+
+DIM, ITEMS, K = 10, 90, 4
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(41)
+
+
+def assert_ranked(client, name, items, biases, metric, queries, **options):
+    found = client.search(name, data=list(queries), limit=6, **options)
+    for hits, raw in zip(found, similarity(queries, items, metric), strict=True):
+        scores = raw - biases
+        order = np.argsort(-scores)[:6]
+        assert [hit["id"] for hit in hits] == order.tolist()
+        np.testing.assert_allclose(hits.distances, as_distance(scores[order], metric), atol=3e-5)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_quick_form(backend, rng, metric):
+    if not backend.is_lite and metric != "COSINE":
+        pytest.skip("shown on Milvus Lite")
+    name, items, bank = backend.name("born"), vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
+    queries = vectors(rng, 5, DIM)
+    client, plain = backend.hubness_client(), backend.client()
+    client.create_collection(
+        name,
+        dimension=DIM,
+        metric_type=metric,
+        consistency_level="Strong",
+        hubness=Hubness(QueryBank(bank), NNN(K)),
+    )
+    client.insert(name, [{"id": i, "vector": row, "note": f"n{i}"} for i, row in enumerate(items)])
+    assert_ranked(client, name, items, nnn(bank, items, metric, K, 0.75), metric, queries)
+    told = status(backend.store(), name)
+    assert (told.corrected, told.pending, told.metric, told.rows) == (True, 0, metric, ITEMS)
+    described = client.describe_collection(name)
+    assert [each["name"] for each in described["fields"]] == ["id", "vector"]
+    assert described["enable_dynamic_field"]
+    assert client.describe_index(name, "vector")["metric_type"] == metric
+    assert plain.describe_index(name, "vector")["metric_type"] == "IP"
+    refresh(backend.store(), name, estimator=Blend())
+    settled = backend.store().info(name).state.profile
+    assert settled.estimator["name"] == "Blend"
+    assert client.query(name, filter="id == 3", output_fields=["note"])[0]["note"] == "n3"
+
+
+def test_the_schema_form_with_two_fields(lite, rng):
+    name = lite.name("born")
+    lite.made.append(f"{name}__bank_image")
+    items = {"text": vectors(rng, ITEMS, DIM), "image": vectors(rng, ITEMS, 6)}
+    banks = {"text": vectors(rng, 30, DIM), "image": vectors(rng, 20, 6)}
+    client = lite.hubness_client()
+    schema = client.create_schema()
+    schema.add_field("pk", DataType.VARCHAR, max_length=20, is_primary=True)
+    schema.add_field("text", DataType.FLOAT_VECTOR, dim=DIM)
+    schema.add_field("image", DataType.FLOAT_VECTOR, dim=6)
+    index = client.prepare_index_params("text", index_type="FLAT", metric_type="COSINE")
+    index.add_index("image", index_type="HNSW", metric_type="L2", M=8, efConstruction=60)
+    client.create_collection(
+        name,
+        schema=schema,
+        index_params=index,
+        consistency_level="Strong",
+        properties={"team.owner": "search"},
+        hubness=[
+            Hubness(QueryBank(banks["text"]), CSLS(K), anns_field="text"),
+            Hubness(QueryBank(banks["image"]), NNN(K), anns_field="image", profiles=3),
+        ],
+    )
+    client.insert(
+        name,
+        [{"pk": f"{i:03d}", "text": items["text"][i], "image": items["image"][i]} for i in range(ITEMS)],
+    )
+    for field, metric, share in (("text", "COSINE", 0.5), ("image", "L2", 0.75)):
+        queries = vectors(rng, 4, items[field].shape[1])
+        biases = nnn(banks[field], items[field], metric, K, share)
+        found = client.search(name, data=list(queries), anns_field=field, limit=5)
+        for hits, raw in zip(found, similarity(queries, items[field], metric), strict=True):
+            assert [hit["pk"] for hit in hits] == [f"{i:03d}" for i in np.argsort(-(raw - biases))[:5]]
+    assert lite.store().info(name).states["image"].slots == 6
+    described = client.describe_collection(name)
+    assert described["properties"]["team.owner"] == "search"
+    assert [each["name"] for each in described["fields"]] == ["pk", "text", "image"]
+
+
+def test_an_index_is_built_anew_for_the_metric_that_serves(lite, rng):
+    name, items, bank = lite.name("born"), vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
+    client, plain = lite.hubness_client(), lite.client()
+    client.create_collection(
+        name, dimension=DIM, metric_type="COSINE", hubness=Hubness(QueryBank(bank), NNN(K))
+    )
+    client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
+    client.release_collection(name)
+    client.drop_index(name, "vector")
+    wrong = client.prepare_index_params("vector", index_type="FLAT", metric_type="L2")
+    with pytest.raises(InvalidParameter, match=r"corrected for COSINE.*L2"):
+        client.create_index(name, wrong)
+    client.create_index(name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE"))
+    client.load_collection(name)
+    assert plain.describe_index(name, "vector")["metric_type"] == "IP"
+    assert client.describe_index(name, "vector")["metric_type"] == "COSINE"
+    assert_ranked(
+        client, name, items, nnn(bank, items, "COSINE", K, 0.75), "COSINE", vectors(rng, 3, DIM),
+        consistency_level="Strong",
+    )  # fmt: skip
+
+
+def test_without_hubness_it_is_pymilvus_own(lite):
+    client, plain = lite.hubness_client(), lite.client()
+    ours, theirs = lite.name("plain"), lite.name("plain")
+    options = {"dimension": 5, "id_type": "string", "max_length": 30, "metric_type": "IP", "auto_id": False}
+    client.create_collection(ours, **options)
+    plain.create_collection(theirs, **options)
+    mine, other = plain.describe_collection(ours), plain.describe_collection(theirs)
+    assert mine["fields"] == other["fields"]
+    assert mine["properties"] == other["properties"]
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    [
+        (lambda bank: Hubness(bank, Blend()), InvalidInput, "Blend is fitted on a gallery"),
+        (lambda bank: Hubness(bank, NNN(99)), BankTooSmall, "99"),
+        (lambda bank: Hubness(QueryBank(np.ones((3, 4), np.float32)), NNN(2)), DimensionMismatch, "4"),
+        (lambda bank: Hubness(bank, DualInvertedSoftmax()), InvalidInput, "target"),
+        (lambda bank: Hubness(bank, anns_field="nothing"), InvalidInput, "vector"),
+        (lambda bank: Hubness(bank, profiles=0), InvalidParameter, "profiles"),
+        (lambda bank: [Hubness(bank), Hubness(bank)], InvalidInput, "twice"),
+    ],
+)
+def test_what_is_wrong_is_told_and_nothing_is_left(lite, rng, how, error, said):
+    client, name = lite.hubness_client(), lite.name("born")
+    with pytest.raises(error, match=said):
+        client.create_collection(name, dimension=DIM, hubness=how(QueryBank(vectors(rng, 30, DIM))))
+    assert not client.has_collection(name)
+    assert not client.has_collection(f"{name}__bank")
+
+
+def test_a_refused_index_leaves_nothing(backend, rng):
+    if backend.is_lite:
+        pytest.skip("Milvus Lite takes an index of any name")
+    client, name = backend.hubness_client(), backend.name("born")
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params("vector", index_type="NO_SUCH_INDEX", metric_type="IP")
+    with pytest.raises(MilvusException, match="NO_SUCH_INDEX"):
+        client.create_collection(
+            name,
+            schema=schema,
+            index_params=index,
+            hubness=Hubness(QueryBank(vectors(rng, 30, DIM)), NNN(K)),
+        )
+    assert not client.has_collection(name)
+    assert not client.has_collection(f"{name}__bank")
+
+
+def test_a_refused_collection_leaves_no_bank(lite, rng):
+    client, name = lite.hubness_client(), lite.name("born")
+    client.create_collection(name, dimension=DIM)
+    with pytest.raises(Exception, match=r"(?i)exist"):
+        client.create_collection(
+            name, dimension=DIM, hubness=Hubness(QueryBank(vectors(rng, 30, DIM)), NNN(K))
+        )
+    assert not client.has_collection(f"{name}__bank")
+    assert not client.hubness_state(name)

@@ -1,0 +1,198 @@
+"""Sets of biases by name, rows that wait for theirs, banks larger than memory, raw scores beside others."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    BankTooLarge,
+    Blend,
+    InvalidInput,
+    InvalidParameter,
+    NoRoom,
+    QueryBank,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+    refresh,
+    status,
+)
+from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, QUERIES, K = 11, 120, 8, 6
+
+
+class Collection:
+    """A corrected collection with a bank of questions, and another of pictures."""
+
+    def __init__(self, backend, metric, **options):
+        rng = np.random.default_rng(31)
+        self.backend, self.metric = backend, metric
+        self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM)
+        self.banks = {"default": vectors(rng, 60, DIM), "image": vectors(rng, 40, DIM)}
+        self.plain, source = backend.client(), backend.name("profiled")
+        plain_collection(self.plain, source, self.items, metric)
+        self.store = backend.store()
+        bank = QueryBank(self.banks["default"])
+        plan = plan_migration(self.store, source, bank, estimator=NNN(K), **options)
+        self.name = migrate(self.store, plan).target
+        self.client = backend.hubness_client()
+
+    def add_images(self):
+        return refresh(
+            self.store, self.name, profile="image", bank=QueryBank(self.banks["image"]), estimator=CSLS(4)
+        )
+
+    def biases(self, profile, items):
+        k, share = (K, 0.75) if profile == "default" else (4, 0.5)
+        centre = self.store.info(self.name).state.profiles[profile].centre
+        return nnn(self.banks[profile], items, self.metric, k, share) - centre
+
+    def assert_found(self, results, profile, items=None, strength=1.0):
+        items = self.items if items is None else items
+        raw = similarity(self.queries, items, self.metric)
+        wanted = raw - strength * self.biases(profile, items)
+        for hits, scores in zip(results, wanted, strict=True):
+            order = np.argsort(-scores)[: len(hits)]
+            assert [hit["id"] for hit in hits] == order.tolist()
+            np.testing.assert_allclose(hits.distances, as_distance(scores[order], self.metric), atol=3e-5)
+
+
+@pytest.fixture(scope="module", params=METRICS)
+def profiled(shared_backend, request):
+    if request.param != "COSINE" and not shared_backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    made = Collection(shared_backend, request.param)
+    made.added = made.add_images()
+    return made
+
+
+def test_a_profile_is_a_further_set_of_biases(profiled):
+    assert (profiled.added.mode, profiled.added.reason) == ("full", "the profile is new")
+    assert profiled.added.written == ITEMS
+    question = {"data": list(profiled.queries), "limit": 7}
+    profiled.assert_found(profiled.client.search(profiled.name, **question), "default")
+    profiled.assert_found(profiled.client.search(profiled.name, profile="image", **question), "image")
+    half = profiled.client.search(profiled.name, profile="image", strength=0.5, **question)
+    profiled.assert_found(half, "image", strength=0.5)
+    assert status(profiled.store, profiled.name).profiles == ("default", "image")
+
+
+def test_a_profile_that_is_not_there_is_named(profiled):
+    with pytest.raises(InvalidInput, match=r"no profile 'sound'.*default, image"):
+        profiled.client.search(profiled.name, data=list(profiled.queries), profile="sound")
+    with pytest.raises(InvalidInput, match="give the bank"):
+        refresh(profiled.store, profiled.name, profile="sound")
+
+
+def test_raw_scores_come_beside_the_corrected(profiled):
+    raw = similarity(profiled.queries, profiled.items, profiled.metric)
+    for options in ({}, {"profile": "image"}, {"strength": 0}, {"output_fields": ["note"]}):
+        found = profiled.client.search(
+            profiled.name, data=list(profiled.queries), limit=5, with_raw_score=True, **options
+        )
+        for hits, own in zip(found, raw, strict=True):
+            given = [hit["raw_score"] for hit in hits]
+            wanted = as_distance(own[[hit["id"] for hit in hits]], profiled.metric)
+            np.testing.assert_allclose(given, wanted, atol=3e-5)
+            assert "vector" not in hits[0]["entity"] or "output_fields" not in options
+    rounded = profiled.client.search(
+        profiled.name, data=[profiled.queries[0]], round_decimal=2, with_raw_score=True
+    )
+    assert all(hit["raw_score"] == round(hit["raw_score"], 2) for hit in rounded[0])
+
+
+def test_a_refresh_renews_the_profile_it_is_told_and_no_other(profiled):
+    before = profiled.store.info(profiled.name).state
+    assert refresh(profiled.store, profiled.name, profile="image", refit=True).mode == "full"
+    after = profiled.store.info(profiled.name).state
+    assert after.profiles["default"] == before.profiles["default"]
+    assert after.profiles["image"].slot == before.profiles["image"].standby
+    question = {"data": list(profiled.queries), "limit": 7}
+    profiled.assert_found(profiled.client.search(profiled.name, **question), "default")
+    profiled.assert_found(profiled.client.search(profiled.name, profile="image", **question), "image")
+
+
+def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
+    here = Collection(lite, "IP")
+    here.add_images()
+    new = vectors(np.random.default_rng(5), 2, DIM) * 2
+    here.client.insert(here.name, [{"id": ITEMS, "vector": new[0], "group": 0}])
+    here.client.insert(here.name, [{"id": ITEMS + 1, "vector": new[1], "group": 0}], bias="pending")
+    items = np.r_[here.items, new]
+    assert status(here.store, here.name).pending == 1
+    [row] = here.client.query(here.name, filter="hubness_epoch == 0", output_fields=["hubness_bias"])
+    assert row["hubness_bias"] == 0
+    [hits] = here.client.search(here.name, data=[new[1]], limit=ITEMS + 2)
+    [waiting] = [hit["distance"] for hit in hits if hit["id"] == ITEMS + 1]
+    assert waiting == pytest.approx(float(new[1] @ new[1]), rel=1e-6)
+    done = refresh(here.store, here.name)
+    assert (done.mode, done.written) == ("pending", 1)
+    for profile in ("default", "image"):
+        found = here.client.search(here.name, data=list(here.queries), profile=profile)
+        here.assert_found(found, profile, items)
+    with pytest.raises(InvalidParameter, match="bias must be"):
+        here.client.insert(here.name, [{"id": 7_000, "vector": new[0], "group": 0}], bias="later")
+
+
+def test_rows_beside_their_biases_may_wait_too(lite):
+    rng = np.random.default_rng(6)
+    name, items = lite.name("waiting"), vectors(rng, 60, DIM)
+    lite.made.append(f"{name}__bias")
+    plain_collection(lite.client(), name, items, "IP")
+    store = lite.store()
+    enable(store, plan_enable(store, name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4)))
+    lite.hubness_client().insert(name, [{"id": 60, "vector": items[0], "group": 0}], bias="pending")
+    assert status(store, name).pending == 1
+    assert refresh(store, name).written == 1
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric):
+    here = Collection(lite, metric)
+    here.add_images()
+    small = lite.hubness_client(bank_budget=1_000)
+    new = vectors(np.random.default_rng(7), 3, DIM)
+    small.insert(here.name, [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)])
+    for profile in ("default", "image"):
+        found = small.search(here.name, data=list(here.queries), profile=profile, limit=20)
+        here.assert_found(found, profile, np.r_[here.items, new])
+    assert not small._operations._banks._kept
+
+
+def test_a_bank_that_must_be_held_whole_is_refused_beyond_the_budget(lite):
+    here = Collection(lite, "IP")
+    refresh(here.store, here.name, estimator=Blend())
+    small = lite.hubness_client(bank_budget=1_000)
+    row = {"id": 9_000, "vector": here.queries[0], "group": 0}
+    with pytest.raises(BankTooLarge, match=r"1,000 bytes.*pending"):
+        small.insert(here.name, [row])
+    small.insert(here.name, [row], bias="pending")
+    assert status(here.store, here.name).pending == 1
+
+
+def test_banks_share_their_budget(lite):
+    one, two = Collection(lite, "IP"), Collection(lite, "IP")
+    client = lite.hubness_client(bank_budget=60 * DIM * 4 + 100)
+    for here in (one, two, one):
+        client.insert(here.name, [{"id": ITEMS, "vector": here.queries[0], "group": 0}])
+        assert [name for name, _, _ in client._operations._banks._kept] == [here.name]
+
+
+def test_room_for_profiles_is_left_by_the_migration(lite):
+    rng = np.random.default_rng(8)
+    items, bank = vectors(rng, 30, 14), QueryBank(vectors(rng, 20, 14))
+    name = lite.name("tight")
+    plain_collection(lite.client(), name, items, "IP")
+    store = lite.store()
+    tight = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
+    with pytest.raises(NoRoom, match="room for more profiles"):
+        refresh(store, tight, profile="image", bank=bank)
+    plan = plan_migration(store, name, bank, estimator=NNN(4), target=lite.name("wide"), profiles=2)
+    assert (plan.layout.width, plan.to_dict()["width"]) == (32, 32)
+    wide = migrate(store, plan).target
+    assert refresh(store, wide, profile="image", bank=bank, estimator=NNN(2)).written == 30
+    with pytest.raises(InvalidParameter, match="profiles"):
+        plan_migration(store, name, bank, profiles=0)

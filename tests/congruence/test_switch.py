@@ -1,0 +1,134 @@
+"""Applications that were deployed before a migration, and are still there after it and after its rollback."""
+
+import numpy as np
+import pytest
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import NNN, HubnessClient, QueryBank, migrate, plan_migration, rollback
+from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, K, AN_HOUR = 14, 150, 5, 3_600.0
+
+
+class Live:
+    """An alias over a collection, and a client that asked it long ago and believes what it heard."""
+
+    def __init__(self, backend):
+        rng = np.random.default_rng(51)
+        self.backend, self.metric = backend, "COSINE"
+        self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, 4, DIM)
+        self.bank = vectors(rng, 40, DIM)
+        self.plain, self.source = backend.client(), backend.name("live")
+        self.alias = f"{self.source}_alias"
+        plain_collection(self.plain, self.source, self.items, self.metric)
+        self.plain.create_alias(self.source, self.alias)
+        self.store = backend.store()
+        self.client = backend.client(HubnessClient, state_ttl=AN_HOUR)
+        self.assert_raw()
+
+    def switch(self):
+        plan = plan_migration(
+            self.store, self.source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias
+        )
+        migrate(self.store, plan)
+        centre = self.store.info(self.alias).state.profile.centre
+        self.biases = nnn(self.bank, self.items, self.metric, K, 0.75) - centre
+
+    def assert_raw(self):
+        self._assert_found(similarity(self.queries, self.items, self.metric))
+
+    def assert_corrected(self):
+        self._assert_found(similarity(self.queries, self.items, self.metric) - self.biases)
+
+    def _assert_found(self, wanted):
+        found = self.client.search(self.alias, data=list(self.queries), limit=8)
+        for hits, scores in zip(found, wanted, strict=True):
+            order = np.argsort(-scores)[:8]
+            assert [hit["id"] for hit in hits] == order.tolist()
+            np.testing.assert_allclose(hits.distances, as_distance(scores[order], self.metric), atol=3e-5)
+
+    def assert_rows_are_the_users(self):
+        for row in (
+            self.client.get(self.alias, 3)[0],
+            self.client.query(self.alias, filter="id == 3")[0],
+            self.client.query(self.alias, filter="id == 3", output_fields=["*"])[0],
+        ):
+            assert set(row) == {"id", "vector", "group", "note"}
+            np.testing.assert_allclose(row["vector"], self.items[3], rtol=2.0**-22)
+
+
+@pytest.fixture(scope="module")
+def shared(shared_backend):
+    made = Live(shared_backend)
+    yield made
+    made.plain.drop_alias(made.alias)
+
+
+def test_searches_go_on_through_a_migration_and_its_rollback(shared):
+    shared.switch()
+    shared.assert_corrected()
+    shared.assert_rows_are_the_users()
+    rollback(shared.store, shared.alias)
+    shared.assert_raw()
+    shared.assert_rows_are_the_users()
+    shared.store.point_alias(shared.alias, f"{shared.source}_hubness")
+    shared.assert_corrected()
+
+
+@pytest.fixture
+def live(lite):
+    made = Live(lite)
+    yield made
+    made.plain.drop_alias(made.alias)
+
+
+def test_reading_is_the_first_that_happens_after_the_switch(live):
+    live.switch()
+    live.assert_rows_are_the_users()
+    rollback(live.store, live.alias)
+    live.assert_rows_are_the_users()
+
+
+@pytest.mark.parametrize("method", ["insert", "upsert"])
+def test_writing_is_the_first_that_happens_after_the_switch(live, method):
+    new = vectors(np.random.default_rng(2), 2, DIM)
+    live.switch()
+    getattr(live.client, method)(live.alias, [{"id": 900, "vector": new[0], "group": 0}])
+    state = live.store.info(live.alias).state
+    bias = nnn(live.bank, new[:1], "COSINE", K, 0.75)[0] - state.profile.centre
+    [row] = live.client.get(live.alias, 900, output_fields=["hubness_bias", "vector"])
+    assert row["hubness_bias"] == pytest.approx(bias, abs=1e-5)
+    np.testing.assert_allclose(row["vector"], new[0], rtol=2.0**-22)
+    rollback(live.store, live.alias)
+    getattr(live.client, method)(live.alias, [{"id": 901, "vector": new[1], "group": 0}])
+    [row] = live.plain.get(live.source, 901)
+    assert set(row) == {"id", "vector", "group"}
+    np.testing.assert_array_equal(np.float32(row["vector"]), new[1])
+
+
+def test_a_collection_that_goes_and_comes_again_is_asked_anew(lite):
+    rng = np.random.default_rng(3)
+    client, name = lite.client(HubnessClient, state_ttl=AN_HOUR), lite.name("again")
+    items, bank = vectors(rng, 40, DIM), QueryBank(vectors(rng, 20, DIM))
+    plain_collection(lite.client(), name, items, "IP")
+    store = lite.store()
+    corrected = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
+    assert client.hubness_state(corrected) is not None
+    client.drop_collection(corrected)
+    client.rename_collection(name, corrected)
+    client.load_collection(corrected)
+    found = client.search(corrected, data=[items[0]], limit=3)
+    plain = lite.client().search(corrected, data=[items[0]], limit=3)
+    assert [hit["id"] for hit in found[0]] == [hit["id"] for hit in plain[0]]
+
+
+def test_an_error_that_no_switch_explains_is_pymilvus_own(live):
+    question = {"data": list(live.queries), "filter": "id >"}
+    with pytest.raises(MilvusException) as theirs:
+        live.plain.search(live.alias, **question)
+    for _ in range(2):
+        with pytest.raises(MilvusException) as ours:
+            live.client.search(live.alias, **question)
+        assert str(ours.value) == str(theirs.value)
+        if live.store.info(live.alias).state is None:
+            live.switch()
