@@ -14,8 +14,10 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
 from milvus_hubness.client.operations import Bias
+from milvus_hubness.client.refusals import as_milvus
 from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive_async
 from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET, DEFAULT_STATE_TTL
+from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import BankReference, CollectionState
 from milvus_hubness.stores.base import StoredBank
@@ -80,7 +82,10 @@ class AsyncHubnessClient(AsyncMilvusClient):
         self._operations = PagedOperations(strength, state_ttl, bank_budget)
 
     async def _run(self, operation: Operation[T]) -> T:
-        return await drive_async(operation, self._answer)
+        try:
+            return await drive_async(operation, self._answer)
+        except HubnessError as error:
+            raise as_milvus(error) from error
 
     async def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):

@@ -12,7 +12,9 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import PagedOperations
 from milvus_hubness.client.operations import Bias
+from milvus_hubness.client.refusals import as_milvus
 from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive
+from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
@@ -22,7 +24,8 @@ DEFAULT_BANK_BUDGET = 1 << 30
 
 
 class HubnessClient(MilvusClient):
-    """Use it wherever a MilvusClient is used. Ordinary collections are passed through untouched.
+    """Use it wherever a MilvusClient is used. Ordinary collections are passed through untouched. What it
+    raises of its own is a MilvusException as well.
 
     On corrected ones, insert, upsert, search, query, get, delete, describe_collection and describe_index
     speak the original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's metric;
@@ -53,7 +56,10 @@ class HubnessClient(MilvusClient):
         self._operations = PagedOperations(strength, state_ttl, bank_budget)
 
     def _run(self, operation: Operation[T]) -> T:
-        return drive(operation, self._answer)
+        try:
+            return drive(operation, self._answer)
+        except HubnessError as error:
+            raise as_milvus(error) from error
 
     def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):
