@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
-from functools import cached_property
+from functools import lru_cache
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -115,10 +115,10 @@ class CollectionState(_Frozen):
     active: str = "default"
     beside: Beside | None = None
 
-    @cached_property
+    @property
     def layout(self) -> Layout:
         """How the field's vectors are stored and asked."""
-        return Layout(self.dim, self.metric, self.slots, self.multiple_of)
+        return _layout(self.dim, self.metric, self.slots, self.multiple_of)
 
     @property
     def profile(self) -> Profile:
@@ -229,6 +229,10 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
         if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
     ]
     return {state.field: state for state in found}
+
+
+_layout = lru_cache(maxsize=256)(Layout)
+"""A state is asked for its layout at every turn."""
 
 
 def slots_for(profiles: int) -> int:
