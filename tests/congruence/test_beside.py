@@ -64,7 +64,8 @@ class Enabled:
         make = plain_collection if place == "side" else with_bias_fields
         make(self.plain, self.name, self.items, metric)
         self.store = backend.store()
-        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
+        where = "side" if place == "side" else "fields"
+        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA), where=where)
         self.done = enable(self.store, plan)
         self.client = self.new_client()
         self.state = self.client.hubness_state(self.name)
@@ -287,6 +288,24 @@ def test_disabling_leaves_an_ordinary_collection(fresh):
     assert not status(fresh.store, fresh.name).corrected
     with pytest.raises(NotCorrected):
         disable(fresh.store, fresh.name)
+
+
+def test_fields_are_added_where_the_server_can(backend):
+    if backend.kind != "server-current":
+        pytest.skip("neither Milvus Lite nor 2.3.5 adds fields to a live collection")
+    rng = np.random.default_rng(12)
+    name, items, bank = backend.name("added"), vectors(rng, 90, DIM), vectors(rng, 20, DIM)
+    plain_collection(backend.client(), name, items, "IP")
+    store = backend.store()
+    plan = plan_enable(store, name, QueryBank(bank), estimator=NNN(4))
+    assert plan.adds_fields
+    assert plan.side is None
+    enable(store, plan)
+    centre = store.info(name).state.profile.centre
+    scores = items @ items[:1].T - (nnn(bank, items, "IP", 4, ALPHA) - centre)[:, None]
+    [hits] = backend.hubness_client().search(name, data=[items[0]], limit=10)
+    pool = np.argsort(-(items @ items[0]))[: plan.candidates]
+    assert [hit["id"] for hit in hits] == pool[np.argsort(-scores[pool, 0])][:10].tolist()
 
 
 def test_an_enabled_collection_can_still_be_migrated(lite):
