@@ -1,0 +1,22 @@
+"""What servers of which version can do: older ones ignore what they do not know."""
+
+import pytest
+
+from milvus_hubness.stores.milvus_rpc import adds_fields, runs_function_chains
+
+
+@pytest.mark.parametrize(
+    ("version", "adds", "chains"),
+    [
+        ("v2.3.5-lite", False, False),
+        ("2.5.14", False, False),
+        ("v2.6.2", True, False),
+        ("3.0.0-rc1", True, True),
+        ("v10.1", True, True),
+        ("milvus_lite-3.1.4", False, False),
+        ("milvus_lite-3.2.2", False, True),
+    ],
+)
+def test_versions(version, adds, chains):
+    assert adds_fields(version) == adds
+    assert runs_function_chains(version) == chains
