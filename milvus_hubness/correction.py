@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore
+from milvus_hubness.halves import rounded
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import CollectionState
 
@@ -105,4 +106,4 @@ def hidden_columns(
 def read_back(state: CollectionState, stored: npt.ArrayLike, hidden: Sequence[Mapping[str, Any]]) -> Floats:
     """(n, d) the vectors that the user gave, from stored ones (n, width) and the columns beside them."""
     norms = [columns[state.norm_field] for columns in hidden] if state.norm_field else None
-    return state.layout.strip(stored, norms)
+    return rounded(state.layout.strip(stored, norms), state.dtype)

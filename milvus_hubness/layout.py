@@ -1,16 +1,27 @@
 """The stored form <r, b> and the asked form <q, −1>: widths, slots, metrics, scores back. No I/O.
 
-    stored   < r or r/‖r‖ ,  [½‖r‖²] ,  slot_0 … slot_{S−1} ,  0 … 0 >     width a multiple of 16
-    asked    < q or q/‖q‖ ,  [−1]    ,  0 … −w at one slot … 0 ,  0 … 0 >
+    stored   < r or r/‖r‖ ,  [(½‖r‖² − m)/s] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 >   width a multiple of 16
+    asked    < q or q/‖q‖ ,  [−s]            ,  0 … −w·s at one slot … 0 ,  0 … 0 >   s = 1 unless L2
 
 Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014, section 3):
 IP as it is, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² on its own column.
+
+Any m and s give the same scores, but a graph index links the items by the products among themselves. With
+h = ½‖r‖², a typical half square h₀ and m = h₀ + s² these are
+
+    r·r' + (h − m)(h' − m)/s²  =  −½‖r−r'‖² + (h − h₀)(h' − h₀)/s² + a constant,
+
+the order of the L2 index itself, up to a term that vanishes as s grows: the stored vectors are then of nearly
+equal length, on which inner product and distance agree (as in the reduction of the same paper from products
+to distances). With m = 0 and s = 1 the graph links everything to the longest items instead.
+`Layout.measured_on` chooses m and s; benchmarks/l2_graph.py shows what they are worth.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 import numpy as np
@@ -32,6 +43,9 @@ ALIGNMENT = 16
 MAX_WIDTH = 32_768
 UNIT_TOLERANCE = 2.5e-7
 
+SPREADS = 4
+"""s² over the range of half squares: an item links to others as if it lay at most a third further out."""
+
 
 def as_metric(name: str) -> Metric:
     """`name` as one of IP, COSINE, L2, in any case; raises InvalidParameter otherwise."""
@@ -47,18 +61,28 @@ class Layout:
     dim: the user's dimension d. metric: the user's metric. slots: columns kept for biases; a refresh fills an
     idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
     quantisation with m sub-vectors needs lcm(16, m)).
+    offset, scale: m and s of the stored form, for L2 only; s is a power of two, so that biases are stored and
+    asked exactly.
     """
 
     dim: int
     metric: Metric
     slots: int = 2
     multiple_of: int = ALIGNMENT
+    offset: float = 0.0
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
         if self.dim < 1 or self.slots < 1 or self.multiple_of < 1:
             raise InvalidParameter(
                 f"dim, slots and multiple_of start at 1, got {self.dim}, {self.slots}, {self.multiple_of}"
+            )
+        sound = math.isfinite(self.offset) and math.isfinite(self.scale) and math.frexp(self.scale)[0] == 0.5
+        if not sound or (self.metric != "L2" and (self.offset, self.scale) != (0.0, 1.0)):
+            raise InvalidParameter(
+                f"an offset and a scale, a power of two, are for L2: got {self.offset} and {self.scale} "
+                f"for {self.metric}"
             )
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
@@ -75,6 +99,24 @@ class Layout:
     def width(self) -> int:
         """Stored width: the least multiple of `multiple_of` with room for r, ½‖r‖² (L2) and the slots."""
         return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
+
+    def measured_on(self, vectors: npt.ArrayLike) -> Layout:
+        """This layout with the offset and the scale under L2 that keep a graph index as good as the raw one.
+
+        vectors (n, d): items, or a sample of them; unsound rows are left out. With H the median of ½‖r‖² and
+        R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 4R, and
+        m = H + s². R bounds the term that distorts the graph; H does, where all rows are of one length, what
+        others will bring. Percentiles, since scores are rounded in proportion to s²: no single long row costs
+        all others their accuracy.
+        """
+        rows = self._rows(vectors)
+        halves = _half_squares64(rows[~self.unsound(rows)])
+        low, middle, high = np.percentile(halves, [1, 50, 99]).tolist() if len(halves) else (0.0, 0.0, 0.0)
+        least = middle + SPREADS * (high - low)
+        if self.metric != "L2" or least == 0:
+            return self
+        scale = 2.0 ** math.ceil(math.log2(least) / 2)
+        return replace(self, offset=middle + scale**2, scale=scale)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
@@ -119,12 +161,21 @@ class Layout:
         stored = np.zeros((len(rows), self.width), np.float32)
         stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else rows
         if self.metric == "L2":
-            stored[:, self.dim] = _half_squares(rows)
-        stored[:, self._slot_columns] = slots if slots.ndim == 2 else slots[:, None]
+            stored[:, self.dim] = (_half_squares64(rows) - self.offset) / self.scale
+        scaled = slots / np.float32(self.scale)
+        stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
         return stored
 
+    def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
+        """(n, width) the stored vectors with other biases (n,) in the slots that are named."""
+        changed = self._stored(stored).copy()
+        for slot, column in biases.items():
+            changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
+        return changed
+
     def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
-        """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r).
+        """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2
+        above that by ½‖q‖² + offset.
 
         queries (m, d) float32. strength: one number, or one for each query; 0 asks for the raw ranking.
         """
@@ -137,8 +188,8 @@ class Layout:
         asked = np.zeros((len(rows), self.width), np.float32)
         asked[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else rows
         if self.metric == "L2":
-            asked[:, self.dim] = -1
-        asked[:, self.first_slot + slot] = -weights
+            asked[:, self.dim] = -self.scale
+        asked[:, self.first_slot + slot] = -weights * self.scale
         return asked
 
     def strip(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
@@ -157,7 +208,7 @@ class Layout:
 
     def biases(self, stored: npt.ArrayLike, slot: int = 0) -> Floats:
         """(n,) the biases in one slot of stored vectors."""
-        return np.ascontiguousarray(self._stored(stored)[:, self.first_slot + slot])
+        return self._stored(stored)[:, self.first_slot + slot] * np.float32(self.scale)
 
     def scores(
         self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
@@ -171,7 +222,7 @@ class Layout:
         if self.metric != "L2":
             return values
         squares = 2 * _half_squares(self._rows(queries)).astype(np.float64)
-        distances = squares[:, None] - 2 * values
+        distances = squares[:, None] - 2 * (values - self.offset)
         raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
         return np.where(raw, np.maximum(distances, 0), distances)
 
@@ -181,7 +232,7 @@ class Layout:
         if self.metric != "L2":
             return values
         half_square = float(_half_squares(self._rows(np.asarray(query)[None, :]))[0])
-        return half_square - values / 2
+        return half_square - values / 2 + self.offset
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """`vectors` as (n, d) float32. Raises DimensionMismatch, and NonFiniteVectors naming the rows."""

@@ -17,6 +17,7 @@ from milvus_hubness.errors import (
     StateError,
     UnknownStateVersion,
 )
+from milvus_hubness.halves import Dtype, StoredForm
 from milvus_hubness.layout import Layout, Metric
 
 PROPERTY = "hubness"
@@ -100,6 +101,7 @@ class CollectionState(_Frozen):
     of a collection differ; empty for the first. profiles: sets of biases by name; active: the one that
     searches use when they name none. source: the collection it was copied from, itself where the biases lie
     beside. phase: "copying" until the copy is verified. beside: None where the biases lie in the vectors.
+    offset, scale: the layout's, under L2. dtype: of the numbers in the field.
     """
 
     version: Literal[1] = VERSION
@@ -109,6 +111,9 @@ class CollectionState(_Frozen):
     dim: int = Field(ge=1)
     slots: int = Field(ge=2)
     multiple_of: int = Field(ge=1)
+    dtype: Dtype = "float32"
+    offset: float = 0.0
+    scale: float = 1.0
     source: str
     phase: Literal["copying", "ready"]
     profiles: dict[str, Profile]
@@ -118,7 +123,14 @@ class CollectionState(_Frozen):
     @property
     def layout(self) -> Layout:
         """How the field's vectors are stored and asked."""
-        return _layout(self.dim, self.metric, self.slots, self.multiple_of)
+        return _layout(self.dim, self.metric, self.slots, self.multiple_of, self.offset, self.scale)
+
+    @property
+    def form(self) -> StoredForm:
+        """How the layout's rows, or where the biases lie beside the user's own, lie in the field."""
+        if self.beside is not None:
+            return _form(self.dtype, self.dim, 0, 1)
+        return form_of(self.layout, self.dtype)
 
     @property
     def profile(self) -> Profile:
@@ -233,6 +245,12 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
 
 _layout = lru_cache(maxsize=256)(Layout)
 """A state is asked for its layout at every turn."""
+_form = lru_cache(maxsize=256)(StoredForm)
+
+
+def form_of(layout: Layout, dtype: Dtype) -> StoredForm:
+    """How rows of that layout lie in a field of that type. Raises InvalidParameter where it is too narrow."""
+    return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
 
 
 def slots_for(profiles: int) -> int:

@@ -31,6 +31,8 @@ def cases(draw, metric=None):
     if layout.metric == "COSINE":
         assume((np.linalg.norm(items, axis=1) > 1e-3).all())
         assume((np.linalg.norm(queries, axis=1) > 1e-3).all())
+    if draw(st.booleans()):
+        layout = layout.measured_on(items)
     return layout, items, queries, biases
 
 
@@ -115,6 +117,59 @@ def test_products_undoes_scores(case, score):
     layout, _, queries, _ = case
     back = layout.scores(layout.products([[score]], queries[0]), queries[:1])
     assert back[0, 0] == pytest.approx(score, abs=tolerance(queries))
+
+
+@given(cases("L2"))
+def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
+    layout, items, _, biases = case
+    stored = layout.augment(items, 0.5 * biases)
+    changed = layout.with_biases(stored, {layout.slots - 1: biases})
+    np.testing.assert_array_equal(layout.biases(changed, layout.slots - 1), biases)
+    others = np.delete(np.arange(layout.width), layout.first_slot + layout.slots - 1)
+    np.testing.assert_array_equal(changed[:, others], stored[:, others])
+
+
+def test_without_constants_the_half_square_is_stored_as_it_is():
+    layout = Layout(2, "L2")
+    stored, asked = layout.augment([[3.0, 4.0]], [0.3]), layout.wrap([[1.0, 2.0]], 0.7)
+    np.testing.assert_array_equal(stored[0, :5], np.float32([3, 4, 12.5, 0.3, 0.3]))
+    np.testing.assert_array_equal(asked[0, :5], np.float32([1, 2, -1, -0.7, 0]))
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+def test_only_l2_has_constants(metric):
+    layout = Layout(4, metric)
+    assert layout.measured_on(np.random.default_rng(0).normal(size=(9, 4))) == layout
+    with pytest.raises(InvalidParameter, match="for L2"):
+        Layout(4, metric, scale=2.0)
+
+
+@pytest.mark.parametrize(("offset", "scale"), [(0.0, 3.0), (0.0, 0.0), (0.0, -2.0), (math.nan, 1.0)])
+def test_constants_that_would_lose_biases_are_refused(offset, scale):
+    with pytest.raises(InvalidParameter, match="power of two"):
+        Layout(4, "L2", offset=offset, scale=scale)
+
+
+def test_stored_vectors_are_nearly_of_one_length_under_l2():
+    rng = np.random.default_rng(3)
+    items = (rng.normal(size=(500, 24)) * np.exp(0.3 * rng.normal(size=500))[:, None]).astype(np.float32)
+    raw, stored = (
+        np.linalg.norm(each, axis=1)
+        for each in (items, Layout(24, "L2").measured_on(items).augment(items, np.zeros(500)))
+    )
+    assert stored.std() / stored.mean() < 0.05 * raw.std() / raw.mean()
+
+
+def test_one_long_row_changes_little_of_the_constants():
+    items = np.random.default_rng(4).normal(size=(500, 24)).astype(np.float32)
+    layout = Layout(24, "L2").measured_on(items)
+    items[0] *= 1e4
+    assert Layout(24, "L2").measured_on(items).scale == layout.scale
+
+
+@pytest.mark.parametrize("items", [np.zeros((3, 4)), np.full((2, 4), np.nan), np.empty((0, 4))])
+def test_rows_that_tell_nothing_leave_the_constants_alone(items):
+    assert Layout(4, "L2").measured_on(items) == Layout(4, "L2")
 
 
 @pytest.mark.parametrize(

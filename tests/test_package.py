@@ -18,21 +18,27 @@ PACKAGE = ROOT / "milvus_hubness"
 MAY_IMPORT = {
     "errors": set(),
     "layout": {"errors"},
-    "state": {"errors", "layout"},
+    "halves": {"errors", "layout"},
+    "state": {"errors", "halves", "layout"},
     "banks": {"errors"},
     "kernels": {"errors"},
     "estimators": {"errors", "banks", "kernels"},
-    "correction": {"banks", "estimators", "layout", "state"},
+    "correction": {"banks", "estimators", "halves", "layout", "state"},
     "quality": {"errors", "banks", "kernels", "estimators"},
     "rerank": {"kernels"},
-    "stores": {"errors", "banks", "layout", "state"},
-    "client": {"errors", "banks", "correction", "rerank", "estimators", "layout", "state", "stores"},
-    "jobs": {"errors", "banks", "correction", "estimators", "layout", "quality", "rerank", "state", "stores"},
+    "stores": {"errors", "banks", "halves", "layout", "state"},
+    "client": {
+        "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
+    },
+    "jobs": {
+        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "rerank", "state",
+        "stores",
+    },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "state", "stores"},
-}
+}  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "layout", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
+    "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
 }  # fmt: skip
 
 

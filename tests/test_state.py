@@ -5,6 +5,7 @@ from datetime import datetime, timezone
 import pytest
 
 from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
+from milvus_hubness.layout import Layout
 from milvus_hubness.state import (
     BankReference,
     CollectionState,
@@ -52,6 +53,16 @@ def test_a_state_from_before_gates_had_two_sets_is_read(state):
     assert read_states({"hubness": text}) == {state.field: gated}
 
 
+def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
+    plain = state.model_copy(update={"metric": "L2"})
+    text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "")
+    assert "scale" not in text
+    assert read_states({"hubness": text}) == {state.field: plain}
+    assert plain.layout == Layout(384, "L2")
+    measured = plain.model_copy(update={"offset": 1234.5678901234, "scale": 16.0})
+    assert read_states({"hubness": measured.to_json()})[state.field].layout == measured.layout
+
+
 def test_no_property_is_no_state():
     assert read_states({"something": "else", "hubness": ""}) == {}
     with pytest.raises(NotCorrected, match="products"):
@@ -96,3 +107,16 @@ def test_a_profile_is_found_by_its_name(state):
 def test_norms_are_hidden_only_where_they_are_kept(state):
     assert "hubness_norm" in state.hidden_fields
     assert "hubness_norm" not in state.model_copy(update={"metric": "IP"}).hidden_fields
+
+
+def test_a_state_from_before_half_precision_is_of_float32(state):
+    text = state.to_json().replace('"dtype":"float32",', "")
+    assert "dtype" not in text
+    assert read_states({"hubness": text}) == {state.field: state}
+    assert state.form.width == state.layout.width
+
+
+def test_a_field_of_half_precision_gives_each_number_three_columns(state):
+    halves = state.model_copy(update={"dtype": "bfloat16", "dim": 380})
+    assert (halves.layout.width, halves.form.width) == (384, 400)
+    assert read_states({"hubness": halves.to_json()})[state.field].form == halves.form

@@ -125,7 +125,8 @@ def _show_plan(plan: dict[str, Any]) -> None:
         f"Migration of {plan['source']}",
         {
             "would create": plan["target"],
-            "vector field": f"{plan['field']}, {plan['index_type']} {plan['index_params'] or ''}".rstrip(),
+            "vector field": f"{plan['field']}, {plan['dtype']}, {plan['index_type']} "
+            f"{plan['index_params'] or ''}".rstrip(),
             "metric": f"{plan['metric']}, served as IP",
             "rows": f"{plan['rows']:,}",
             "width": f"{plan['dim']} -> {plan['width']} ({sizes['source']} -> {sizes['target']} of vectors)",

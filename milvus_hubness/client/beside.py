@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
 
+from milvus_hubness.client.arguments import RANGE_BOUNDS
 from milvus_hubness.client.hits import keep, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
-from milvus_hubness.client.rewrite import RANGE_BOUNDS, RAW_SCORE, Asked, Question, Rewrite
+from milvus_hubness.client.rewrite import RAW_SCORE, Asked, Question, Rewrite, raised
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
 
@@ -61,9 +62,9 @@ class BesideRewrite(Rewrite):
 
     # -- questions --------------------------------------------------------------------------------------
 
-    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Floats]:
+    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Any]:
         """The queries as they are."""
-        return list(queries)
+        return self.state.form.asked(queries)
 
     def ask(self, question: Question) -> Asked:
         """The request for the candidates, or for the answer itself where no correction is asked for or the
@@ -75,6 +76,7 @@ class BesideRewrite(Rewrite):
         fields = self.reading.fields(question.output_fields)
         if weight == 0:
             return self._plain(question, queries, params, fields)
+        params = raised(params, self._candidates(question))
         bounds = _without_bounds(params)
         gated = self.is_gated(question)
         if self.chains and not (self.side or bounds or gated or question.with_raw_score):
@@ -89,7 +91,13 @@ class BesideRewrite(Rewrite):
 
         requested = fields.requested if self.side else self._with_slot(fields)
         return Asked(
-            list(queries), self._candidates(question), 0, params, requested, answer, biases_of=self.side
+            self.wrapped(question, queries, weight),
+            self._candidates(question),
+            0,
+            params,
+            requested,
+            answer,
+            biases_of=self.side,
         )
 
     def _plain(
@@ -103,7 +111,7 @@ class BesideRewrite(Rewrite):
             return self.reading.hits_out(results, fields)
 
         return Asked(
-            list(queries),
+            self.wrapped(question, queries, 0.0),
             question.limit,
             question.offset,
             params,
@@ -133,7 +141,7 @@ class BesideRewrite(Rewrite):
             .limit(question.limit, question.offset)
         )
         return Asked(
-            list(queries),
+            self.wrapped(question, queries, weight),
             self._candidates(question),
             0,
             params,
@@ -201,8 +209,7 @@ class BesideRewrite(Rewrite):
 
     def _vectors_found(self, hits: list[Any]) -> Floats:
         """(n, d) the vectors of n hits."""
-        found = np.array([hit["entity"][self.state.field] for hit in hits], np.float32)
-        return found.reshape(-1, self.state.dim)
+        return self._loaded([hit["entity"] for hit in hits])
 
 
 def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:

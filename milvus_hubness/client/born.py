@@ -15,6 +15,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators import NNN, Estimator, to_dict
+from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import ALIGNMENT, Layout, as_metric
 from milvus_hubness.state import BankReference, CollectionState, Profile, slots_for
 from milvus_hubness.stores import milvus_schema
@@ -91,6 +92,7 @@ class Born:
     name: str
     suffix: str
     layout: Layout
+    dtype: Dtype
     asked: Hubness
     bank_collection: str
     bank: StoredBank
@@ -101,7 +103,9 @@ class Born:
 
     def state(self, collection: str, reference: BankReference) -> CollectionState:
         """What the collection will say of the field. The centre is 0 until the first full refresh: without
-        rows there is no mean bias to take off."""
+        rows there is no mean bias to take off. Under L2 the layout's constants are measured on the target
+        bank's items, or else on the queries, since vectors near each other are of like length; they stay, as
+        every row is stored by them."""
         profile = Profile(
             estimator=to_dict(self.asked.estimator),
             slot=0,
@@ -119,6 +123,9 @@ class Born:
             dim=self.layout.dim,
             slots=self.layout.slots,
             multiple_of=self.layout.multiple_of,
+            dtype=self.dtype,
+            offset=self.layout.offset,
+            scale=self.layout.scale,
             source=collection,
             phase="ready",
             profiles={"default": profile},
@@ -133,21 +140,22 @@ def planned(
     Raises InvalidInput for a field that is not there, is named twice or has no index, and where an estimator
     needs a gallery; InvalidParameter, DimensionMismatch, BankTooSmall.
     """
-    vectors = [each for each in schema.fields if each.dtype == DataType.FLOAT_VECTOR]
-    dims = {each.name: int(each.params["dim"]) for each in vectors}
+    vectors = {each.name: each for each in schema.fields if each.dtype in milvus_schema.DTYPES}
+    dims = {name: int(each.params["dim"]) for name, each in vectors.items()}
     by_field = {each.field_name: each.get_index_configs() for each in index}
     made: list[Born] = []
     for asked in [hubness] if isinstance(hubness, Hubness) else hubness:
         name = asked.anns_field or (next(iter(dims)) if len(dims) == 1 else None)
         if name is None or name not in dims:
             there = ", ".join(dims) or "none"
-            raise InvalidInput(f"name the FLOAT_VECTOR field to correct, there are: {there}")
+            raise InvalidInput(f"name the float vector field to correct, there are: {there}")
         if any(each.name == name for each in made):
             raise InvalidInput(f"field {name!r} is to be corrected twice")
         metric = by_field.get(name, {}).get("metric_type")
         if not metric:
             raise InvalidInput(f"the metric of field {name!r} is unknown: give its index in index_params")
-        made.append(_born(collection, name, asked, dims[name], metric, by_field[name], bool(made)))
+        kind = milvus_schema.DTYPES[vectors[name].dtype]
+        made.append(_born(collection, name, asked, dims[name], kind, metric, by_field[name], bool(made)))
     return made
 
 
@@ -156,6 +164,7 @@ def _born(
     name: str,
     asked: Hubness,
     dim: int,
+    dtype: Dtype,
     metric: str,
     index: Mapping[str, Any],
     is_further: bool,
@@ -173,12 +182,14 @@ def _born(
         math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT,
     )
     asked.bank.expect_dim(dim, "the bank")
+    layout = layout.measured_on((asked.target_bank or asked.bank).vectors)
     fitted = Correction.fit(layout, asked.estimator, asked.bank, target_bank=asked.target_bank).fitted
     suffix = f"_{name}" if is_further else ""
     return Born(
         name,
         suffix,
         layout,
+        dtype,
         asked,
         asked.bank_collection or f"{collection}__bank{suffix}",
         StoredBank(asked.bank, fitted.potentials, asked.target_bank),

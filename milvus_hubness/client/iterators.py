@@ -21,8 +21,9 @@ from pymilvus.client.constants import (
 from pymilvus.client.iterator import SearchIteratorV2
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
+from milvus_hubness.client.arguments import expect_question
 from milvus_hubness.client.beside import rewrite_of
-from milvus_hubness.client.operations import Known, Operations
+from milvus_hubness.client.operations import Known, Operations, naming
 from milvus_hubness.client.rewrite import Asked, Question
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, UnsupportedOperation
@@ -115,6 +116,7 @@ class PagedOperations(Operations):
                     collection, data, further, lambda results: known.reading.hits_out(results, fields)
                 )
             )
+        expect_question(data, None, output_fields, search_params, {"round_decimal": options["round_decimal"]})
         question = Question(
             data,
             limit=options["batch_size"],
@@ -125,7 +127,9 @@ class PagedOperations(Operations):
             profile=profile,
             with_raw_score=with_raw_score,
         )
+        options = naming(state, options)
         asked = yield from self._ordered(collection, known, state, question, options)
+        further |= options
         further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
         further |= {"round_decimal": -1, **asked.options}
         if state.beside is None:

@@ -9,10 +9,11 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 from pymilvus import AnnSearchRequest
-from pymilvus.exceptions import MilvusException
+from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client import born, hybrid
+from milvus_hubness.client.arguments import expect_question
 from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import BesideRewrite, rewrite_of
 from milvus_hubness.client.born import Hubness, NewCollection
@@ -296,14 +297,18 @@ class Operations:
                 args = (collection, data, filter, limit, fields.requested, search_params)
                 results = yield Ask("search", args, {**options, "ids": ids})
                 return known.reading.hits_out(results, fields) if known.states else results
+            expect_question(data, ids, output_fields, search_params, options)
             rewrite = yield from self._rewrite(known, state)
-            further = dict(options)
-            queries = data if ids is None else (yield from self._vectors(collection, known, state, ids))
+            further, params = naming(state, options), dict(search_params or {})
+            offset = further.pop("offset", None) or params.pop("offset", None) or 0
+            queries = data
+            if ids is not None:
+                queries = yield from self._vectors(collection, known, state, ids, options)
             question = Question(
                 data=queries,
                 limit=limit,
-                offset=int(further.pop("offset", None) or 0),
-                search_params=search_params,
+                offset=offset,
+                search_params=params,
                 output_fields=output_fields,
                 round_decimal=further.pop("round_decimal", -1),
                 strength=self._strength if strength is None else strength,
@@ -311,6 +316,8 @@ class Operations:
                 rerank=rerank,
                 with_raw_score=with_raw_score,
             )
+            if state.beside is not None and rewrite.strength(question) != 0:
+                _refuse_chains(further)
             if rerank is not None or rewrite.is_gated(question):
                 bank = yield from self._bank(collection, state, profile or state.active)
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
@@ -327,18 +334,20 @@ class Operations:
         if asked.biases_of is None:
             return asked.answer(results)
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
-        biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, options.get("timeout"))
+        biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, options)
         return asked.answer(results, biases)
 
     def _side_biases(
-        self, side: str, key_field: str, keys: Sequence[Any], timeout: float | None
+        self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
-        """The biases in every slot, by key."""
+        """The biases in every slot, by key, as consistent as the search was. options: of the search."""
+        timeout, level = options.get("timeout"), options.get("consistency_level")
         yield from self._ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
             wanted = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
-            rows = yield Ask("query", (side, wanted, [key_field, SIDE_FIELD], timeout))
+            as_before = {"consistency_level": level} if level is not None else {}
+            rows = yield Ask("query", (side, wanted, [key_field, SIDE_FIELD], timeout), as_before)
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
         return biases
 
@@ -350,11 +359,13 @@ class Operations:
             self._loaded.add(collection)
 
     def _vectors(
-        self, collection: str, known: Known, state: CollectionState, ids: Any
+        self, collection: str, known: Known, state: CollectionState, ids: Any, options: Mapping[str, Any]
     ) -> Operation[list[Any]]:
         """The rows' own vectors, to search with."""
         keys = ids if isinstance(ids, list) else [ids]
-        rows = yield from self.get(collection, keys, [state.field], None, None, {})
+        wanted, timeout = is_one_of(known.key_field, keys), options.get("timeout")
+        level = {name: options[name] for name in ("consistency_level",) if name in options}
+        rows = yield from self.query(collection, wanted, [state.field], timeout, None, None, level)
         by_key = {row[known.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
@@ -599,8 +610,30 @@ class Operations:
         return known.reading.index_out(index)
 
 
+def naming(state: CollectionState, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a search on this field, which they name where its vectors are halves: from the name
+    pymilvus learns what the bytes of queries are."""
+    return {**options, "anns_field": state.field} if state.dtype != "float32" else dict(options)
+
+
 def _bring_vectors(rows: Any, field: str) -> bool:
-    """Whether these are rows that all bring a vector of this field: others are for Milvus to judge."""
-    return (
-        isinstance(rows, list) and bool(rows) and all(isinstance(row, dict) and field in row for row in rows)
-    )
+    """Whether these are rows that bring a vector of this field: what is none is for Milvus to judge.
+
+    Raises DataNotMatchException, as pymilvus does, where only some do.
+    """
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    bring = [field in row for row in rows]
+    if any(bring) and not all(bring):
+        raise DataNotMatchException(message=ExceptionsMessage.InsertMissedField % field)
+    return any(bring)
+
+
+def _refuse_chains(options: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOperation: what the server does to scores would come before they are corrected."""
+    for name in ("function_chains", "ranker"):
+        if options.get(name) is not None:
+            raise UnsupportedOperation(
+                f"{name} would see uncorrected scores where biases lie beside the vectors: search with "
+                "strength=0, or migrate the collection"
+            )

@@ -6,10 +6,9 @@ from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from milvus_hubness.correction import read_back
 from milvus_hubness.errors import StateError
+from milvus_hubness.halves import decode, returned
 from milvus_hubness.state import PROPERTY, TUNING_PROPERTY, CollectionState
 
 Row = MutableMapping[str, Any]
@@ -32,8 +31,11 @@ class Reading:
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
         """What to ask for so that vectors can be read back, and what to hide again.
 
-        default_all: no output_fields means every field, as query and get take it.
+        default_all: no output_fields means every field, as query and get take it. What is no list is for
+        pymilvus to refuse.
         """
+        if not isinstance(output_fields, list | None):
+            return FieldRequest(output_fields, ())
         named = list(output_fields or [])
         hidden = tuple(name for state in self.states for name in state.hidden_fields if name not in named)
         if "*" not in named:
@@ -50,15 +52,16 @@ class Reading:
         for state in self.states:
             with_vector = [row for row in rows if row.get(state.field) is not None]
             if with_vector and state.beside is None:
-                stored = np.asarray([row[state.field] for row in with_vector], np.float32)
-                if stored.shape[1:] != (state.layout.width,):
+                stored = decode([row[state.field] for row in with_vector], state.dtype)
+                if stored.shape[1:] != (state.form.width,):
                     raise StateError(
                         f"field {state.field!r} holds vectors of width {stored.shape[1]}, "
-                        f"its state speaks of {state.layout.width}"
+                        f"its state speaks of {state.form.width}"
                     )
-                vectors = read_back(state, stored, with_vector).tolist()
-                for row, vector in zip(with_vector, vectors, strict=True):
-                    row[state.field] = vector
+                vectors = read_back(state, state.form.joined(stored), with_vector)
+                for row, vector in zip(with_vector, returned(vectors, state.dtype), strict=True):
+                    in_list = isinstance(vector, bytes) and isinstance(row[state.field], list)
+                    row[state.field] = [vector] if in_list else vector
         for row in rows:
             for name in fields.hidden:
                 row.pop(name, None)

@@ -12,17 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.client.arguments import RANGE_BOUNDS
 from milvus_hubness.client.hits import keep, rerank, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
+from milvus_hubness.halves import decode, rounded, unpacked
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.rerank.dynamic import gate
 from milvus_hubness.state import CollectionState, Profile
 
-RANGE_BOUNDS = ("radius", "range_filter")
 RAW_SCORE = "raw_score"
+
+
+SEARCHED_AT_LEAST = ("ef", "search_list")
+"""Parameters of graph indexes that Milvus wants to be no less than the number of results."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +94,14 @@ class Rewrite:
         for i, row in enumerate(rows):
             if taken := [name for name in self.state.hidden_fields if name in row]:
                 raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
-        given = [row[self.state.field] for row in rows]
+        given = [unpacked(row[self.state.field], self.state.dtype) for row in rows]
         for i, vector in enumerate(given):
-            if np.shape(vector) != (self.state.dim,):
+            if (shape := _shape(vector)) != (self.state.dim,):
                 raise DimensionMismatch(
                     f"row {i}: {self.state.field!r} must be a list of {self.state.dim} numbers, "
-                    f"got shape {np.shape(vector)}"
+                    f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
                 )
-        return self.state.layout.require_sound(given)
+        return self.state.layout.require_sound(self._as_kept(given))
 
     def rows_in(
         self, rows: Sequence[Row], vectors: Floats, biases: Mapping[str, Floats], epoch: int
@@ -105,7 +110,7 @@ class Rewrite:
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
         for name, profile in self.state.profiles.items():
             slots[:, [profile.slot, profile.standby]] = biases[name][:, None]
-        stored = self.state.layout.augment(vectors, slots)
+        stored = self.state.form.stored(self.state.layout.augment(vectors, slots))
         hidden = hidden_columns(self.state, vectors, biases[self.state.active], epoch)
         return [
             {**row, self.state.field: vector, **columns}
@@ -132,11 +137,12 @@ class Rewrite:
 
     def queries(self, question: Question) -> Floats:
         """(m, d) as the user gave them. Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
-        return self.state.layout.require_finite(question.data, "query")
+        return self.state.layout.require_finite(self._as_kept(question.data), "query")
 
-    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Floats]:
+    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Any]:
         """The queries as they are asked of the stored vectors."""
-        return list(self.state.layout.wrap(queries, weight, slot=self.profile(question).slot))
+        asked = self.state.layout.wrap(queries, weight, slot=self.profile(question).slot)
+        return self.state.form.asked(asked)
 
     def ask(self, question: Question) -> Asked:
         """The one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
@@ -165,7 +171,7 @@ class Rewrite:
         """
         params = copy.deepcopy(dict(given or {}))
         metric = params.pop("metric_type", None)
-        if metric and metric.upper() != self.state.metric:
+        if metric and str(metric).upper() != self.state.metric:
             raise InvalidParameter(
                 f"metric type not match: expected {self.state.metric}, search_params say {metric}"
             )
@@ -216,8 +222,8 @@ class Rewrite:
                     _add_raw_scores(hits, hits.distances)
             return self.reading.hits_out(results, fields)
 
-        data = self.wrapped(question, queries, 0.0)
-        return Asked(data, max(how.candidates, question.page.stop), 0, params, fields.requested, answer)
+        data, limit = self.wrapped(question, queries, 0.0), max(how.candidates, int(question.page.stop))
+        return Asked(data, limit, 0, raised(params, limit), fields.requested, answer)
 
     def _fields(self, question: Question, *, with_vector: bool) -> FieldRequest:
         """with_vector: whether the answer needs the stored vectors, shown to the user or not."""
@@ -255,18 +261,47 @@ class Rewrite:
 
     def _raw_scores(self, hits: Any, query: Floats) -> npt.NDArray[np.float64]:
         layout = self.state.layout
-        stored = np.array([hit["entity"][self.state.field] for hit in hits], np.float32)
-        products = stored.reshape(-1, layout.width) @ layout.wrap(query[None, :], 0.0)[0]
+        products = self._loaded([hit["entity"] for hit in hits]) @ layout.wrap(query[None, :], 0.0)[0]
         scores: npt.NDArray[np.float64] = layout.scores(products[None, :], query[None, :], 0.0)[0]
         return scores
 
     def _vectors_found(self, hits: list[Any]) -> Floats:
         """(n, d) the vectors of n hits, as the user gave them."""
         entities = [hit["entity"] for hit in hits]
-        stored = np.array([entity[self.state.field] for entity in entities], np.float32)
-        return read_back(self.state, stored.reshape(-1, self.state.layout.width), entities)
+        return read_back(self.state, self._loaded(entities), entities)
+
+    def _loaded(self, entities: Sequence[Row]) -> Floats:
+        """(n, width) what the field of n hits holds, as the layout has it."""
+        form = self.state.form
+        found = decode([entity[self.state.field] for entity in entities], form.dtype)
+        return form.joined(found.reshape(-1, form.width))
+
+    def _as_kept(self, given: Any) -> Any:
+        """Vectors as the user gave them, rounded as the field would."""
+        if self.state.dtype == "float32" or not isinstance(given, list | tuple | np.ndarray):
+            return given
+        return rounded(decode(given, self.state.dtype), self.state.dtype)
 
 
 def _add_raw_scores(hits: Any, scores: Sequence[float] | npt.NDArray[np.float64]) -> None:
     for hit, score in zip(hits, scores, strict=True):
         hit[RAW_SCORE] = float(score)
+
+
+def _shape(vector: Any) -> tuple[int, ...] | None:
+    """None where lists of several lengths lie within it."""
+    try:
+        shape: tuple[int, ...] = np.shape(vector)
+    except ValueError:
+        return None
+    return shape
+
+
+def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
+    """The parameters with those of a graph search, where they are given, raised to the number of results that
+    are fetched for the user's, in place."""
+    for place in (params, params.get("params") or {}):
+        for name in SEARCHED_AT_LEAST:
+            if isinstance(place.get(name), int):
+                place[name] = max(place[name], limit)
+    return params

@@ -27,7 +27,7 @@ from milvus_hubness.jobs.plan import advised
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.rerank import DynamicGate
-from milvus_hubness.state import Beside, CollectionState, Profile, require_state, suffix_for
+from milvus_hubness.state import Beside, CollectionState, Profile, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 ALLOWED_MISSES = 0.01
@@ -191,7 +191,7 @@ def measure(
     """The number of candidates to fetch, what each number of them misses, and on how many queries that was
     measured: at most 1,000 of `queries`, spread evenly."""
     queries.expect_dim(gallery.layout.dim, "the queries")
-    asked = queries.vectors[:: max(1, len(queries) // MEASURED_QUERIES)]
+    asked = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
         gallery.layout.reduce_queries(asked),
         gallery.layout.reduce_items(gallery.vectors),
@@ -237,6 +237,7 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
             dim=layout.dim,
             slots=layout.slots,
             multiple_of=layout.multiple_of,
+            dtype=plan.source.vector_fields[plan.field].dtype,
             source=plan.source.name,
             phase="ready",
             profiles={"default": profile},
@@ -274,7 +275,9 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     stays. Returns the side collection that was dropped. Raises NotCorrected, and InvalidInput where several
     fields are corrected and none is named."""
     info = store.info(collection)
-    state = require_state(info.state_of(field), info.name)
+    state = info.state_of(field)
+    if state is None:
+        raise NotCorrected(f"{info.name!r} carries no biases that could be taken away")
     if state.beside is None:
         raise NotCorrected(
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"

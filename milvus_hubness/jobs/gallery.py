@@ -45,7 +45,7 @@ def only_field(info: CollectionInfo) -> str:
         raise InvalidInput(
             f"{info.name!r} has several vector fields, name one: {', '.join(info.vector_fields)}"
         )
-    raise CannotMigrate(f"{info.name!r} has no FLOAT_VECTOR field, and only those are corrected")
+    raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 
 
 def read_gallery(
@@ -54,7 +54,7 @@ def read_gallery(
     """Raises EmptyCollection, InvalidInput, InvalidParameter where the metric cannot be corrected."""
     field = field or only_field(info)
     if field not in info.vector_fields:
-        raise InvalidInput(f"{info.name!r} has no FLOAT_VECTOR field {field!r}")
+        raise InvalidInput(f"{info.name!r} has no float vector field {field!r}")
     state = info.states.get(field)
     hidden = {name for each in info.states.values() for name in each.hidden_fields}
     vector = info.vector_fields[field]

@@ -53,7 +53,7 @@ def migrate(store: Store, plan: MigrationPlan, *, progress: Progress = silent) -
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
     made_copy = False
     try:
-        state = _initial_state(plan, correction.centre, bank)
+        state = _initial_state(plan, correction, bank)
         made_copy = not store.exists(plan.target)
         store.create_copy(plan.source, plan.target, state)
         unsound = _copy(store, plan, state, correction, progress)
@@ -120,8 +120,8 @@ def _source_of(store: Store, target: CollectionInfo) -> str:
 
 
 def _fit(store: Store, plan: MigrationPlan, progress: Progress) -> Correction:
-    """Fitted on the bank, and on the whole gallery where the estimator learns from it; centred on the mean
-    bias of rows spread evenly over the keys."""
+    """Fitted on the bank, and on the whole gallery where the estimator learns from it; on rows spread evenly
+    over the keys, centred on their mean bias and the layout's constants measured."""
     every = 1 if plan.estimator.needs_gallery else max(1, plan.rows // CENTRE_SAMPLE)
     parts = []
     for partition, keys in plan.keys.items():
@@ -129,7 +129,7 @@ def _fit(store: Store, plan: MigrationPlan, progress: Progress) -> Correction:
             parts.append(store.fetch(plan.source.name, part, plan.field, partition=partition).vectors)
     gallery = np.concatenate(parts)
     correction = Correction.fit(
-        plan.layout,
+        plan.layout.measured_on(gallery),
         plan.estimator,
         plan.bank,
         gallery=gallery if plan.estimator.needs_gallery else None,
@@ -137,15 +137,16 @@ def _fit(store: Store, plan: MigrationPlan, progress: Progress) -> Correction:
     )
     biases = correction.centred(gallery)[~plan.layout.unsound(gallery)]
     centre = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
-    return Correction(plan.layout, correction.fitted, centre)
+    return Correction(correction.layout, correction.fitted, centre)
 
 
-def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> CollectionState:
+def _initial_state(plan: MigrationPlan, correction: Correction, bank: BankReference) -> CollectionState:
+    layout = correction.layout
     profile = Profile(
         estimator=to_dict(plan.estimator),
         slot=0,
         standby=1,
-        centre=centre,
+        centre=correction.centre,
         strength=plan.strength,
         gate=plan.gate,
         gate_targets=plan.gate_targets,
@@ -156,10 +157,13 @@ def _initial_state(plan: MigrationPlan, centre: float, bank: BankReference) -> C
     return CollectionState(
         field=plan.field,
         suffix=plan.suffix,
-        metric=plan.layout.metric,
-        dim=plan.layout.dim,
-        slots=plan.layout.slots,
-        multiple_of=plan.layout.multiple_of,
+        metric=layout.metric,
+        dim=layout.dim,
+        slots=layout.slots,
+        multiple_of=layout.multiple_of,
+        dtype=plan.source.vector_fields[plan.field].dtype,
+        offset=layout.offset,
+        scale=layout.scale,
         source=plan.source.name,
         phase="copying",
         profiles={"default": profile},

@@ -148,9 +148,7 @@ class InVectors(_Placement):
     def _put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        stored = placed.batch.vectors.copy()
-        for slot, column in biases.items():
-            stored[:, self.state.layout.first_slot + slot] = column
+        stored = self.state.layout.with_biases(placed.batch.vectors, biases)
         profile = self.state.profile
         shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
         columns = {self.state.bias_field: shown[0]} if shown else {}

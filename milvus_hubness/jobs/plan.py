@@ -18,10 +18,11 @@ from milvus_hubness.errors import (
     UnfinishedMigration,
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.halves import BYTES, StoredForm
 from milvus_hubness.jobs.gallery import only_field
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
-from milvus_hubness.state import TuningRecord, slots_for, suffix_for
+from milvus_hubness.state import TuningRecord, form_of, slots_for, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
 SAMPLE_ROWS = 512
@@ -58,6 +59,11 @@ class MigrationPlan:
         """Distinct keys."""
         return sum(map(len, self.keys.values()))
 
+    @property
+    def form(self) -> StoredForm:
+        """How the layout's rows lie in the field."""
+        return form_of(self.layout, self.source.vector_fields[self.field].dtype)
+
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for people and for --json."""
         vector = self.source.vector_fields[self.field]
@@ -69,7 +75,8 @@ class MigrationPlan:
             "index_type": vector.index_type,
             "index_params": vector.index_params,
             "dim": self.layout.dim,
-            "width": self.layout.width,
+            "dtype": vector.dtype,
+            "width": self.form.width,
             "rows": self.rows,
             "partitions": [name for name in self.keys if name],
             "hidden_fields": [
@@ -77,8 +84,8 @@ class MigrationPlan:
                 for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
             ],
             "vector_bytes": {
-                "source": 4 * self.layout.dim * self.rows,
-                "target": 4 * self.layout.width * self.rows,
+                "source": BYTES[vector.dtype] * self.layout.dim * self.rows,
+                "target": BYTES[vector.dtype] * self.form.width * self.rows,
             },
             "bank": {
                 "collection": self.bank_collection,
@@ -131,7 +138,11 @@ def plan_migration(
         raise CannotMigrate(f"{info.name!r} is a query bank")
     field = field or only_field(info)
     state = info.states.get(field)
-    if state is not None and not (state.beside and state.beside.side):
+    if state is not None and state.beside is not None and state.beside.side is None:
+        raise AlreadyCorrected(
+            f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need itself"
+        )
+    if state is not None and state.beside is None:
         raise AlreadyCorrected(
             f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
         )

@@ -19,7 +19,7 @@ from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.migrate import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
-from milvus_hubness.layout import Floats, Layout
+from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
     SLOTS_PER_PROFILE,
     BankReference,
@@ -132,8 +132,9 @@ def _with_new_profile(
     without biases."""
     if bank is None:
         raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
-    wider = Layout(state.dim, state.metric, state.slots + SLOTS_PER_PROFILE, state.multiple_of)
-    if state.beside is not None or wider.width > state.layout.width:
+    wider = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE})
+    fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
+    if state.beside is not None or not fits:
         raise NoRoom(
             f"field {state.field!r} has no columns to spare for profile {name!r}: "
             "migrate it with room for more profiles"
@@ -148,7 +149,7 @@ def _with_new_profile(
         epoch=1,
         refreshed_at=active.refreshed_at,
     )
-    return state.model_copy(update={"slots": wider.slots}).with_profile(draft, name)
+    return wider.with_profile(draft, name)
 
 
 def _measured_anew(

@@ -11,14 +11,13 @@ import numpy.typing as npt
 
 from milvus_hubness.correction import read_back
 from milvus_hubness.errors import VerificationFailed, name_some
+from milvus_hubness.halves import SMALLEST, SPACING, kept
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
 
 Flags = npt.NDArray[np.bool_]
-
-ONE_UNIT_IN_THE_LAST_PLACE = 2.0**-23
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,8 @@ def verify(
     """Compare the key sets, every copied field of every row, the vectors read back, and the biases.
 
     Vectors must come back bit for bit; under COSINE, where a row was not unit, within one unit in the last
-    place. Raises VerificationFailed naming the first rows that differ.
+    place of the field's type (float16: or 2⁻²⁴ of the row's length, near zero). Raises VerificationFailed
+    naming the first rows that differ.
     """
     rows = fields = 0
     for partition in source.partitions:
@@ -92,15 +92,20 @@ def _vectors_recovered(wanted: Batch, copied: Batch, state: CollectionState) -> 
     exact = _equal(vectors, wanted.vectors).all(axis=1)
     if not state.norm_field:
         return np.asarray(exact, np.bool_)
-    near = np.abs(vectors - wanted.vectors) <= ONE_UNIT_IN_THE_LAST_PLACE * np.abs(wanted.vectors) + 1e-38
-    rescaled = np.array([row[state.norm_field] != 1 for row in copied.rows])
+    norms = np.array([row[state.norm_field] for row in copied.rows], np.float64)
+    unit = SPACING[state.dtype] * np.abs(wanted.vectors)
+    floor = SMALLEST[state.dtype] * np.maximum(norms, 1)[:, None]
+    near = np.abs(vectors - wanted.vectors) <= np.maximum(unit, floor)
+    rescaled = norms != 1
     return np.asarray(exact | (near.all(axis=1) & rescaled), np.bool_)
 
 
 def _biases_sound(copied: Batch, state: CollectionState) -> Flags:
     stored = state.layout.biases(copied.vectors, state.profile.slot)
     column = np.array([row[state.bias_field] for row in copied.rows], np.float32)
-    return np.asarray(np.isfinite(stored) & (stored == column), np.bool_)
+    scale = np.float32(state.layout.scale)
+    wanted = kept(column / scale, state.dtype) * scale
+    return np.asarray(np.isfinite(stored) & (stored == wanted), np.bool_)
 
 
 def _require(keys: list[Key], sound: Flags, complaint: str) -> None:

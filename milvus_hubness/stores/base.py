@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import InvalidInput
+from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import BankReference, CollectionState, TuningRecord
 
@@ -28,6 +29,7 @@ class VectorField:
     metric: str
     index_type: str
     index_params: dict[str, Any] = field(default_factory=dict)
+    dtype: Dtype = "float32"
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class StoredBank:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of `keys`. vectors: (n, width) float32 of one field; rows: the other fields."""
+    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, whatever its type, as the layout
+    has them where it is corrected; rows: the other fields."""
 
     keys: list[Key]
     vectors: Floats

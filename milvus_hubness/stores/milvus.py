@@ -77,11 +77,13 @@ class MilvusStore(MilvusBanks):
     def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
         found: list[list[Key]] = []
         with translated(collection):
-            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
-            for start in range(0, len(asked), QUERIES_PER_REQUEST):
+            schema = self.client.describe_collection(collection)
+            key_field = milvus_schema.key_field(schema)["name"]
+            data = milvus_schema.form_of(schema, field).asked(asked)
+            for start in range(0, len(data), QUERIES_PER_REQUEST):
                 results = self.client.search(
                     collection,
-                    data=list(asked[start : start + QUERIES_PER_REQUEST]),
+                    data=data[start : start + QUERIES_PER_REQUEST],
                     anns_field=field,
                     limit=k,
                     output_fields=[key_field],
@@ -205,7 +207,7 @@ class MilvusStore(MilvusBanks):
                 raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
             [field] = info.vector_fields
         if field not in info.vector_fields:
-            raise InvalidInput(f"{collection!r} has no FLOAT_VECTOR field {field!r}")
+            raise InvalidInput(f"{collection!r} has no float vector field {field!r}")
         vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")

@@ -9,6 +9,7 @@ import numpy as np
 from pymilvus import MilvusClient
 
 from milvus_hubness.errors import StoreError
+from milvus_hubness.halves import unpacked
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING
 from milvus_hubness.stores import milvus_schema
@@ -54,8 +55,7 @@ class MilvusRequests:
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
-            [dim] = [each["params"]["dim"] for each in schema["fields"] if each["name"] == field]
-            written_by_server = milvus_schema.function_outputs(schema)
+            form = milvus_schema.form_of(schema, field)
             by_key: dict[Key, dict[str, Any]] = {}
             missing = list(keys)
             while missing:
@@ -64,16 +64,19 @@ class MilvusRequests:
                 # Milvus 2.3 counts duplicates of a key as rows and cuts others off for them: ask again.
                 missing = [key for key in missing if key not in by_key] if rows else []
         present = [key for key in keys if key in by_key]
-        vectors = np.empty((len(present), int(dim)), np.float32)
+        vectors = np.empty((len(present), form.width), np.float32)
         others = []
         for i, key in enumerate(present):
             row = by_key[key]
-            vectors[i] = row.pop(field)
-            others.append({name: value for name, value in row.items() if name not in written_by_server})
-        return Batch(present, vectors, others)
+            vectors[i] = unpacked(row.pop(field), form.dtype)
+            others.append(milvus_schema.as_written(row, schema))
+        return Batch(present, form.joined(vectors), others)
 
     def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        rows = [{**row, field: vector} for row, vector in zip(batch.rows, batch.vectors, strict=True)]
+        with translated(collection):
+            form = milvus_schema.form_of(self.client.describe_collection(collection), field)
+        stored = form.stored(batch.vectors)
+        rows = [{**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)]
         self._upsert(collection, rows, partition)
 
     def delete(self, collection: str, keys: Sequence[Key]) -> None:

@@ -10,6 +10,7 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.halves import Dtype, StoredForm
 from milvus_hubness.layout import ALIGNMENT, as_metric
 from milvus_hubness.state import (
     BIAS_FIELD,
@@ -18,6 +19,7 @@ from milvus_hubness.state import (
     SIDE_FIELD,
     SLOT_FIELDS,
     CollectionState,
+    read_states,
 )
 from milvus_hubness.stores.base import CollectionInfo, VectorField
 
@@ -25,6 +27,18 @@ BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataTy
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
 STORED_FORM_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 TTL_PROPERTY = "collection.ttl.seconds"
+DTYPES: dict[int, Dtype] = {
+    DataType.FLOAT_VECTOR: "float32",
+    DataType.FLOAT16_VECTOR: "float16",
+    DataType.BFLOAT16_VECTOR: "bfloat16",
+}
+"""The vector types that are corrected."""
+_READ_AS_LISTS_OF_BYTES = {
+    DataType.BINARY_VECTOR,
+    DataType.INT8_VECTOR,
+    DataType.FLOAT16_VECTOR,
+    DataType.BFLOAT16_VECTOR,
+}
 _INDEX_STATUS = {
     "field_name",
     "index_name",
@@ -51,11 +65,11 @@ def function_outputs(schema: dict[str, Any]) -> set[str]:
 
 
 def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
-    """The FLOAT_VECTOR fields with what their index says; metric and type are empty without an index."""
+    """The vector fields of DTYPES with what their index says; metric and type are empty without an index."""
     by_field = {index["field_name"]: index for index in indexes}
     found = {}
     for field in schema["fields"]:
-        if field["type"] == DataType.FLOAT_VECTOR:
+        if dtype := DTYPES.get(field["type"]):
             index = by_field.get(field["name"], {})
             found[field["name"]] = VectorField(
                 field["name"],
@@ -63,8 +77,30 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
                 index.get("metric_type", ""),
                 index.get("index_type", ""),
                 build_params(index),
+                dtype,
             )
     return found
+
+
+def form_of(schema: dict[str, Any], field: str) -> StoredForm:
+    """How a vector field's rows lie in it: those of a layout where it is corrected."""
+    state = read_states(schema["properties"]).get(field)
+    if state is not None:
+        return state.form
+    [described] = [each for each in schema["fields"] if each["name"] == field]
+    return StoredForm(DTYPES[described["type"]], int(described["params"]["dim"]))
+
+
+def as_written(row: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
+    """A row of a query as pymilvus takes it back: without what the server computes, and the bytes of vectors
+    out of the lists that it gives them in."""
+    written_by_server = function_outputs(schema)
+    in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _READ_AS_LISTS_OF_BYTES}
+    return {
+        name: value[0] if name in in_bytes and value else value
+        for name, value in row.items()
+        if name not in written_by_server
+    }
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +123,8 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     if field not in source.vector_fields:
         kind = DataType(names[field]["type"]).name if field in names else "missing"
         dense = ", ".join(source.vector_fields) or "none"
-        found.append(f"field {field!r} is {kind}: only FLOAT_VECTOR is corrected (here: {dense})")
+        corrected = ", ".join(DataType(each).name for each in DTYPES)
+        found.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
     else:
         vector = source.vector_fields[field]
         if not vector.metric:
@@ -156,7 +193,7 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
     """Give a vector field its stored width, and the schema its hidden fields at the end, in place."""
     for field in schema.fields:
         if field.name == state.field:
-            field.params["dim"] = state.layout.width
+            field.params["dim"] = state.form.width
     schema.add_field(state.bias_field, DataType.FLOAT)
     schema.add_field(state.epoch_field, DataType.INT64)
     if state.norm_field:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from pymilvus import DataType
+from pymilvus.function_chain import FunctionChain, FunctionChainStage
 
 from milvus_hubness import (
     CSLS,
@@ -15,6 +16,7 @@ from milvus_hubness import (
     NotAdvised,
     NotCorrected,
     QueryBank,
+    UnsupportedOperation,
     VerificationFailed,
     diagnose,
     disable,
@@ -181,6 +183,18 @@ def test_range_search_is_in_corrected_scores(enabled):
         search_params={"params": {"radius": far, "range_filter": near}},
     )
     assert [hit["id"] for hit in hits] == orders[0][2:7].tolist()
+
+
+def test_a_search_may_look_at_fewer_nodes_than_there_are_candidates(enabled):
+    """Milvus refuses an ef below the number of results; the user's is above that of theirs."""
+    options = {"search_params": {"params": {"ef": 12}}, "consistency_level": "Strong"}
+    enabled.assert_found(enabled.client.search(enabled.name, data=list(enabled.queries), **options))
+
+
+def test_what_the_server_would_do_to_uncorrected_scores_is_refused(enabled):
+    chain = FunctionChain(FunctionChainStage.L2_RERANK).limit(3)
+    with pytest.raises(UnsupportedOperation, match="function_chains"):
+        enabled.client.search(enabled.name, data=list(enabled.queries), function_chains=chain)
 
 
 def test_rows_are_read_as_they_were_written(enabled):

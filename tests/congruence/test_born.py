@@ -19,6 +19,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.layout import Layout
 from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K = 10, 90, 4
@@ -65,6 +66,18 @@ def test_the_quick_form(backend, rng, metric):
     settled = backend.store().info(name).state.profile
     assert settled.estimator["name"] == "Blend"
     assert client.query(name, filter="id == 3", output_fields=["note"])[0]["note"] == "n3"
+
+
+def test_under_l2_lengths_are_expected_to_be_those_of_the_bank(lite, rng):
+    name, bank, targets = lite.name("born"), 3 * vectors(rng, 30, DIM), vectors(rng, 30, DIM)
+    client, plain = lite.hubness_client(), Layout(DIM, "L2")
+    for hubness, known in (
+        (Hubness(QueryBank(bank), NNN(K)), bank),
+        (Hubness(QueryBank(bank), NNN(K), target_bank=QueryBank(targets)), targets),
+    ):
+        client.create_collection(name, dimension=DIM, metric_type="L2", hubness=hubness)
+        assert lite.store().info(name).state.layout == plain.measured_on(known)
+        client.drop_collection(name)
 
 
 def test_the_schema_form_with_two_fields(lite, rng):

@@ -97,7 +97,7 @@ def plainly(results):
     return [[(hit["id"], hit["entity"]) for hit in hits] for hits in results]
 
 
-def assert_alike(found, plain, atol=1e-5):
+def assert_alike(found, plain, atol=2e-5):
     assert plainly(found) == plainly(plain)
     for ours, theirs in zip(found, plain, strict=True):
         np.testing.assert_allclose(ours.distances, theirs.distances, atol=atol)

@@ -30,7 +30,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs import verify
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
-from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, vectors
+from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
 
 ROWS, DIM = 20_000, 32
 HNSW = {"M": 8, "efConstruction": 64}
@@ -485,3 +485,29 @@ def test_product_quantisation_gets_a_width_it_can_divide(backend):
     store = backend.store()
     plan = plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4))
     assert plan.layout.width % math.lcm(16, 12) == 0
+
+
+def test_a_graph_finds_under_l2_what_the_raw_one_does(lite):
+    rng = np.random.default_rng(6)
+    lengths = np.exp(0.3 * rng.normal(size=1_660))[:, None]
+    rows = (rng.normal(size=(1_660, 32)) * lengths).astype(np.float32)
+    items, queries, bank = rows[:1_500], rows[1_500:1_560], rows[1_560:]
+    client, name = lite.client(), lite.name()
+    plain_collection(client, name, items, "L2", index_type="HNSW", params=HNSW)
+    client.flush(name)
+    store = lite.store()
+    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75))).target
+    exact = similarity(queries, items, "L2")
+    nearest = np.argsort(-exact)[:, :10]
+    corrected = np.argsort(-(exact - nnn(bank, items, "L2", 16, 0.75)))[:, :10]
+    ef = {"params": {"ef": 64}}
+
+    def recall(searched, collection, wanted, **options):
+        found = searched.search(collection, data=list(queries), limit=10, search_params=ef, **options)
+        pairs = zip(found, wanted, strict=True)
+        return np.mean([len({hit["id"] for hit in hits} & set(row)) / 10 for hits, row in pairs])
+
+    raw = recall(client, name, nearest)
+    ours = lite.hubness_client()
+    assert recall(ours, target, nearest, strength=0.0) > raw - 0.03
+    assert recall(ours, target, corrected) > 0.75

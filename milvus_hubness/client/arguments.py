@@ -1,0 +1,44 @@
+"""What pymilvus refuses to send, refused in its words before anything is rewritten. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pymilvus.client.check import check_id_and_data, check_pass_param
+from pymilvus.exceptions import ParamError
+
+from milvus_hubness.errors import InvalidParameter
+
+RANGE_BOUNDS = ("radius", "range_filter")
+
+
+def expect_question(
+    data: Any,
+    ids: Any,
+    output_fields: Any,
+    search_params: Any,
+    options: Mapping[str, Any],
+) -> None:
+    """Raises ParamError where pymilvus does, and InvalidParameter for bounds that are no numbers."""
+    check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
+    check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
+    params = search_params or {}
+    inner = params.get("params", {}) if isinstance(params, Mapping) else params
+    if not isinstance(inner, Mapping):
+        raise ParamError(message=f"Search params must be a dict, got {type(inner)}")
+    if "offset" in options and "offset" in params:
+        raise ParamError(message="Provide offset both in kwargs and param, expect just one")
+    offset = options.get("offset") or params.get("offset")
+    if offset is not None and not isinstance(offset, int):
+        raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
+    for place in (params, inner):
+        for name in RANGE_BOUNDS:
+            _expect_number(name, place.get(name))
+
+
+def _expect_number(name: str, bound: Any) -> None:
+    try:
+        float(bound or 0.0)
+    except (TypeError, ValueError):
+        raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
