@@ -66,6 +66,10 @@ class BesideRewrite(Rewrite):
         """The queries as they are."""
         return self.state.form.asked(queries)
 
+    def apart(self, question: Question) -> list[Question]:
+        """As one: the bounds of a range search are looked at here."""
+        return [question]
+
     def ask(self, question: Question) -> Asked:
         """The request for the candidates, or for the answer itself where no correction is asked for or the
         server applies it. Raises as Rewrite.ask does."""

@@ -321,7 +321,11 @@ class Operations:
             if rerank is not None or rewrite.is_gated(question):
                 bank = yield from self._bank(collection, state, profile or state.active)
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
-            return (yield from self._answered(collection, known, filter, rewrite.ask(question), further))
+            first, *others = rewrite.apart(question)
+            results = yield from self._answered(collection, known, filter, rewrite.ask(first), further)
+            for other in others:
+                results += yield from self._answered(collection, known, filter, rewrite.ask(other), further)
+            return results
 
         return self._as_it_is(collection, timeout, call)
 

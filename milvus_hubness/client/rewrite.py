@@ -16,7 +16,7 @@ from milvus_hubness.client.arguments import RANGE_BOUNDS
 from milvus_hubness.client.hits import keep, rerank, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.halves import decode, rounded, unpacked
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
@@ -144,10 +144,20 @@ class Rewrite:
         asked = self.state.layout.wrap(queries, weight, slot=self.profile(question).slot)
         return self.state.form.asked(asked)
 
+    def apart(self, question: Question) -> list[Question]:
+        """The question as those that a request each can answer: under L2 the bounds of a range search are
+        other inner products for every query."""
+        params = question.search_params or {}
+        places = (params, params.get("params") or {})
+        bounded = any(place.get(name) is not None for place in places for name in RANGE_BOUNDS)
+        if self.state.metric != "L2" or not bounded:
+            return [question]
+        return [replace(question, data=[query]) for query in self.queries(question)]
+
     def ask(self, question: Question) -> Asked:
         """The one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
 
-        Raises DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation.
+        Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
         queries, weight = self.queries(question), self.strength(question)
         params = self.search_params(question.search_params, queries)
@@ -167,7 +177,7 @@ class Rewrite:
     def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Search parameters for the stored form: no metric of the user's, range bounds as inner products.
 
-        Raises InvalidParameter for another metric than the field's; UnsupportedOperation.
+        Raises InvalidParameter for another metric than the field's.
         """
         params = copy.deepcopy(dict(given or {}))
         metric = params.pop("metric_type", None)
@@ -234,10 +244,6 @@ class Rewrite:
         return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
 
     def _range_bound(self, bound: float, queries: Floats) -> float:
-        if self.state.metric == "L2" and len(queries) > 1:
-            raise UnsupportedOperation(
-                "a range search under L2 takes one query at a time on a corrected collection"
-            )
         return float(self.state.layout.products(bound, queries[0]))
 
     # -- answers ----------------------------------------------------------------------------------------
