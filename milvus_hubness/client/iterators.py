@@ -23,7 +23,8 @@ from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, Pa
 
 from milvus_hubness.client.arguments import expect_question
 from milvus_hubness.client.beside import rewrite_of
-from milvus_hubness.client.operations import Known, Operations, naming
+from milvus_hubness.client.knowledge import Known, naming
+from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.rewrite import Asked, Question
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, UnsupportedOperation

@@ -9,9 +9,9 @@ from pymilvus import AnnSearchRequest, CollectionSchema, DataType, MilvusClient
 from pymilvus.client.constants import UNLIMITED
 from pymilvus.milvus_client.index import IndexParams
 
+from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import PagedOperations
-from milvus_hubness.client.operations import Bias
 from milvus_hubness.client.refusals import as_milvus
 from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive
 from milvus_hubness.errors import HubnessError

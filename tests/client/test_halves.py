@@ -13,7 +13,7 @@ from pymilvus.client.types import HybridExtraList, PlaceholderType
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness.client.beside import BesideRewrite
-from milvus_hubness.client.operations import naming
+from milvus_hubness.client.knowledge import naming
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.rewrite import Question, Rewrite
 from milvus_hubness.errors import DimensionMismatch, InvalidInput

@@ -1,0 +1,128 @@
+"""What collections say of themselves, remembered for a while. No I/O: see `steps`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.client.bank_cache import BankCache
+from milvus_hubness.client.beside import rewrite_of
+from milvus_hubness.client.reading import Reading
+from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    DimensionMismatch,
+    EmptyBank,
+    StateError,
+)
+from milvus_hubness.state import CollectionState, read_states
+from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, runs_function_chains
+
+T = TypeVar("T")
+
+PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound, StateError)
+"""What a call on a collection raises whose state is no longer what is remembered of it."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a collection says of itself. states: of its corrected fields, by name."""
+
+    key_field: str
+    states: Mapping[str, CollectionState]
+
+    @property
+    def reading(self) -> Reading:
+        """How its rows are read."""
+        return Reading(tuple(self.states.values()))
+
+    def searched(self, anns_field: str | None) -> CollectionState | None:
+        """The state of the field that a search is on; the corrected one where none is named."""
+        if anns_field:
+            return self.states.get(anns_field)
+        return next(iter(self.states.values())) if len(self.states) == 1 else None
+
+
+NOTHING = Known("", {})
+
+
+class Knowledge:
+    """state_ttl: seconds for which what a collection says of its biases is believed without asking again.
+    bank_budget: bytes of banks to keep in memory. strength: w of every search that names none."""
+
+    def __init__(self, strength: float | None, state_ttl: float, bank_budget: int) -> None:
+        self._strength = strength
+        self._state_ttl = state_ttl
+        self._known: dict[str, tuple[float, Known]] = {}
+        self._banks = BankCache(bank_budget)
+        self._metrics: dict[tuple[str, str], str] = {}
+        self._chains: bool | None = None
+        self._loaded: set[str] = set()
+        self._forgotten = 0
+
+    def forget(self, collection: str | None = None) -> None:
+        """Ask again what the collection, or every collection, says of itself."""
+        self._forgotten += 1
+        self._loaded.clear()
+        self._metrics.clear()
+        if collection is None:
+            self._known.clear()
+        else:
+            self._known.pop(collection, None)
+
+    def known(self, collection: str, timeout: float | None = None) -> Operation[Known]:
+        """What the collection says of itself, asked for at most once in `state_ttl` seconds. One that is not
+        there says nothing: the call that follows reports it in Milvus's own words."""
+        remembered = self._known.get(collection)
+        if remembered is not None and time.monotonic() < remembered[0]:
+            return remembered[1]
+        forgotten = self._forgotten
+        try:
+            description = yield Ask("describe_collection", (collection, timeout))
+        except MilvusException as error:
+            if error.code == COLLECTION_NOT_FOUND:
+                return NOTHING
+            raise
+        key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
+        known = Known(key_field, read_states(description.get("properties", {})))
+        if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
+            self._known[collection] = (time.monotonic() + self._state_ttl, known)
+        return known
+
+    def _as_it_is(
+        self, collection: str, timeout: float | None, call: Callable[[Known], Operation[T]]
+    ) -> Operation[T]:
+        """call(known), and once more where that fails and the collection turns out to have changed."""
+        known = yield from self.known(collection, timeout)
+        try:
+            return (yield from call(known))
+        except PERHAPS_OUTDATED:
+            self.forget(collection)
+            now = yield from self.known(collection, timeout)
+            if now == known:
+                raise
+        return (yield from call(now))
+
+    def _rewrite(self, known: Known, state: CollectionState) -> Operation[Rewrite]:
+        in_fields = state.beside is not None and not state.beside.side
+        if in_fields and self._chains is None:
+            self._chains = runs_function_chains((yield Ask("get_server_version")))
+        return rewrite_of(state, known.reading, chains=bool(self._chains))
+
+    def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
+        """Whoever loaded a collection need not have known of the one beside it, or of its bank."""
+        if collection not in self._loaded:
+            if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
+                yield Ask("load_collection", (collection, timeout))
+            self._loaded.add(collection)
+
+
+def naming(state: CollectionState, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a search on this field, which they name where its vectors are halves: from the name
+    pymilvus learns what the bytes of queries are."""
+    return {**options, "anns_field": state.field} if state.dtype != "float32" else dict(options)

@@ -1,0 +1,87 @@
+"""Rows and descriptions read. No I/O: see `steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from milvus_hubness.client.knowledge import Knowledge, Known
+from milvus_hubness.client.reading import Reading
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.state import read_states
+
+
+class Reads(Knowledge):
+    """What shows a collection as its user knows it."""
+
+    def query(
+        self,
+        collection: str,
+        filter: str,
+        output_fields: list[str] | None,
+        timeout: float | None,
+        ids: Any,
+        partition_names: list[str] | None,
+        options: Mapping[str, Any],
+    ) -> Operation[Any]:
+        """query, its rows as the user knows them."""
+
+        def ask(requested: list[str] | None) -> Ask:
+            return Ask("query", (collection, filter, requested, timeout, ids, partition_names), dict(options))
+
+        return self._read(collection, output_fields, timeout, ask)
+
+    def get(
+        self,
+        collection: str,
+        ids: Any,
+        output_fields: list[str] | None,
+        timeout: float | None,
+        partition_names: list[str] | None,
+        options: Mapping[str, Any],
+    ) -> Operation[Any]:
+        """get, its rows as the user knows them."""
+
+        def ask(requested: list[str] | None) -> Ask:
+            return Ask("get", (collection, ids, requested, timeout, partition_names), dict(options))
+
+        return self._read(collection, output_fields, timeout, ask)
+
+    def _read(
+        self,
+        collection: str,
+        output_fields: list[str] | None,
+        timeout: float | None,
+        ask: Callable[[list[str] | None], Ask],
+    ) -> Operation[Any]:
+        def call(known: Known) -> Operation[Any]:
+            if not known.states:
+                rows = yield ask(output_fields)
+                if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
+                    return rows
+                # The stored form: the collection was corrected after it was last asked.
+                self.forget(collection)
+                now = yield from self.known(collection, timeout)
+                return (yield from call(now)) if now.states else rows
+            fields = known.reading.fields(output_fields, default_all=True)
+            rows = yield ask(fields.requested)
+            known.reading.rows_out(rows, fields)
+            return rows
+
+        return self._as_it_is(collection, timeout, call)
+
+    def describe_collection(
+        self, collection: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[dict[str, Any]]:
+        """The collection as the user made it."""
+        description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
+        states = read_states(description.get("properties", {}))
+        return Reading(tuple(states.values())).description_out(description) if states else description
+
+    def describe_index(
+        self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        """The index with the user's metric."""
+        index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
+        known = yield from self.known(collection, timeout)
+        return known.reading.index_out(index)

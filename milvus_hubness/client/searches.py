@@ -1,0 +1,255 @@
+"""Questions asked of vectors. No I/O: see `steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pymilvus import AnnSearchRequest
+
+from milvus_hubness.client import hybrid
+from milvus_hubness.client.arguments import expect_question
+from milvus_hubness.client.biases import Biasing
+from milvus_hubness.client.knowledge import Known, naming
+from milvus_hubness.client.reads import Reads
+from milvus_hubness.client.rewrite import Asked, Question, Rewrite
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.errors import (
+    InvalidInput,
+    UnsupportedOperation,
+)
+from milvus_hubness.rerank import GloballyCorrected
+from milvus_hubness.state import SIDE_FIELD, CollectionState
+from milvus_hubness.stores.milvus_rpc import is_one_of
+
+KEYS_PER_REQUEST = 8_000
+
+
+class Searching(Biasing, Reads):
+    """search and hybrid_search."""
+
+    def search(
+        self,
+        collection: str,
+        data: Any,
+        filter: str,
+        limit: int,
+        output_fields: list[str] | None,
+        search_params: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        *,
+        ids: Any = None,
+        strength: float | None = None,
+        profile: str | None = None,
+        rerank: GloballyCorrected | None = None,
+        with_raw_score: bool = False,
+    ) -> Operation[Any]:
+        """search, ranked by the corrected score where the field carries biases.
+
+        options: the further arguments of MilvusClient.search, by name.
+        """
+        timeout = options.get("timeout")
+
+        def call(known: Known) -> Operation[Any]:
+            state = known.searched(options.get("anns_field"))
+            if state is None:
+                fields = known.reading.fields(output_fields)
+                args = (collection, data, filter, limit, fields.requested, search_params)
+                results = yield Ask("search", args, {**options, "ids": ids})
+                return known.reading.hits_out(results, fields) if known.states else results
+            expect_question(data, ids, output_fields, search_params, options)
+            rewrite = yield from self._rewrite(known, state)
+            further, params = naming(state, options), dict(search_params or {})
+            offset = further.pop("offset", None) or params.pop("offset", None) or 0
+            queries = data
+            if ids is not None:
+                queries = yield from self._vectors(collection, known, state, ids, options)
+            question = Question(
+                data=queries,
+                limit=limit,
+                offset=offset,
+                search_params=params,
+                output_fields=output_fields,
+                round_decimal=further.pop("round_decimal", -1),
+                strength=self._strength if strength is None else strength,
+                profile=profile,
+                rerank=rerank,
+                with_raw_score=with_raw_score,
+            )
+            if state.beside is not None and rewrite.strength(question) != 0:
+                _refuse_chains(further)
+            if rerank is not None or rewrite.is_gated(question):
+                bank = yield from self._bank(collection, state, profile or state.active)
+                question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+            first, *others = rewrite.apart(question)
+            results = yield from self._answered(collection, known, filter, rewrite.ask(first), further)
+            for other in others:
+                results += yield from self._answered(collection, known, filter, rewrite.ask(other), further)
+            return results
+
+        return self._as_it_is(collection, timeout, call)
+
+    def _answered(
+        self, collection: str, known: Known, filter: str, asked: Asked, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        args = (collection, asked.data, filter, asked.limit, asked.output_fields, asked.search_params)
+        offset = {"offset": asked.offset} if asked.offset else {}
+        results = yield Ask("search", args, {**options, **asked.options, **offset})
+        if asked.biases_of is None:
+            return asked.answer(results)
+        keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
+        biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, options)
+        return asked.answer(results, biases)
+
+    def _side_biases(
+        self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
+    ) -> Operation[dict[Any, Sequence[float]]]:
+        """The biases in every slot, by key, as consistent as the search was. options: of the search."""
+        timeout, level = options.get("timeout"), options.get("consistency_level")
+        yield from self._ensure_loaded(side, timeout)
+        biases: dict[Any, Sequence[float]] = {}
+        for start in range(0, len(keys), KEYS_PER_REQUEST):
+            wanted = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
+            as_before = {"consistency_level": level} if level is not None else {}
+            rows = yield Ask("query", (side, wanted, [key_field, SIDE_FIELD], timeout), as_before)
+            biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
+        return biases
+
+    def _vectors(
+        self, collection: str, known: Known, state: CollectionState, ids: Any, options: Mapping[str, Any]
+    ) -> Operation[list[Any]]:
+        """The rows' own vectors, to search with."""
+        keys = ids if isinstance(ids, list) else [ids]
+        wanted, timeout = is_one_of(known.key_field, keys), options.get("timeout")
+        level = {name: options[name] for name in ("consistency_level",) if name in options}
+        rows = yield from self.query(collection, wanted, [state.field], timeout, None, None, level)
+        by_key = {row[known.key_field]: row[state.field] for row in rows}
+        if missing := [key for key in keys if key not in by_key]:
+            raise InvalidInput(f"no rows of these ids to search with: {missing}")
+        return [by_key[key] for key in keys]
+
+    def hybrid_search(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: Any,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+    ) -> Operation[Any]:
+        """hybrid_search, each request on a corrected field ranked by the corrected score.
+
+        options: the further arguments of MilvusClient.hybrid_search, by name. Raises UnsupportedOperation
+        where an answer must be merged here and cannot be.
+        """
+        weight = self._strength if strength is None else strength
+
+        def call(known: Known) -> Operation[Any]:
+            asked: list[tuple[Rewrite, Question] | None] = []
+            for request in requests:
+                state = known.searched(request.anns_field)
+                if state is None:
+                    asked.append(None)
+                    continue
+                named = profile if profile in state.profiles else None
+                question = Question(
+                    request.data,
+                    request.limit,
+                    search_params=request.param,
+                    strength=weight,
+                    profile=named,
+                )
+                asked.append(((yield from self._rewrite(known, state)), question))
+            told = hybrid.Ranker.of(ranker)
+            if hybrid.must_merge(told, [each for each in asked if each]):
+                return (
+                    yield from self._merged(
+                        collection, requests, told, limit, output_fields, options, weight, profile, known
+                    )
+                )
+            sent = [
+                hybrid.rewritten(request, *each) if each else request
+                for request, each in zip(requests, asked, strict=True)
+            ]
+            fields = known.reading.fields(output_fields)
+            args = (collection, sent, ranker, limit, fields.requested)
+            results = yield Ask("hybrid_search", args, dict(options))
+            return known.reading.hits_out(results, fields)
+
+        return self._as_it_is(collection, options.get("timeout"), call)
+
+    def _merged(
+        self,
+        collection: str,
+        requests: Sequence[AnnSearchRequest],
+        ranker: hybrid.Ranker,
+        limit: int,
+        output_fields: list[str] | None,
+        options: Mapping[str, Any],
+        strength: float | None,
+        profile: str | None,
+        known: Known,
+    ) -> Operation[Any]:
+        """A search for each request, and their answers merged."""
+        if options.get("group_by_field"):
+            raise UnsupportedOperation(
+                "grouping a hybrid search whose answers are merged by the client: fields of metric COSINE or "
+                "L2 with a weighted ranker, gates, and biases beside vectors are; use RRFRanker on others"
+            )
+        shared = {
+            name: value
+            for name, value in options.items()
+            if name not in ("offset", "round_decimal", "timezone")
+        }
+        answers, metrics = [], []
+        for request in requests:
+            state = known.searched(request.anns_field)
+            further = {**shared, "anns_field": request.anns_field}
+            if request.expr_params:
+                further["filter_params"] = request.expr_params
+            answers.append(
+                (
+                    yield from self.search(
+                        collection,
+                        request.data,
+                        request.expr or "",
+                        request.limit,
+                        output_fields,
+                        request.param,
+                        further,
+                        strength=strength,
+                        profile=profile if state and profile in state.profiles else None,
+                    )
+                )
+            )
+            metrics.append(state.metric if state else (yield from self._metric(collection, request, options)))
+        offset = int(options.get("offset") or 0)
+        page = slice(offset, offset + limit)
+        return hybrid.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+
+    def _metric(
+        self, collection: str, request: AnnSearchRequest, options: Mapping[str, Any]
+    ) -> Operation[str]:
+        """What the request says, else what the index of its field does."""
+        if told := (request.param or {}).get("metric_type"):
+            return str(told).upper()
+        of = (collection, request.anns_field)
+        if of not in self._metrics:
+            names = yield Ask("list_indexes", (collection, request.anns_field))
+            index = yield Ask("describe_index", (collection, names[0], options.get("timeout")))
+            self._metrics[of] = str(index["metric_type"]).upper()
+        return self._metrics[of]
+
+
+def _refuse_chains(options: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOperation: what the server does to scores would come before they are corrected."""
+    for name in ("function_chains", "ranker"):
+        if options.get(name) is not None:
+            raise UnsupportedOperation(
+                f"{name} would see uncorrected scores where biases lie beside the vectors: search with "
+                "strength=0, or migrate the collection"
+            )

@@ -1,0 +1,142 @@
+"""Rows and collections written. No I/O: see `steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.client import born
+from milvus_hubness.client.beside import BesideRewrite, rewrite_of
+from milvus_hubness.client.biases import Bias, Biasing
+from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.knowledge import Known
+from milvus_hubness.client.steps import Ask, InStore, Operation
+from milvus_hubness.layout import Floats
+from milvus_hubness.state import PENDING, BankReference
+from milvus_hubness.stores.base import Made
+
+
+class Writing(Biasing):
+    """What changes a collection."""
+
+    def write(
+        self,
+        method: str,
+        collection: str,
+        data: Any,
+        timeout: float | None,
+        partition_name: str | None,
+        bias: Bias,
+        options: Mapping[str, Any],
+    ) -> Operation[dict[str, Any]]:
+        """insert or upsert, each row that brings a vector with its bias."""
+
+        def call(known: Known) -> Operation[dict[str, Any]]:
+            rows = [data] if isinstance(data, dict) else data
+            stored = data
+            beside: list[tuple[BesideRewrite, dict[str, Floats], int]] = []
+            for state in known.states.values():
+                if not _bring_vectors(rows, state.field):
+                    continue
+                rewrite = rewrite_of(state, known.reading)
+                vectors = rewrite.vectors_of(rows)
+                biases = yield from self._biases(collection, state, vectors, bias, timeout)
+                epoch = PENDING if bias == "pending" else state.profile.epoch
+                stored = rewrite.rows_in(rows if stored is data else stored, vectors, biases, epoch)
+                if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
+                    beside.append((rewrite, biases, epoch))
+            written: dict[str, Any] = yield Ask(
+                method, (collection, stored, timeout, partition_name), dict(options)
+            )
+            for rewrite, biases, epoch in beside:
+                keys = written.get("ids") or [row[known.key_field] for row in rows]
+                lines = rewrite.side_rows(known.key_field, list(keys), biases, epoch)
+                yield Ask("upsert", (rewrite.side, lines, timeout))
+            return written
+
+        return self._as_it_is(collection, timeout, call)
+
+    def delete(
+        self,
+        collection: str,
+        ids: Any,
+        timeout: float | None,
+        filter: str | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[dict[str, int]]:
+        """delete; biases in a side collection go with the rows where these are named by key, and otherwise
+        with the next refresh."""
+
+        def call(known: Known) -> Operation[dict[str, int]]:
+            args = (collection, ids, timeout, filter, partition_name)
+            done: dict[str, int] = yield Ask("delete", args, dict(options))
+            for state in known.states.values():
+                if ids and state.beside and state.beside.side:
+                    yield Ask("delete", (state.beside.side, ids, timeout))
+            return done
+
+        return self._as_it_is(collection, timeout, call)
+
+    def create_collection(
+        self,
+        collection: str,
+        new: NewCollection,
+        hubness: Hubness | Sequence[Hubness] | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """create_collection, with banks and states for the fields that `hubness` names."""
+        self.forget()
+        if hubness is None:
+            yield Ask("create_collection", (collection,), {**new.as_given(), "timeout": timeout, **options})
+            return
+        further = dict(options)
+        schema, index = new.in_full(further)
+        made = born.planned(collection, hubness, schema, index)
+        saved: list[tuple[BankReference, Made]] = []
+        created = False
+        try:
+            for each in made:
+                saved.append((yield InStore(each.save_bank)))
+            states = {
+                each.name: each.state(collection, reference)
+                for each, (reference, _) in zip(made, saved, strict=True)
+            }
+            properties = {state.property_name: state.to_json() for state in states.values()}
+            further["properties"] = {**(further.get("properties") or {}), **properties}
+            stored = born.stored_schema(schema, states.values())
+            yield Ask("create_collection", (collection,), {"schema": stored, "timeout": timeout, **further})
+            created = True
+            yield Ask("create_index", (collection, born.served_indexes(index, states), timeout))
+            yield Ask("load_collection", (collection, timeout))
+        except Exception:
+            if created:
+                yield Ask("drop_collection", (collection, timeout))
+            for reference, kind in saved:
+                yield InStore(born.undoing(reference, kind))
+            raise
+
+    def create_index(
+        self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[None]:
+        """create_index, on corrected fields for the metric that serves them."""
+        known = yield from self.known(collection, timeout)
+        served = born.served_indexes(index, known.states) if known.states else index
+        yield Ask("create_index", (collection, served, timeout), dict(options))
+
+
+def _bring_vectors(rows: Any, field: str) -> bool:
+    """Whether these are rows that bring a vector of this field: what is none is for Milvus to judge.
+
+    Raises DataNotMatchException, as pymilvus does, where only some do.
+    """
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    bring = [field in row for row in rows]
+    if any(bring) and not all(bring):
+        raise DataNotMatchException(message=ExceptionsMessage.InsertMissedField % field)
+    return any(bring)
