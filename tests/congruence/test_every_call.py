@@ -614,12 +614,24 @@ def test_an_index_is_dropped_and_built_as_there(catalogue):
     )
 
 
-@pytest.mark.parametrize("id_type", ["int", "string"])
-def test_keys_are_made_by_the_database_as_there(lite, id_type):
+def test_keys_that_the_database_cannot_make_are_refused_as_there(lite):
+    """Milvus Lite makes numbers only."""
+    bank = QueryBank(vectors(np.random.default_rng(62), 20, DIM))
+    form = {"dimension": DIM, "id_type": "string", "max_length": 40, "auto_id": True}
+    for client, further in (
+        (lite.client(), {}),
+        (lite.hubness_client(), {"hubness": Hubness(bank, NNN(K))}),
+    ):
+        name = lite.name("auto")
+        with pytest.raises(MilvusException, match="must be INT64"):
+            client.create_collection(name, **form, **further)
+        assert not client.has_collection(name)
+
+
+def test_keys_are_made_by_the_database_as_there(lite):
     rng = np.random.default_rng(62)
     items, bank = vectors(rng, 20, DIM), QueryBank(vectors(rng, 20, DIM))
-    form = {"dimension": DIM, "id_type": id_type, "auto_id": True, "consistency_level": "Strong"}
-    form |= {"max_length": 40} if id_type == "string" else {}
+    form = {"dimension": DIM, "auto_id": True, "consistency_level": "Strong"}
     plain, client, sides = lite.client(), lite.hubness_client(strength=0), []
     for each, further in ((plain, {}), (client, {"hubness": Hubness(bank, NNN(K))})):
         name = lite.name("auto")
