@@ -51,7 +51,7 @@ class QueryBank:
         given: Any = self.vectors
         if isinstance(given, Sequence | np.ndarray | torch.Tensor) and len(given) == 0:
             raise EmptyBank(f"the bank from {self.source} holds no query")
-        vectors = np.array(as_vectors(given, "the bank"))
+        vectors = np.array(as_vectors(given, f"the bank from {self.source}"))
         vectors.flags.writeable = False
         object.__setattr__(self, "vectors", vectors)
 

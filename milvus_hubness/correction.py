@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore
-from milvus_hubness.halves import rounded
+from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore, to_dict
+from milvus_hubness.halves import Dtype, rounded
 from milvus_hubness.layout import Floats, Layout
-from milvus_hubness.state import CollectionState
+from milvus_hubness.state import BankReference, Beside, CollectionState, Profile
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Correction:
         reduced = _reduced_bank(layout, bank)
         others = {
             "gallery": None if gallery is None else _sound_items(layout, gallery),
-            "target_bank": None if target_bank is None else _sound_items(layout, target_bank.vectors),
+            "target_bank": None if target_bank is None else _sound_targets(layout, target_bank),
         }
         if isinstance(estimator, Transport):
             fits = start is not None and start.shape == (len(bank), estimator.potentials)
@@ -66,7 +67,7 @@ class Correction:
         centre: float = 0.0,
     ) -> Correction:
         """An earlier fit from what was kept of it, without the gallery. Raises as `fit` does."""
-        targets = None if target_bank is None else _sound_items(layout, target_bank.vectors)
+        targets = None if target_bank is None else _sound_targets(layout, target_bank)
         fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
         return cls(layout, fitted, centre)
 
@@ -80,9 +81,60 @@ class Correction:
         return biases
 
 
+def initial_state(
+    layout: Layout,
+    estimator: Estimator,
+    bank: BankReference,
+    *,
+    field: str,
+    suffix: str,
+    dtype: Dtype,
+    source: str,
+    phase: Literal["copying", "ready"] = "ready",
+    centre: float = 0.0,
+    strength: float = 1.0,
+    gate: int | None = None,
+    gate_targets: int | None = None,
+    beside: Beside | None = None,
+) -> CollectionState:
+    """What a collection says of a field whose biases are its first: one profile, refreshed now."""
+    profile = Profile(
+        estimator=to_dict(estimator),
+        slot=0,
+        standby=1,
+        centre=centre,
+        strength=strength,
+        gate=gate,
+        gate_targets=gate_targets,
+        bank=bank,
+        epoch=1,
+        refreshed_at=datetime.now(timezone.utc),
+    )
+    return CollectionState(
+        field=field,
+        suffix=suffix,
+        metric=layout.metric,
+        dim=layout.dim,
+        slots=layout.slots,
+        multiple_of=layout.multiple_of,
+        dtype=dtype,
+        offset=layout.offset,
+        scale=layout.scale,
+        source=source,
+        phase=phase,
+        profiles={"default": profile},
+        beside=beside,
+    )
+
+
 def _reduced_bank(layout: Layout, bank: QueryBank) -> QueryBank:
-    bank.expect_dim(layout.dim, "the bank")
+    bank.expect_dim(layout.dim, "the field")
     return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
+
+
+def _sound_targets(layout: Layout, bank: QueryBank) -> Floats:
+    bank.expect_dim(layout.dim, "the field")
+    return _sound_items(layout, bank.vectors)
 
 
 def _sound_items(layout: Layout, vectors: npt.ArrayLike) -> Floats:

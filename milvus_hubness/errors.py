@@ -14,18 +14,26 @@ HubnessError
 │   ├── ServerUnavailable
 │   ├── CollectionNotFound
 │   ├── CollectionExists
-│   └── EmptyCollection
+│   ├── EmptyCollection
+│   └── MirrorFailed                      written to a collection, not to the one it is being carried to
 ├── StateError                            what the collection says about its biases does not allow this
 │   ├── AlreadyCorrected
 │   ├── NotCorrected
 │   ├── UnfinishedMigration
+│   ├── ResumeRefused                     an unfinished migration was begun with other arguments
+│   ├── NoMigration                       the ledger knows of none
+│   ├── MigrationRunning                  another process is at it
+│   ├── WrongPhase                        the migration is not where this step begins
+│   ├── NotCaughtUp                       rows keep changing that no client of ours mirrors
 │   ├── NotAdvised                        tuning found that correction would hurt
 │   └── UnknownStateVersion
 ├── CannotMigrate                         the collection has something that cannot be carried over
 ├── NoRoom                                no column to spare for a further profile
 ├── VerificationFailed                    the copy differs from its source, with the rows
 ├── UnsupportedOperation                  a call that a corrected collection cannot answer
-└── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
+├── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
+├── HookFailed                            a hook that must succeed before a step did not
+└── CriticalLoad                          the critical-load command says that the server bears no more
 """
 
 from __future__ import annotations
@@ -93,6 +101,10 @@ class EmptyCollection(StoreError):
     """The collection holds no rows, so there is nothing to correct."""
 
 
+class MirrorFailed(StoreError):
+    """A write reached a collection that is being migrated, and not the one that its rows are carried to."""
+
+
 class StateError(HubnessError):
     """What the collection says about its biases does not allow this."""
 
@@ -107,6 +119,26 @@ class NotCorrected(StateError):
 
 class UnfinishedMigration(StateError):
     """A copy that an earlier migration began and never verified."""
+
+
+class ResumeRefused(StateError):
+    """An unfinished migration was begun with other arguments, or its source has changed its schema since."""
+
+
+class NoMigration(StateError):
+    """The ledger knows of no migration of that name."""
+
+
+class MigrationRunning(StateError):
+    """Another process is at work on this migration."""
+
+
+class WrongPhase(StateError):
+    """The migration is not where this step begins."""
+
+
+class NotCaughtUp(StateError):
+    """The copy cannot follow: rows keep changing that no client of ours writes to both collections."""
 
 
 class NotAdvised(StateError):
@@ -135,6 +167,14 @@ class UnsupportedOperation(HubnessError):
 
 class FaissConflict(HubnessError):
     """faiss-cpu and faiss-gpu provide the same module and are both installed."""
+
+
+class HookFailed(HubnessError):
+    """A hook that must succeed before a step of a migration did not."""
+
+
+class CriticalLoad(HubnessError):
+    """The critical-load command says that the server bears no more."""
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:

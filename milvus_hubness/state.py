@@ -22,6 +22,7 @@ from milvus_hubness.layout import Layout, Metric
 
 PROPERTY = "hubness"
 TUNING_PROPERTY = "hubness_tuning"
+MIRROR_PROPERTY = "hubness_mirror"
 VERSION: Literal[1] = 1
 
 BIAS_FIELD = "hubness_bias"
@@ -230,6 +231,31 @@ def read_tuning(properties: dict[str, str]) -> TuningRecord | None:
     except ValidationError as error:
         raise StateError(
             f"the collection property {TUNING_PROPERTY!r} is broken: {error.errors()[0]['msg']}"
+        ) from None
+
+
+class Mirror(_Frozen):
+    """Who writes to this collection writes the same to another one too, first here and then there, while rows
+    are carried from here to there.
+
+    collection: the other one. required: whether a write that the other does not take has failed; before that
+    the next catch-up pass mends it.
+    """
+
+    collection: str
+    required: bool = False
+
+
+def read_mirror(properties: Mapping[str, str]) -> Mirror | None:
+    """What a migration left among a collection's properties. Raises StateError where it is broken."""
+    text = properties.get(MIRROR_PROPERTY)
+    if not text:
+        return None
+    try:
+        return Mirror.model_validate_json(text)
+    except ValidationError as error:
+        raise StateError(
+            f"the collection property {MIRROR_PROPERTY!r} is broken: {error.errors()[0]['msg']}"
         ) from None
 
 

@@ -124,6 +124,10 @@ class MilvusServer:
             raise RuntimeError("the server is not running")
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start, or start again on the same folder and ports, and wait until requests are served.
 

@@ -27,7 +27,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("tune")(tune.tune)
 app.command("diagnose")(diagnose.diagnose)
-app.command("migrate")(migrate.migrate)
+app.add_typer(migrate.app, name="migrate")
 app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)
 app.command("refresh")(refresh.refresh)
@@ -35,7 +35,8 @@ app.command("status")(status.status)
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 wrong usage, 143 terminated. SIGTERM cleans up as an error does."""
+    """Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated. SIGTERM cleans up as an
+    error does."""
     for library in ("pymilvus", "milvus_lite", "grpc"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     signal.signal(signal.SIGTERM, _terminate)

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.jobs.migration.commands import redacted
 from milvus_hubness.jobs.progress import Progress as Report
 from milvus_hubness.stores import MilvusStore, connect
 
@@ -52,16 +53,25 @@ DEFAULT_URI = "http://localhost:19530"
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
+_tokens: set[str] = set()
 
 
 def open_token(token_file: Path | None) -> str:
     """The token, never from an argument: those are readable in the process list."""
     if token_file is None:
-        return os.environ.get(TOKEN_VARIABLE, "")
-    try:
-        return token_file.read_text().strip()
-    except OSError as error:
-        raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
+        token = os.environ.get(TOKEN_VARIABLE, "")
+    else:
+        try:
+            token = token_file.read_text().strip()
+        except OSError as error:
+            raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
+    _tokens.add(token)
+    return token
+
+
+def known_tokens() -> frozenset[str]:
+    """The tokens that were opened, which nothing and nobody is told of."""
+    return frozenset(filter(None, _tokens))
 
 
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
@@ -98,7 +108,7 @@ def progress_bars() -> Iterator[Report]:
 
 
 def show_json(data: Mapping[str, Any]) -> None:
-    sys.stdout.write(json.dumps(data, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(redacted(json.dumps(data, ensure_ascii=False, default=str), known_tokens()) + "\n")
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
@@ -114,7 +124,7 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
 
 def tell_error(error: Exception, *, as_json: bool) -> None:
     """One line on standard error; with --json also an object on standard output."""
-    message = " ".join(str(getattr(error, "message", "") or error).split())
+    message = redacted(" ".join(str(getattr(error, "message", "") or error).split()), known_tokens())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})
     sys.stderr.write(f"milvus-hubness: {message}\n")

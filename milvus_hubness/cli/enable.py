@@ -153,6 +153,7 @@ def _show_plan(plan: dict[str, Any], mode: Mode) -> None:
             "candidates": f"{plan['candidates']} a search",
             "missed": f"of the exact corrected top 10: {missed} candidates "
             f"(mean over {plan['measured_queries']:,} queries)",
+            "note": "\n".join(plan["remarks"]),
         },
     )
 

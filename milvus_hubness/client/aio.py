@@ -14,10 +14,19 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
-from milvus_hubness.client.refusals import as_milvus
-from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive_async
+from milvus_hubness.client.refusals import refusing
+from milvus_hubness.client.steps import (
+    Ask,
+    InStore,
+    LearnSchema,
+    LoadBank,
+    Operation,
+    Pause,
+    Step,
+    T,
+    drive_async,
+)
 from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET, DEFAULT_STATE_TTL
-from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import BankReference, CollectionState
 from milvus_hubness.stores.base import StoredBank
@@ -82,10 +91,8 @@ class AsyncHubnessClient(AsyncMilvusClient):
         self._operations = PagedOperations(strength, state_ttl, bank_budget)
 
     async def _run(self, operation: Operation[T]) -> T:
-        try:
+        with refusing():
             return await drive_async(operation, self._answer)
-        except HubnessError as error:
-            raise as_milvus(error) from error
 
     async def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):
@@ -94,6 +101,13 @@ class AsyncHubnessClient(AsyncMilvusClient):
             return await self._bank(step.reference)
         if isinstance(step, InStore):
             return await self._in_store(step.work)
+        if isinstance(step, Pause):
+            await asyncio.sleep(step.seconds)
+            return None
+        if isinstance(step, LearnSchema):
+            database = self._generate_call_context().get_db_name()
+            (await self._get_connection())._invalidate_schema(step.collection, db_name=database)
+            return None
         return await asyncio.to_thread(step.work)
 
     async def _bank(self, reference: BankReference) -> StoredBank:
@@ -300,18 +314,19 @@ class AsyncHubnessClient(AsyncMilvusClient):
         Without output_fields rows come with every field, as from `query`. Wrong arguments raise what they do
         there, iterator_cp_file and element_filter UnsupportedOperation.
         """
-        return AsyncQueryIterator(
-            self._operations,
-            self._run,
-            collection_name,
-            batch_size,
-            limit,
-            filter,
-            output_fields,
-            partition_names,
-            timeout,
-            kwargs,
-        )
+        with refusing():
+            return AsyncQueryIterator(
+                self._operations,
+                self._run,
+                collection_name,
+                batch_size,
+                limit,
+                filter,
+                output_fields,
+                partition_names,
+                timeout,
+                kwargs,
+            )
 
     # -- descriptions -----------------------------------------------------------------------------------
 

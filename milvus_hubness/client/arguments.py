@@ -5,12 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.errors import InvalidParameter
 
 RANGE_BOUNDS = ("radius", "range_filter")
+
+Manner = tuple[Any, ...]
+"""What searches have in common that differ only in their data, filter, timeout and the like."""
+
+
+def manner_of(
+    data: Any,
+    limit: Any,
+    output_fields: Any,
+    search_params: Any,
+    strength: float | None,
+    profile: str | None,
+    with_raw_score: bool,
+    options: Mapping[str, Any],
+) -> Manner | None:
+    """None where it asks for anything unusual, or for what pymilvus may refuse."""
+    usual = (
+        type(limit) is int
+        and _are_dense(data)
+        and (output_fields is None or _are_names(output_fields))
+        and (strength is None or type(strength) in (float, int))
+        and "offset" not in options
+        and "round_decimal" not in options
+    )
+    if not usual:
+        return None
+    names = None if output_fields is None else tuple(output_fields)
+    told = repr(search_params) if search_params else ""
+    return (options.get("anns_field"), limit, names, told, strength, profile, bool(with_raw_score))
 
 
 def expect_question(
@@ -35,6 +65,17 @@ def expect_question(
     for place in (params, inner):
         for name in RANGE_BOUNDS:
             _expect_number(name, place.get(name))
+
+
+def _are_dense(data: Any) -> bool:
+    """Whether pymilvus takes it as queries, seen at a glance."""
+    if isinstance(data, np.ndarray):
+        return data.ndim > 1
+    return isinstance(data, list) and all(type(vector) in (list, np.ndarray) for vector in data)
+
+
+def _are_names(output_fields: Any) -> bool:
+    return isinstance(output_fields, list) and all(type(name) is str and name for name in output_fields)
 
 
 def _expect_number(name: str, bound: Any) -> None:

@@ -14,7 +14,7 @@ from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
 from milvus_hubness.client.arguments import RANGE_BOUNDS
 from milvus_hubness.client.hits import keep, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
-from milvus_hubness.client.rewrite import RAW_SCORE, Asked, Question, Rewrite, raised
+from milvus_hubness.client.rewrite import RAW_SCORE, Asked, Asking, Question, Rewrite, raised
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
 
@@ -69,6 +69,10 @@ class BesideRewrite(Rewrite):
     def apart(self, question: Question) -> list[Question]:
         """As one: the bounds of a range search are looked at here."""
         return [question]
+
+    def asking(self, question: Question) -> Asking | None:
+        """None: what is asked, and of how many candidates, is decided anew each time."""
+        return None
 
     def ask(self, question: Question) -> Asked:
         """The request for the candidates, or for the answer itself where no correction is asked for or the

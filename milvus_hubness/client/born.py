@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.estimators import NNN, Estimator, to_dict
+from milvus_hubness.estimators import NNN, Estimator
 from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import ALIGNMENT, Layout, as_metric
-from milvus_hubness.state import BankReference, CollectionState, Profile, slots_for
+from milvus_hubness.state import BankReference, CollectionState, slots_for
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import Made, Store, StoredBank
 
@@ -106,29 +105,15 @@ class Born:
         rows there is no mean bias to take off. Under L2 the layout's constants are measured on the target
         bank's items, or else on the queries, since vectors near each other are of like length; they stay, as
         every row is stored by them."""
-        profile = Profile(
-            estimator=to_dict(self.asked.estimator),
-            slot=0,
-            standby=1,
-            centre=0.0,
-            strength=self.asked.strength,
-            bank=reference,
-            epoch=1,
-            refreshed_at=datetime.now(timezone.utc),
-        )
-        return CollectionState(
+        return initial_state(
+            self.layout,
+            self.asked.estimator,
+            reference,
             field=self.name,
             suffix=self.suffix,
-            metric=self.layout.metric,
-            dim=self.layout.dim,
-            slots=self.layout.slots,
-            multiple_of=self.layout.multiple_of,
             dtype=self.dtype,
-            offset=self.layout.offset,
-            scale=self.layout.scale,
             source=collection,
-            phase="ready",
-            profiles={"default": profile},
+            strength=self.asked.strength,
         )
 
 
@@ -181,7 +166,7 @@ def _born(
         slots_for(asked.profiles),
         math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT,
     )
-    asked.bank.expect_dim(dim, "the bank")
+    asked.bank.expect_dim(dim, "the field")
     layout = layout.measured_on((asked.target_bank or asked.bank).vectors)
     fitted = Correction.fit(layout, asked.estimator, asked.bank, target_bank=asked.target_bank).fitted
     suffix = f"_{name}" if is_further else ""
@@ -194,18 +179,6 @@ def _born(
         asked.bank_collection or f"{collection}__bank{suffix}",
         StoredBank(asked.bank, fitted.potentials, asked.target_bank),
     )
-
-
-def undoing(reference: BankReference, made: Made) -> Callable[[Store], None]:
-    """What takes back the storing of a bank."""
-
-    def undo(store: Store) -> None:
-        if made == "collection":
-            store.drop(reference.collection)
-        elif made == "generation":
-            store.drop_bank_generation(reference)
-
-    return undo
 
 
 def stored_schema(schema: CollectionSchema, states: Iterable[CollectionState]) -> CollectionSchema:

@@ -18,6 +18,7 @@ from pymilvus import AnnSearchRequest
 from milvus_hubness.client.hits import keep, rescore
 from milvus_hubness.client.rewrite import Question, Rewrite
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness.state import CollectionState
 
 SIMILARITIES = frozenset({"IP", "COSINE", "BM25", "MHJACCARD"})
 DEFAULT_RRF_K = 60
@@ -55,12 +56,23 @@ class Ranker:
         return self.strategy in ("rrf", "weighted")
 
 
+def require_profile(profile: str | None, states: Sequence[CollectionState]) -> None:
+    """Raises InvalidInput where none of these corrected fields has the profile; one that lacks it beside
+    others that have it is searched by its active one."""
+    if profile is None or not states or any(profile in state.profiles for state in states):
+        return
+    fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
+    known = ", ".join(dict.fromkeys(name for state in states for name in state.profiles))
+    raise InvalidInput(f"no profile {profile!r} for field {fields}, there are: {known}")
+
+
 def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:
     """Whether the server cannot merge what is asked of these corrected fields. Raises UnsupportedOperation
     where nobody can."""
     alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
     plain = all(
-        rewrite.state.beside is None and not rewrite.is_gated(question) for rewrite, question in asked
+        rewrite.state.beside is None and not rewrite.is_gated(question) and len(rewrite.apart(question)) == 1
+        for rewrite, question in asked
     )
     if plain and (alike or ranker.strategy == "rrf"):
         return False

@@ -25,6 +25,7 @@ from milvus_hubness.client.arguments import expect_question
 from milvus_hubness.client.beside import rewrite_of
 from milvus_hubness.client.knowledge import Known, naming
 from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.refusals import refusing
 from milvus_hubness.client.rewrite import Asked, Question
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, UnsupportedOperation
@@ -59,7 +60,8 @@ class CorrectedIterator:
 
     def next(self) -> Any:
         """The next page, of the type that pymilvus gives."""
-        return self._page_out(self._iterator.next())
+        with refusing():
+            return self._page_out(self._iterator.next())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
@@ -211,9 +213,14 @@ def _opened(
     collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
 ) -> Operation[Any]:
     """search_iterator with these arguments. `answer` changes its hits before anyone sees them."""
+
+    def answered(hits: Any) -> Any:
+        with refusing():
+            return answer([hits])[0]
+
     choose = arguments["external_filter_func"]
     if choose is not None:
-        arguments = {**arguments, "external_filter_func": lambda hits: choose(answer([hits])[0])}
+        arguments = {**arguments, "external_filter_func": lambda hits: choose(answered(hits))}
     iterator = yield Ask("search_iterator", (collection, data), dict(arguments))
     if choose is not None and isinstance(iterator, SearchIteratorV2):
         return iterator

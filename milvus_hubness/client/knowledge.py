@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.client.arguments import Manner
 from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import rewrite_of
 from milvus_hubness.client.reading import Reading
-from milvus_hubness.client.rewrite import Rewrite
-from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.client.rewrite import Asking, Rewrite
+from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
 from milvus_hubness.errors import (
     CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
     StateError,
 )
-from milvus_hubness.state import CollectionState, read_states
+from milvus_hubness.state import CollectionState, Mirror, read_mirror, read_states
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, runs_function_chains
 
 T = TypeVar("T")
+
+CUT_OVER_SECONDS = 5.0
+"""How long a collection is waited for whose name is being given to its mirror."""
+CUT_OVER_PAUSE = 0.02
+CLOSING_SECONDS = 0.1
 
 PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound, StateError)
 """What a call on a collection raises whose state is no longer what is remembered of it."""
@@ -31,12 +38,18 @@ PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNot
 
 @dataclass(frozen=True)
 class Known:
-    """What a collection says of itself. states: of its corrected fields, by name."""
+    """What a collection says of itself.
+
+    states: of its corrected fields, by name. asking: by their manner, what it takes to ask searches like
+    earlier ones: the field's state, and what makes requests of data. mirror: where its rows are carried to.
+    """
 
     key_field: str
     states: Mapping[str, CollectionState]
+    asking: dict[Manner, tuple[CollectionState, Asking]] = field(default_factory=dict, compare=False)
+    mirror: Mirror | None = None
 
-    @property
+    @cached_property
     def reading(self) -> Reading:
         """How its rows are read."""
         return Reading(tuple(self.states.values()))
@@ -59,6 +72,7 @@ class Knowledge:
         self._strength = strength
         self._state_ttl = state_ttl
         self._known: dict[str, tuple[float, Known]] = {}
+        self._last: dict[str, Known] = {}
         self._banks = BankCache(bank_budget)
         self._metrics: dict[tuple[str, str], str] = {}
         self._chains: bool | None = None
@@ -72,24 +86,40 @@ class Knowledge:
         self._metrics.clear()
         if collection is None:
             self._known.clear()
+            self._last.clear()
         else:
             self._known.pop(collection, None)
 
+    def _remembered(self, collection: str) -> Known | None:
+        remembered = self._known.get(collection)
+        return remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
+
     def known(self, collection: str, timeout: float | None = None) -> Operation[Known]:
         """What the collection says of itself, asked for at most once in `state_ttl` seconds. One that is not
-        there says nothing: the call that follows reports it in Milvus's own words."""
-        remembered = self._known.get(collection)
-        if remembered is not None and time.monotonic() < remembered[0]:
-            return remembered[1]
-        forgotten = self._forgotten
-        try:
-            description = yield Ask("describe_collection", (collection, timeout))
-        except MilvusException as error:
-            if error.code == COLLECTION_NOT_FOUND:
+        there says nothing: the call that follows reports it in Milvus's own words. But one that had a mirror
+        may be giving its name to that: it is waited for."""
+        if remembered := self._remembered(collection):
+            return remembered
+        until = time.monotonic() + CUT_OVER_SECONDS
+        while True:
+            forgotten = self._forgotten
+            try:
+                description = yield Ask("describe_collection", (collection, timeout))
+                break
+            except MilvusException as error:
+                if error.code != COLLECTION_NOT_FOUND:
+                    raise
+            last = self._last.get(collection, NOTHING)
+            if last.mirror is None or time.monotonic() > until:
+                self._last.pop(collection, None)
                 return NOTHING
-            raise
+            yield Pause(CUT_OVER_PAUSE)
         key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
-        known = Known(key_field, read_states(description.get("properties", {})))
+        properties = description.get("properties", {})
+        known = Known(key_field, read_states(properties), mirror=read_mirror(properties))
+        if known.states and self._last.get(collection, NOTHING).states != known.states:
+            yield LearnSchema(collection)
+        self._last[collection] = known
         if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
             self._known[collection] = (time.monotonic() + self._state_ttl, known)
         return known
@@ -98,13 +128,19 @@ class Knowledge:
         self, collection: str, timeout: float | None, call: Callable[[Known], Operation[T]]
     ) -> Operation[T]:
         """call(known), and once more where that fails and the collection turns out to have changed."""
-        known = yield from self.known(collection, timeout)
+        known = self._remembered(collection) or (yield from self.known(collection, timeout))
         try:
             return (yield from call(known))
-        except PERHAPS_OUTDATED:
+        except PERHAPS_OUTDATED as error:
             self.forget(collection)
             now = yield from self.known(collection, timeout)
-            if now == known:
+            if now == known and known.mirror is not None and isinstance(error, MilvusException):
+                # The name may be going: Milvus Lite closes a collection before it renames it.
+                yield Pause(CLOSING_SECONDS)
+                self.forget(collection)
+                now = yield from self.known(collection, timeout)
+            was_away = known.mirror is not None and getattr(error, "code", None) == COLLECTION_NOT_FOUND
+            if now == known and not was_away:
                 raise
         return (yield from call(now))
 
@@ -122,7 +158,7 @@ class Knowledge:
             self._loaded.add(collection)
 
 
-def naming(state: CollectionState, options: Mapping[str, Any]) -> dict[str, Any]:
+def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of a search on this field, which they name where its vectors are halves: from the name
     pymilvus learns what the bytes of queries are."""
-    return {**options, "anns_field": state.field} if state.dtype != "float32" else dict(options)
+    return {**options, "anns_field": state.field} if state.dtype != "float32" else options

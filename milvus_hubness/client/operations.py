@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from milvus_hubness.client.mirror import Mirroring
 from milvus_hubness.client.searches import Searching
-from milvus_hubness.client.writes import Writing
 
 
-class Operations(Writing, Searching):
+class Operations(Mirroring, Searching):
     """All of it, over one memory."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from milvus_hubness.correction import read_back
 from milvus_hubness.errors import StateError
 from milvus_hubness.halves import decode, returned
-from milvus_hubness.state import PROPERTY, TUNING_PROPERTY, CollectionState
+from milvus_hubness.state import MIRROR_PROPERTY, PROPERTY, TUNING_PROPERTY, CollectionState
 
 Row = MutableMapping[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class FieldRequest:
     """requested: what to ask the server for. hidden: fields to take out of what comes back."""
 
@@ -34,10 +35,10 @@ class Reading:
         default_all: no output_fields means every field, as query and get take it. What is no list is for
         pymilvus to refuse.
         """
-        if not isinstance(output_fields, list | None):
+        if output_fields is not None and not isinstance(output_fields, list):
             return FieldRequest(output_fields, ())
         named = list(output_fields or [])
-        hidden = tuple(name for state in self.states for name in state.hidden_fields if name not in named)
+        hidden = tuple(name for name in self._hidden if name not in named)
         if "*" not in named:
             norms = [state.norm_field for state in self.states if state.field in named]
             named += [norm for norm in norms if norm and norm in hidden]
@@ -67,10 +68,20 @@ class Reading:
                 row.pop(name, None)
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
-        """The same of the rows that searches found."""
+        """The same of the rows that searches found. Those of one query have the same fields."""
         for hits in results:
-            self.rows_out((hit["entity"] for hit in hits), fields)
+            if hits and not self._changed.isdisjoint(hits[0]["entity"]):
+                self.rows_out((hit["entity"] for hit in hits), fields)
         return results
+
+    @cached_property
+    def _hidden(self) -> tuple[str, ...]:
+        return tuple(name for state in self.states for name in state.hidden_fields)
+
+    @cached_property
+    def _changed(self) -> frozenset[str]:
+        """The fields that users see otherwise than they are stored, or not at all."""
+        return frozenset([*self._hidden, *(state.field for state in self.states)])
 
     def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
         """describe_collection as of the collection the user made."""
@@ -83,7 +94,8 @@ class Reading:
         properties = {
             name: value
             for name, value in description["properties"].items()
-            if name not in (PROPERTY, TUNING_PROPERTY) and not name.startswith(f"{PROPERTY}.")
+            if name not in (PROPERTY, TUNING_PROPERTY, MIRROR_PROPERTY)
+            and not name.startswith(f"{PROPERTY}.")
         }
         return {**description, "fields": fields, "properties": properties}
 

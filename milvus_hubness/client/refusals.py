@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from pymilvus.exceptions import ErrorCode, MilvusException
 
 from milvus_hubness.errors import HubnessError, InvalidInput
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What is raised of ours within is raised as a MilvusException as well."""
+    try:
+        yield
+    except HubnessError as error:
+        raise as_milvus(error) from error
+
 
 _KINDS: dict[type[HubnessError], type[HubnessError]] = {}
 

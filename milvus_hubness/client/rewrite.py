@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from milvus_hubness.client.hits import keep, rerank, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.halves import decode, rounded, unpacked
-from milvus_hubness.layout import Floats
+from milvus_hubness.halves import StoredForm, decode, rounded, unpacked
+from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.rerank.dynamic import gate
 from milvus_hubness.state import CollectionState, Profile
@@ -30,7 +30,7 @@ SEARCHED_AT_LEAST = ("ef", "search_list")
 """Parameters of graph indexes that Milvus wants to be no less than the number of results."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Question:
     """A search as its caller put it.
 
@@ -58,7 +58,7 @@ class Question:
         return slice(self.offset, self.offset + self.limit)
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Asked:
     """What to send to the server, and `answer`, which makes of its results those the user asked for.
 
@@ -76,6 +76,9 @@ class Asked:
     biases_of: str | None = None
 
 
+Asking = Callable[[npt.ArrayLike], Asked]
+
+
 @dataclass(frozen=True)
 class Rewrite:
     """Both directions for one corrected field. reading: of all that its collection has."""
@@ -83,10 +86,20 @@ class Rewrite:
     state: CollectionState
     reading: Reading
 
+    @cached_property
+    def layout(self) -> Layout:
+        """How vectors and biases lie in rows."""
+        return self.state.layout
+
+    @cached_property
+    def form(self) -> StoredForm:
+        """How such rows lie in the field."""
+        return self.state.form
+
     # -- rows in --------------------------------------------------------------------------------------
 
-    def vectors_of(self, rows: Sequence[Row]) -> Floats:
-        """(n, d) the rows' vectors, fit to be stored.
+    def vectors_of(self, rows: Sequence[Row], *, sound: bool = True) -> Floats:
+        """(n, d) the rows' vectors. sound: fit to have a bias.
 
         Raises DimensionMismatch, NonFiniteVectors, ZeroVectors naming the rows; InvalidInput where a row sets
         a field of ours.
@@ -101,7 +114,8 @@ class Rewrite:
                     f"row {i}: {self.state.field!r} must be a list of {self.state.dim} numbers, "
                     f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
                 )
-        return self.state.layout.require_sound(self._as_kept(given))
+        vectors = self._as_kept(given)
+        return self.layout.require_sound(vectors) if sound else self.layout.rows(vectors)
 
     def rows_in(
         self, rows: Sequence[Row], vectors: Floats, biases: Mapping[str, Floats], epoch: int
@@ -110,7 +124,7 @@ class Rewrite:
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
         for name, profile in self.state.profiles.items():
             slots[:, [profile.slot, profile.standby]] = biases[name][:, None]
-        stored = self.state.form.stored(self.state.layout.augment(vectors, slots))
+        stored = self.form.stored(self.layout.augment(vectors, slots))
         hidden = hidden_columns(self.state, vectors, biases[self.state.active], epoch)
         return [
             {**row, self.state.field: vector, **columns}
@@ -137,20 +151,21 @@ class Rewrite:
 
     def queries(self, question: Question) -> Floats:
         """(m, d) as the user gave them. Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
-        return self.state.layout.require_finite(self._as_kept(question.data), "query")
+        return self.layout.require_finite(self._as_kept(question.data), "query")
 
     def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Any]:
         """The queries as they are asked of the stored vectors."""
-        asked = self.state.layout.wrap(queries, weight, slot=self.profile(question).slot)
-        return self.state.form.asked(asked)
+        asked = self.layout.wrap(queries, weight, slot=self.profile(question).slot)
+        return self.form.asked(asked)
 
     def apart(self, question: Question) -> list[Question]:
         """The question as those that a request each can answer: under L2 the bounds of a range search are
         other inner products for every query."""
-        params = question.search_params or {}
+        if self.state.metric != "L2" or not question.search_params:
+            return [question]
+        params = question.search_params
         places = (params, params.get("params") or {})
-        bounded = any(place.get(name) is not None for place in places for name in RANGE_BOUNDS)
-        if self.state.metric != "L2" or not bounded:
+        if not any(place.get(name) is not None for place in places for name in RANGE_BOUNDS):
             return [question]
         return [replace(question, data=[query]) for query in self.queries(question)]
 
@@ -159,27 +174,46 @@ class Rewrite:
 
         Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
-        queries, weight = self.queries(question), self.strength(question)
+        if asking := self.asking(question):
+            return asking(question.data)
+        queries = self.queries(question)
         params = self.search_params(question.search_params, queries)
         if question.rerank is not None and question.bank is not None:
             return self._reranked(question, question.rerank, question.bank, queries, params)
+        return self._gated(question, queries, params)
+
+    def asking(self, question: Question) -> Asking | None:
+        """What asks this of any data, whatever the question's own, and raises as `ask` does; None where
+        candidates are to be re-ranked, or a gate opens for some queries only.
+
+        Raises InvalidInput, InvalidParameter.
+        """
+        weight = self.strength(question)
+        if question.rerank is not None or self.is_gated(question):
+            return None
+        slot = self.profile(question).slot
         fields = self._fields(question, with_vector=question.with_raw_score)
-        if self.is_gated(question):
-            return self._gated(question, queries, weight, params, fields)
 
-        def answer(results: Any) -> Any:
-            self._score(results, queries, weight, question)
-            return self.reading.hits_out(results, fields)
+        def ask(data: npt.ArrayLike) -> Asked:
+            def answer(results: Any) -> Any:
+                self._score(results, queries, weight, question)
+                return self.reading.hits_out(results, fields)
 
-        data = self.wrapped(question, queries, weight)
-        return Asked(data, question.limit, question.offset, params, fields.requested, answer)
+            queries = self.layout.rows(self._as_kept(data))
+            params = self.search_params(question.search_params, queries)
+            asked = self.form.asked(self.layout.wrap(queries, weight, slot=slot))
+            return Asked(asked, question.limit, question.offset, params, fields.requested, answer)
+
+        return ask
 
     def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Search parameters for the stored form: no metric of the user's, range bounds as inner products.
 
         Raises InvalidParameter for another metric than the field's.
         """
-        params = copy.deepcopy(dict(given or {}))
+        if not given:
+            return {}
+        params = copied(given)
         metric = params.pop("metric_type", None)
         if metric and str(metric).upper() != self.state.metric:
             raise InvalidParameter(
@@ -195,11 +229,11 @@ class Rewrite:
         self,
         question: Question,
         queries: Floats,
-        weight: float,
         params: dict[str, Any],
-        fields: FieldRequest,
     ) -> Asked:
         """One request with every query twice, raw and corrected."""
+        weight = self.strength(question)
+        fields = self._fields(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
             before, after = results[: len(queries)], results[len(queries) :]
@@ -226,7 +260,7 @@ class Rewrite:
 
         def answer(results: Any) -> Any:
             self._score(results, queries, 0.0, replace(question, with_raw_score=False))
-            rerank(results, queries, self.state.layout, how, bank, question.page, self._vectors_found)
+            rerank(results, queries, self.layout, how, bank, question.page, self._vectors_found)
             if question.with_raw_score:
                 for hits in results:
                     _add_raw_scores(hits, hits.distances)
@@ -237,19 +271,23 @@ class Rewrite:
 
     def _fields(self, question: Question, *, with_vector: bool) -> FieldRequest:
         """with_vector: whether the answer needs the stored vectors, shown to the user or not."""
+        if not with_vector:
+            return self.reading.fields(question.output_fields)
         wanted = list(question.output_fields or [])
-        if not with_vector or self.state.field in wanted or "*" in wanted:
+        if self.state.field in wanted or "*" in wanted:
             return self.reading.fields(question.output_fields)
         fields = self.reading.fields([*wanted, self.state.field])
         return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
 
     def _range_bound(self, bound: float, queries: Floats) -> float:
-        return float(self.state.layout.products(bound, queries[0]))
+        return float(self.layout.products(bound, queries[0]))
 
     # -- answers ----------------------------------------------------------------------------------------
 
     def _score(self, results: Any, queries: Floats, weight: float, question: Question) -> None:
         """Scores in the user's metric, in place."""
+        if self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score:
+            return
         for hits, query in zip(results, queries, strict=True):
             self.score_out(hits, query, weight, question.round_decimal)
             if question.with_raw_score:
@@ -263,10 +301,10 @@ class Rewrite:
         if self.state.metric != "L2" and round_decimal < 0:
             return
         products = [[hit["distance"] for hit in hits]]
-        rescore(hits, self.state.layout.scores(products, query[None, :], weight)[0], round_decimal)
+        rescore(hits, self.layout.scores(products, query[None, :], weight)[0], round_decimal)
 
     def _raw_scores(self, hits: Any, query: Floats) -> npt.NDArray[np.float64]:
-        layout = self.state.layout
+        layout = self.layout
         products = self._loaded([hit["entity"] for hit in hits]) @ layout.wrap(query[None, :], 0.0)[0]
         scores: npt.NDArray[np.float64] = layout.scores(products[None, :], query[None, :], 0.0)[0]
         return scores
@@ -278,7 +316,7 @@ class Rewrite:
 
     def _loaded(self, entities: Sequence[Row]) -> Floats:
         """(n, width) what the field of n hits holds, as the layout has it."""
-        form = self.state.form
+        form = self.form
         found = decode([entity[self.state.field] for entity in entities], form.dtype)
         return form.joined(found.reshape(-1, form.width))
 
@@ -301,6 +339,12 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
     except ValueError:
         return None
     return shape
+
+
+def copied(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Search parameters that may be changed, those of the index among them, without changing the user's."""
+    inner = params.get("params")
+    return {**params, "params": dict(inner)} if inner else dict(params)
 
 
 def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:

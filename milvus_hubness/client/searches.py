@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pymilvus import AnnSearchRequest
+from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.client import hybrid
-from milvus_hubness.client.arguments import expect_question
+from milvus_hubness.client.arguments import expect_question, manner_of
 from milvus_hubness.client.biases import Biasing
 from milvus_hubness.client.knowledge import Known, naming
 from milvus_hubness.client.reads import Reads
@@ -24,6 +25,8 @@ from milvus_hubness.state import SIDE_FIELD, CollectionState
 from milvus_hubness.stores.milvus_rpc import is_one_of
 
 KEYS_PER_REQUEST = 8_000
+MANNERS = 256
+"""How many are remembered of a collection."""
 
 
 class Searching(Biasing, Reads):
@@ -50,8 +53,16 @@ class Searching(Biasing, Reads):
         options: the further arguments of MilvusClient.search, by name.
         """
         timeout = options.get("timeout")
+        manner = None
+        if ids is None and rerank is None:
+            manner = manner_of(
+                data, limit, output_fields, search_params, strength, profile, with_raw_score, options
+            )
 
         def call(known: Known) -> Operation[Any]:
+            if manner is not None and manner in known.asking:
+                found, asking = known.asking[manner]
+                return (yield from self._answered(collection, known, found, filter, asking(data), options))
             state = known.searched(options.get("anns_field"))
             if state is None:
                 fields = known.reading.fields(output_fields)
@@ -60,7 +71,7 @@ class Searching(Biasing, Reads):
                 return known.reading.hits_out(results, fields) if known.states else results
             expect_question(data, ids, output_fields, search_params, options)
             rewrite = yield from self._rewrite(known, state)
-            further, params = naming(state, options), dict(search_params or {})
+            further, params = dict(options), dict(search_params or {})
             offset = further.pop("offset", None) or params.pop("offset", None) or 0
             queries = data
             if ids is not None:
@@ -83,19 +94,39 @@ class Searching(Biasing, Reads):
                 bank = yield from self._bank(collection, state, profile or state.active)
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
             first, *others = rewrite.apart(question)
-            results = yield from self._answered(collection, known, filter, rewrite.ask(first), further)
+            results = yield from self._answered(collection, known, state, filter, rewrite.ask(first), further)
             for other in others:
-                results += yield from self._answered(collection, known, filter, rewrite.ask(other), further)
+                asked = rewrite.ask(other)
+                results += yield from self._answered(collection, known, state, filter, asked, further)
+            is_one = first is question and question.bank is None
+            if manner is not None and is_one and len(known.asking) < MANNERS:
+                # A copy: the lists and dictionaries are the caller's, who may change them.
+                again = rewrite.asking(copy.deepcopy(replace(question, data=())))
+                if again is not None:
+                    known.asking[manner] = (state, again)
             return results
 
         return self._as_it_is(collection, timeout, call)
 
     def _answered(
-        self, collection: str, known: Known, filter: str, asked: Asked, options: Mapping[str, Any]
+        self,
+        collection: str,
+        known: Known,
+        state: CollectionState,
+        filter: str,
+        asked: Asked,
+        options: Mapping[str, Any],
     ) -> Operation[Any]:
-        args = (collection, asked.data, filter, asked.limit, asked.output_fields, asked.search_params)
-        offset = {"offset": asked.offset} if asked.offset else {}
-        results = yield Ask("search", args, {**options, **asked.options, **offset})
+        data, further = asked.data, {**naming(state, options), **asked.options}
+        if state.dtype == "float32":
+            # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
+            data = [query.tobytes() for query in data]
+            described = {"name": state.field, "type": DataType.FLOAT_VECTOR}
+            further |= {"anns_field": state.field, "schema": {"fields": [described]}}
+        if asked.offset:
+            further["offset"] = asked.offset
+        args = (collection, data, filter, asked.limit, asked.output_fields, asked.search_params)
+        results = yield Ask("search", args, further)
         if asked.biases_of is None:
             return asked.answer(results)
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
@@ -143,15 +174,17 @@ class Searching(Biasing, Reads):
     ) -> Operation[Any]:
         """hybrid_search, each request on a corrected field ranked by the corrected score.
 
-        options: the further arguments of MilvusClient.hybrid_search, by name. Raises UnsupportedOperation
-        where an answer must be merged here and cannot be.
+        options: the further arguments of MilvusClient.hybrid_search, by name. Raises InvalidInput where no
+        corrected field that is asked has the profile, UnsupportedOperation where an answer must be merged
+        here and cannot be.
         """
         weight = self._strength if strength is None else strength
 
         def call(known: Known) -> Operation[Any]:
             asked: list[tuple[Rewrite, Question] | None] = []
-            for request in requests:
-                state = known.searched(request.anns_field)
+            states = [known.searched(request.anns_field) for request in requests]
+            hybrid.require_profile(profile, [state for state in states if state])
+            for request, state in zip(requests, states, strict=True):
                 if state is None:
                     asked.append(None)
                     continue

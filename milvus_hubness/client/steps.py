@@ -13,7 +13,7 @@ from milvus_hubness.stores.milvus import MilvusStore
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Ask:
     """A call of a method of pymilvus's own client."""
 
@@ -43,7 +43,22 @@ class Compute:
     work: Callable[[], Any]
 
 
-Step = Ask | LoadBank | InStore | Compute
+@dataclass(frozen=True)
+class Pause:
+    """Wait so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LearnSchema:
+    """Have pymilvus ask anew for the schema by which it packs a collection's rows. It remembers the former
+    while servers before 2.6 do not tell it of a change."""
+
+    collection: str
+
+
+Step = Ask | LoadBank | InStore | Compute | Pause | LearnSchema
 Operation = Generator[Step, Any, T]
 
 

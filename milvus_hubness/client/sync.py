@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import PagedOperations
 from milvus_hubness.client.refusals import as_milvus
-from milvus_hubness.client.steps import Ask, InStore, LoadBank, Operation, Step, T, drive
+from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Operation, Pause, Step, T, drive
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import CollectionState
@@ -68,6 +69,13 @@ class HubnessClient(MilvusClient):
             return MilvusStore(self._plain).load_bank(step.reference)
         if isinstance(step, InStore):
             return step.work(MilvusStore(self._plain))
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        if isinstance(step, LearnSchema):
+            database = self._generate_call_context().get_db_name()
+            self._get_connection()._invalidate_schema(step.collection, db_name=database)
+            return None
         return step.work()
 
     # -- rows in --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage
@@ -12,17 +13,17 @@ from milvus_hubness.client import born
 from milvus_hubness.client.beside import BesideRewrite, rewrite_of
 from milvus_hubness.client.biases import Bias, Biasing
 from milvus_hubness.client.born import Hubness, NewCollection
-from milvus_hubness.client.knowledge import Known
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, BankReference
-from milvus_hubness.stores.base import Made
+from milvus_hubness.stores.base import Made, undo_save_bank
 
 
 class Writing(Biasing):
     """What changes a collection."""
 
-    def write(
+    def _written(
         self,
         method: str,
         collection: str,
@@ -31,10 +32,18 @@ class Writing(Biasing):
         partition_name: str | None,
         bias: Bias,
         options: Mapping[str, Any],
-    ) -> Operation[dict[str, Any]]:
-        """insert or upsert, each row that brings a vector with its bias."""
+        *,
+        sound: bool = True,
+    ) -> Operation[tuple[dict[str, Any], Known]]:
+        """insert or upsert, each row that brings a vector with its bias. Returns also what the collection was
+        known as when it took them.
 
-        def call(known: Known) -> Operation[dict[str, Any]]:
+        sound: refuse rows without a direction under COSINE or with NaN, instead of giving them bias 0. Where
+        biases go into a side collection and that fails, the rows are in, their biases are not, and the
+        failure is raised.
+        """
+
+        def call(known: Known) -> Operation[tuple[dict[str, Any], Known, list[Any]]]:
             rows = [data] if isinstance(data, dict) else data
             stored = data
             beside: list[tuple[BesideRewrite, dict[str, Floats], int]] = []
@@ -42,7 +51,7 @@ class Writing(Biasing):
                 if not _bring_vectors(rows, state.field):
                     continue
                 rewrite = rewrite_of(state, known.reading)
-                vectors = rewrite.vectors_of(rows)
+                vectors = rewrite.vectors_of(rows, sound=sound)
                 biases = yield from self._biases(collection, state, vectors, bias, timeout)
                 epoch = PENDING if bias == "pending" else state.profile.epoch
                 stored = rewrite.rows_in(rows if stored is data else stored, vectors, biases, epoch)
@@ -51,16 +60,26 @@ class Writing(Biasing):
             written: dict[str, Any] = yield Ask(
                 method, (collection, stored, timeout, partition_name), dict(options)
             )
+            upserts = []
             for rewrite, biases, epoch in beside:
                 keys = written.get("ids") or [row[known.key_field] for row in rows]
                 lines = rewrite.side_rows(known.key_field, list(keys), biases, epoch)
-                yield Ask("upsert", (rewrite.side, lines, timeout))
-            return written
+                upserts.append((rewrite.side, lines))
+            return written, known, upserts
 
-        return self._as_it_is(collection, timeout, call)
+        # The rows are written by now: what fails from here on must not write them again.
+        written, known, upserts = yield from self._as_it_is(collection, timeout, call)
+        try:
+            for side, lines in upserts:
+                yield Ask("upsert", (side, lines, timeout))
+        except PERHAPS_OUTDATED:
+            self.forget(collection)
+            raise
+        return written, known
 
-    def delete(
+    def _deleted(
         self,
+        known: Known,
         collection: str,
         ids: Any,
         timeout: float | None,
@@ -71,15 +90,12 @@ class Writing(Biasing):
         """delete; biases in a side collection go with the rows where these are named by key, and otherwise
         with the next refresh."""
 
-        def call(known: Known) -> Operation[dict[str, int]]:
-            args = (collection, ids, timeout, filter, partition_name)
-            done: dict[str, int] = yield Ask("delete", args, dict(options))
-            for state in known.states.values():
-                if ids and state.beside and state.beside.side:
-                    yield Ask("delete", (state.beside.side, ids, timeout))
-            return done
-
-        return self._as_it_is(collection, timeout, call)
+        args = (collection, ids, timeout, filter, partition_name)
+        done: dict[str, int] = yield Ask("delete", args, dict(options))
+        for state in known.states.values():
+            if ids and state.beside and state.beside.side:
+                yield Ask("delete", (state.beside.side, ids, timeout))
+        return done
 
     def create_collection(
         self,
@@ -117,7 +133,7 @@ class Writing(Biasing):
             if created:
                 yield Ask("drop_collection", (collection, timeout))
             for reference, kind in saved:
-                yield InStore(born.undoing(reference, kind))
+                yield InStore(partial(undo_save_bank, reference=reference, made=kind))
             raise
 
     def create_index(

@@ -92,7 +92,7 @@ def run(
         plan = plan_migration(
             store, name, QueryBank(retriever.bank, source="Python standard library"), estimator=ESTIMATOR
         )
-        migrate(store, plan, progress=progress)
+        migrate(store, plan, progress=progress, frozen=True)
         made += [plan.target, plan.bank_collection]
         with_correction = HubnessClient(uri, token=token, db_name=db_name)
         after, corrected = _measure(with_correction, plan.target, retriever, "searching corrected", progress)

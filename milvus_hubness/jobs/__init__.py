@@ -2,12 +2,17 @@
 
 from milvus_hubness.jobs.diagnose import diagnose
 from milvus_hubness.jobs.enable import Enabled, EnablePlan, disable, enable, plan_enable
-from milvus_hubness.jobs.migrate import MigrationResult, Rollback, migrate, rollback
+from milvus_hubness.jobs.migrate import MigrationResult, migrate
+from milvus_hubness.jobs.migration.checks import Verification
+from milvus_hubness.jobs.migration.clean import clean
+from milvus_hubness.jobs.migration.cutover import Rollback, cutover, rollback
+from milvus_hubness.jobs.migration.run import resume, run
+from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.verify import verify
 from milvus_hubness.jobs.plan import MigrationPlan, plan_migration
 from milvus_hubness.jobs.refresh import RefreshResult, refresh
 from milvus_hubness.jobs.status import Status, status
 from milvus_hubness.jobs.tune import tune
-from milvus_hubness.jobs.verify import Verification, verify
 
 __all__ = [
     "EnablePlan",
@@ -17,7 +22,10 @@ __all__ = [
     "RefreshResult",
     "Rollback",
     "Status",
+    "Steering",
     "Verification",
+    "clean",
+    "cutover",
     "diagnose",
     "disable",
     "enable",
@@ -25,7 +33,9 @@ __all__ = [
     "plan_enable",
     "plan_migration",
     "refresh",
+    "resume",
     "rollback",
+    "run",
     "status",
     "tune",
     "verify",

@@ -39,7 +39,7 @@ def diagnose(
     info = store.info(collection)
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
-    queries.expect_dim(layout.dim, "the queries")
+    queries.expect_dim(layout.dim, "the field")
     strength = 1.0
     state = info.state_of(field)
     if gallery.biases is not None and state is not None:

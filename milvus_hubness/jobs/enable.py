@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from typing import Any, Literal
 
 import numpy as np
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -19,16 +18,15 @@ from milvus_hubness.errors import (
     VerificationFailed,
     name_some,
 )
-from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery
-from milvus_hubness.jobs.migrate import keep_nearest
+from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import placement_of
-from milvus_hubness.jobs.plan import advised
+from milvus_hubness.jobs.plan import checked_gate, chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
-from milvus_hubness.rerank import DynamicGate
-from milvus_hubness.state import Beside, CollectionState, Profile, suffix_for
-from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
+from milvus_hubness.state import Beside, CollectionState, suffix_for
+from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank, undo_save_bank
 
 ALLOWED_MISSES = 0.01
 MEASURED_QUERIES = 1_000
@@ -43,6 +41,7 @@ class EnablePlan:
 
     missed: for each number of candidates the share of the exact corrected top 10 outside them, in the mean
     over `queries`. candidates: how many a search will fetch. adds_fields: the fields are yet to be added.
+    remarks: what the user should know first.
     """
 
     source: CollectionInfo
@@ -61,6 +60,7 @@ class EnablePlan:
     allowed_misses: float
     queries: int
     gate: int | None
+    remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain data, for people and for --json."""
@@ -85,6 +85,7 @@ class EnablePlan:
             "missed": {str(candidates): share for candidates, share in self.missed.items()},
             "measured_queries": self.queries,
             "gate": self.gate,
+            "remarks": list(self.remarks),
         }
 
 
@@ -131,6 +132,7 @@ def plan_enable(
     Raises AlreadyCorrected, CannotMigrate, NotAdvised, InvalidParameter, EmptyCollection, CollectionNotFound,
     DimensionMismatch, BankTooSmall.
     """
+    gate = checked_gate(gate)
     if not 0 < allowed_misses < 1:
         raise InvalidParameter(f"allowed_misses is a share between 0 and 1, got {allowed_misses}")
     info = store.info(source)
@@ -147,12 +149,8 @@ def plan_enable(
             "let a side collection hold them"
         )
     gallery = read_gallery(store, info, field, progress=progress)
-    bank.expect_dim(gallery.layout.dim, "the bank")
-    tuning = advised(info, bank, force)
-    strength = 1.0
-    if estimator is None and tuning is not None and tuning.choice is not None:
-        estimator, strength = from_dict(tuning.choice), tuning.strength
-    estimator = estimator or Blend()
+    bank.expect_dim(gallery.layout.dim, "the field")
+    estimator, strength = chosen(info, bank, estimator, force=force)
     fitted = Correction.fit(
         gallery.layout,
         estimator,
@@ -181,7 +179,8 @@ def plan_enable(
         missed=missed,
         allowed_misses=allowed_misses,
         queries=measured,
-        gate=None if gate is None else DynamicGate(gate).k,
+        gate=gate,
+        remarks=() if in_side else tuple(store.bias_remarks(info, suffix)),
     )
 
 
@@ -190,7 +189,7 @@ def measure(
 ) -> tuple[int, dict[int, float], int]:
     """The number of candidates to fetch, what each number of them misses, and on how many queries that was
     measured: at most 1,000 of `queries`, spread evenly."""
-    queries.expect_dim(gallery.layout.dim, "the queries")
+    queries.expect_dim(gallery.layout.dim, "the field")
     asked = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
         gallery.layout.reduce_queries(asked),
@@ -218,29 +217,17 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
             made_side = True
         elif plan.adds_fields:
             store.add_bias_fields(plan.source.name, plan.suffix)
-        profile = Profile(
-            estimator=to_dict(plan.correction.fitted.estimator),
-            slot=0,
-            standby=1,
+        state = initial_state(
+            plan.correction.layout,
+            plan.correction.fitted.estimator,
+            bank,
+            field=plan.field,
+            suffix=plan.suffix,
+            dtype=plan.source.vector_fields[plan.field].dtype,
+            source=plan.source.name,
             centre=plan.correction.centre,
             strength=plan.strength,
             gate=plan.gate,
-            bank=bank,
-            epoch=1,
-            refreshed_at=datetime.now(timezone.utc),
-        )
-        layout = plan.correction.layout
-        state = CollectionState(
-            field=plan.field,
-            suffix=plan.suffix,
-            metric=layout.metric,
-            dim=layout.dim,
-            slots=layout.slots,
-            multiple_of=layout.multiple_of,
-            dtype=plan.source.vector_fields[plan.field].dtype,
-            source=plan.source.name,
-            phase="ready",
-            profiles={"default": profile},
             beside=Beside(
                 side=plan.side,
                 candidates=plan.candidates,
@@ -254,10 +241,7 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
     except BaseException:
         if plan.side and made_side:
             store.drop(plan.side)
-        if made_bank == "collection":
-            store.drop(plan.bank_collection)
-        elif made_bank == "generation":
-            store.drop_bank_generation(bank)
+        undo_save_bank(store, bank, made_bank)
         raise
     return Enabled(
         collection=plan.source.name,

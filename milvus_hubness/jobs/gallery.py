@@ -53,8 +53,7 @@ def read_gallery(
 ) -> Gallery:
     """Raises EmptyCollection, InvalidInput, InvalidParameter where the metric cannot be corrected."""
     field = field or only_field(info)
-    if field not in info.vector_fields:
-        raise InvalidInput(f"{info.name!r} has no float vector field {field!r}")
+    info.require_field(field)
     state = info.states.get(field)
     hidden = {name for each in info.states.values() for name in each.hidden_fields}
     vector = info.vector_fields[field]

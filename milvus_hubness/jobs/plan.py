@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.correction import Correction
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
     CollectionExists,
     EmptyCollection,
     InvalidInput,
+    InvalidParameter,
     NotAdvised,
-    UnfinishedMigration,
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.halves import BYTES, StoredForm
 from milvus_hubness.jobs.gallery import only_field
+from milvus_hubness.jobs.migration.chunks import Survey, survey
+from milvus_hubness.jobs.migration.gauging import Gauge, gauge, recall_gate, said
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.names import chosen_switch
 from milvus_hubness.layout import Layout, as_metric
+from milvus_hubness.quality import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
-from milvus_hubness.state import TuningRecord, form_of, slots_for, suffix_for
-from milvus_hubness.stores.base import CollectionInfo, Key, Store
-
-SAMPLE_ROWS = 512
+from milvus_hubness.state import form_of, slots_for, suffix_for
+from milvus_hubness.stores.base import CollectionInfo, Store
 
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """source is copied to target, field in the stored form; keys by partition are frozen here.
+    """source is copied to target, field in the stored form; the chunks of `survey` are frozen here.
 
-    seconds: an estimate from reading and correcting a sample, taking writing and verifying to cost as much
-    as reading does. restart: an unfinished target is dropped first.
+    alias: moved to the target in the end; rename: or the source's own name is, which then is an alias.
+    recall: what the stored form costs the index, where that was measured. restart: an unfinished target is
+    dropped first.
     """
 
     source: CollectionInfo
+    schema: dict[str, Any]
     target: str
     field: str
     suffix: str
@@ -46,18 +49,37 @@ class MigrationPlan:
     bank_collection: str
     estimator: Estimator
     strength: float
-    keys: dict[str | None, list[Key]]
+    survey: Survey
     alias: str | None
+    rename: bool
     gate: int | None
     gate_targets: int | None
     restart: bool
     remarks: tuple[str, ...]
-    seconds: float
+    server: str
+    gauge: Gauge
+    recall: RecallGate | None = None
 
     @property
     def rows(self) -> int:
         """Distinct keys."""
-        return sum(map(len, self.keys.values()))
+        return self.survey.rows
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What an interrupted run must be given again, as plain data: the copy depends on all of it."""
+        return {
+            "schema": self.schema,
+            "field": self.field,
+            "bank_collection": self.bank_collection,
+            "bank": self.bank.fingerprint,
+            "target_bank": self.target_bank.fingerprint if self.target_bank else None,
+            "estimator": to_dict(self.estimator),
+            "strength": self.strength,
+            "gate": self.gate,
+            "gate_targets": self.gate_targets,
+            "slots": self.layout.slots,
+        }
 
     @property
     def form(self) -> StoredForm:
@@ -78,7 +100,7 @@ class MigrationPlan:
             "dtype": vector.dtype,
             "width": self.form.width,
             "rows": self.rows,
-            "partitions": [name for name in self.keys if name],
+            "partitions": [name for name in self.survey.sample if name],
             "hidden_fields": [
                 f"hubness_{name}{self.suffix}"
                 for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
@@ -99,8 +121,16 @@ class MigrationPlan:
             "gate": self.gate,
             "gate_targets": self.gate_targets,
             "alias": self.alias,
+            "rename": self.rename,
             "remarks": list(self.remarks),
-            "estimated_seconds": round(self.seconds, 1),
+            "server": self.server,
+            "memory_bytes": {
+                "source": self.gauge.bytes_of_source,
+                "target": self.gauge.bytes_of_target,
+                "both": self.gauge.bytes_of_source + self.gauge.bytes_of_target,
+            },
+            "estimated_seconds": round(self.gauge.seconds, 1),
+            "recall": {**self.recall.to_dict(), "said": said(self.recall)} if self.recall else None,
         }
 
 
@@ -115,6 +145,9 @@ def plan_migration(
     target: str | None = None,
     bank_collection: str | None = None,
     alias: str | None = None,
+    rename: bool = False,
+    measure: bool = False,
+    search_value: int | None = None,
     gate: int | None = None,
     gate_targets: int | None = None,
     profiles: int = 1,
@@ -126,10 +159,11 @@ def plan_migration(
     estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
     known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
     default every query is corrected; with gate_targets, see DualDynamicGate. profiles: for how many sets of
-    biases there is to be room at least; `refresh` adds those after the first.
+    biases there is to be room at least; `refresh` adds those after the first. measure: what the stored form
+    costs the index, some 10 s; search_value: of ef or nprobe at which to.
 
     Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
-    obstacle, CollectionExists, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, and
+    obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, and
     InvalidInput where gate_targets lacks a gate or a target bank.
     """
     gate, gate_targets = _gates(gate, gate_targets, target_bank)
@@ -153,26 +187,25 @@ def plan_migration(
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
     vector = info.vector_fields[field]
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
-    bank.expect_dim(layout.dim, "the bank")
-    tuning = advised(info, bank, force)
-    strength = 1.0
-    if estimator is None and tuning is not None and tuning.choice is not None:
-        estimator, strength = from_dict(tuning.choice), tuning.strength
-    estimator = estimator or Blend()
+    bank.expect_dim(layout.dim, "the field")
+    estimator, strength = chosen(info, bank, estimator, force=force)
     target = target or f"{info.name}_hubness"
-    _check_target(store, info.name, target, restart)
-    if alias:
-        _check_alias(store, alias, info.name, target)
-    keys = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
-    distinct = sum(map(len, keys.values()))
-    remarks = store.remarks(info)
+    unfinished = _unfinished(store, info, target)
+    if alias or rename:
+        chosen_switch(store, info.name, target, alias, rename)
+    looked = survey(store, info, store.chunk_rows(info))
+    distinct = looked.rows
+    remarks = store.remarks(replace(info, aliases=tuple(each for each in info.aliases if each != alias)))
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
         remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
     if distinct != info.rows:
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
-    return MigrationPlan(
+    fitting = (store, info, field, looked, layout)
+    banks = (estimator, bank, target_bank)
+    plan = MigrationPlan(
         source=info,
+        schema=store.schema_facts(info),
         target=target,
         field=field,
         suffix=suffix,
@@ -182,81 +215,72 @@ def plan_migration(
         bank_collection=bank_collection or f"{info.name}__bank",
         estimator=estimator,
         strength=strength,
-        keys=keys,
+        survey=looked,
         alias=alias,
+        rename=rename,
         gate=gate,
         gate_targets=gate_targets,
         restart=restart,
         remarks=tuple(remarks),
-        seconds=_estimated_seconds(store, info, field, keys, layout, estimator, bank, target_bank),
+        server=store.server_version(),
+        gauge=gauge(*fitting, form_of(layout, vector.dtype).width, *banks),
+        recall=recall_gate(*fitting, *banks, value=search_value) if measure else None,
     )
+    if unfinished is not None and not restart:
+        unfinished.expect(plan.arguments)
+    return plan
 
 
 def _gates(
     gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
 ) -> tuple[int | None, int | None]:
     if gate_targets is None:
-        return None if gate is None else DynamicGate(gate).k, None
+        return checked_gate(gate), None
     if gate is None:
         raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
     if target_bank is None:
         raise InvalidInput("gate_targets asks for the nearest of target items: give a target bank")
-    dual = DualDynamicGate(gate, gate_targets)
+    try:
+        dual = DualDynamicGate(gate, gate_targets)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"gate, gate_targets: {error}") from None
     return dual.k_query, dual.k_target
 
 
-def advised(info: CollectionInfo, bank: QueryBank, force: bool) -> TuningRecord | None:
-    """What tuning found for this bank; nothing where it looked at another one."""
+def checked_gate(gate: int | None) -> int | None:
+    """k of a DynamicGate; None for no gate. Raises InvalidParameter."""
+    try:
+        return None if gate is None else DynamicGate(gate).k
+    except InvalidParameter as error:
+        raise InvalidParameter(f"gate: {error}") from None
+
+
+def chosen(
+    info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
+) -> tuple[Estimator, float]:
+    """The estimator to fit and the strength to search at: the one given, at 1; else what tuning chose for
+    this bank; else Blend(). Raises NotAdvised where tuning advises against this bank, unless forced."""
     tuning = info.tuning
     if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
-        return None
+        return estimator or Blend(), 1.0
     if tuning.verdict == "leave it alone" and not force:
         raise NotAdvised(f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)")
-    return tuning
+    if estimator is None and tuning.choice is not None:
+        return from_dict(tuning.choice), tuning.strength
+    return estimator or Blend(), 1.0
 
 
-def _check_target(store: Store, source: str, target: str, restart: bool) -> None:
-    if not store.exists(target):
-        return
-    made = [state for state in store.info(target).states.values() if state.source == source]
-    if not made or made[0].phase == "ready":
-        done = bool(made)
-        said = "a finished migration of it" if done else "another collection"
-        raise CollectionExists(f"{target!r} is there already ({said}): give another target")
-    if not restart:
-        raise UnfinishedMigration(
-            f"{target!r} is an unfinished copy of {source!r}: restart drops it and begins anew"
-        )
-
-
-def _check_alias(store: Store, alias: str, source: str, target: str) -> None:
-    if alias in {source, target}:
-        raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
-    if store.exists(alias) and store.alias_target(alias) is None:
-        raise InvalidInput(f"{alias!r} is a collection, not an alias")
-    if store.alias_target(alias) not in {None, source}:
-        raise InvalidInput(f"alias {alias!r} points at {store.alias_target(alias)!r}, not at {source!r}")
-
-
-def _estimated_seconds(
-    store: Store,
-    info: CollectionInfo,
-    field: str,
-    keys: dict[str | None, list[Key]],
-    layout: Layout,
-    estimator: Estimator,
-    bank: QueryBank,
-    target_bank: QueryBank | None,
-) -> float:
-    """Also finds out, on a sample, whether the estimator can be fitted on this bank at all."""
-    partition, candidates = max(keys.items(), key=lambda item: len(item[1]))
-    sample = candidates[:SAMPLE_ROWS]
-    began = time.perf_counter()
-    batch = store.fetch(info.name, sample, field, partition=partition)
-    reading = time.perf_counter() - began
-    sample_of_gallery = batch.vectors if estimator.needs_gallery else None
-    Correction.fit(layout, estimator, bank, gallery=sample_of_gallery, target_bank=target_bank).centred(
-        batch.vectors
-    )
-    correcting = time.perf_counter() - began - reading
-    return (4 * reading + correcting) * sum(map(len, keys.values())) / max(1, len(sample))
+def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
+    """The migration to this target that a run would carry on with. Raises CollectionExists where the name is
+    another's, AlreadyCorrected where the application has been switched to it."""
+    known = Ledger(store).of_target(target)
+    if known is not None and known.source == info.name:
+        if known.phase in {"switching", "switched", "rolling back"}:
+            raise AlreadyCorrected(
+                f"the application was switched from {info.name!r} to {target!r}: roll back, or refresh that"
+            )
+        if known.state is not None and known.phase != "finished":
+            return known
+    if store.exists(target):
+        raise CollectionExists(f"{target!r} is there already, another collection: give another target")
+    return None

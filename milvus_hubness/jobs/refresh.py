@@ -16,7 +16,7 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, Unfini
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.gallery import read_gallery
-from milvus_hubness.jobs.migrate import keep_nearest
+from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.layout import Floats
@@ -130,6 +130,8 @@ def _with_new_profile(
 ) -> CollectionState:
     """The state with a profile of that name in two columns that the stored vectors have to spare, as yet
     without biases."""
+    if not name:
+        raise InvalidParameter("a profile needs a name")
     if bank is None:
         raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
     wider = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE})

@@ -47,10 +47,10 @@ class Status:
 
 
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
-    """Of `field`, or of the first that is corrected. Raises CollectionNotFound, StateError where the state
-    cannot be read."""
+    """Of `field`, or of the first that is corrected. Raises CollectionNotFound, InvalidInput for a field that
+    is not there, StateError where the state cannot be read."""
     info = store.info(collection)
-    state = info.states.get(field) if field else next(iter(info.states.values()), None)
+    state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
     if state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states))
     profile = state.profile

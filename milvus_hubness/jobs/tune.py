@@ -34,6 +34,8 @@ def tune(
     EmptyCollection, and as `quality.tuning.tune` does.
     """
     info = store.info(collection)
+    if info.is_bank:
+        raise InvalidInput(f"{info.name!r} is a query bank: tune the collection that it is for")
     state = info.state_of(field)
     kept = store.load_bank(state.profile.bank) if bank is None and state else None
     if kept is not None:
@@ -44,7 +46,9 @@ def tune(
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
-    bank.expect_dim(layout.dim, "the bank")
+    for given in (bank, target_bank, queries):
+        if given is not None:
+            given.expect_dim(layout.dim, "the field")
     found = tuning.tune(
         QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
         layout.reduce_items(gallery.vectors),

@@ -12,6 +12,7 @@ from milvus_hubness.quality.hubness import (
     top_hubs,
 )
 from milvus_hubness.quality.ranking import PositiveRanks, ranks
+from milvus_hubness.quality.recall import RecallGate, measure_recall
 from milvus_hubness.quality.retrieval import (
     average_precisions,
     hits,
@@ -28,6 +29,7 @@ __all__ = [
     "Hubness",
     "Interval",
     "PositiveRanks",
+    "RecallGate",
     "Suspicion",
     "Tuning",
     "antihubs",
@@ -37,6 +39,7 @@ __all__ = [
     "hubness_summary",
     "k_occurrence",
     "kurtosis",
+    "measure_recall",
     "ndcgs",
     "nearest",
     "paired_difference",

@@ -11,7 +11,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import Floats, Metric
-from milvus_hubness.state import BankReference, CollectionState, TuningRecord
+from milvus_hubness.state import BankReference, CollectionState, Mirror, TuningRecord
 
 Key = int | str
 """A primary key."""
@@ -39,7 +39,7 @@ class CollectionInfo:
     name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
     partitions: names that rows must be copied into, or (None,) where the database places rows by itself.
     states: of the corrected vector fields, by name. schema: the database's own description, opaque to the
-    jobs.
+    jobs. mirror: where a migration has its writers write too.
     """
 
     name: str
@@ -52,16 +52,25 @@ class CollectionInfo:
     tuning: TuningRecord | None
     is_bank: bool
     schema: dict[str, Any]
+    mirror: Mirror | None = None
 
     @property
     def state(self) -> CollectionState | None:
         """What is known of the corrected field; None where there is none. Raises InvalidInput for several."""
         return self.state_of(None)
 
+    def require_field(self, field: str) -> None:
+        """Raises InvalidInput naming the float vector fields where `field` is none of them."""
+        if field not in self.vector_fields:
+            there = ", ".join(self.vector_fields) or "none"
+            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}, there are: {there}")
+
     def state_of(self, field: str | None) -> CollectionState | None:
         """What is known of this vector field's correction; None where it is not corrected. Without a field,
-        of the corrected one. Raises InvalidInput where there are several."""
+        of the corrected one. Raises InvalidInput where there are several, and for a field that is not
+        there."""
         if field is not None:
+            self.require_field(field)
             return self.states.get(field)
         if len(self.states) > 1:
             raise InvalidInput(
@@ -108,8 +117,21 @@ class Batch:
         return len(self.keys)
 
 
+@dataclass(frozen=True)
+class Record:
+    """An entry of a ledger. body: JSON of at most 60,000 characters; group: what entries are asked for by."""
+
+    key: str
+    group: str
+    body: str
+
+
 class Store(Protocol):
-    """Reads are strongly consistent. Every method may raise StoreError and its kinds."""
+    """Reads are strongly consistent, but for `scan`. Every method may raise StoreError and its kinds."""
+
+    def server_version(self) -> str:
+        """The database's own words."""
+        ...
 
     def info(self, collection: str) -> CollectionInfo:
         """Raises CollectionNotFound."""
@@ -131,13 +153,22 @@ class Store(Protocol):
         """What the stored width must divide by for the field's index."""
         ...
 
+    def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
+        """What of the schema a copy depends on, as plain data that two looks at the same schema agree on."""
+        ...
+
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         """An empty `target` with the fields, indexes, partitions and properties of `source`, its vector field
-        in the stored form, the hidden fields beside it. Raises CollectionExists."""
+        in the stored form, the hidden fields beside it. Of one that an interrupted call left, what is missing
+        is made. Raises CollectionExists where `target` is no copy of `source` still to be filled."""
         ...
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
         """Whether fields of the collection itself can hold biases beside its vectors."""
+        ...
+
+    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        """What the user should know of the fields that the collection has for biases."""
         ...
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
@@ -152,6 +183,27 @@ class Store(Protocol):
     def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
         """All distinct keys in ascending order. pending: the name of an epoch field, for the rows only whose
         bias is not computed yet."""
+        ...
+
+    def scan(
+        self,
+        collection: str,
+        field: str,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        limit: int | None = None,
+        partition: str | None = None,
+    ) -> Batch:
+        """The rows with after < key ≤ upto in key order, one of each key; with a limit the first of them, up
+        to so many, and none only where there is none. Shows what had been written when `count` was last
+        asked, perhaps more."""
+        ...
+
+    def scan_keys(
+        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+    ) -> list[Key]:
+        """The keys alone, as `scan` does."""
         ...
 
     def fetch(
@@ -188,9 +240,15 @@ class Store(Protocol):
 
     def drop_state(self, collection: str, state: CollectionState) -> None: ...
 
+    def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
+        """Have the collection's writers write to another too, or no more."""
+        ...
+
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
 
     def drop(self, collection: str) -> None: ...
+
+    def rename(self, collection: str, name: str) -> None: ...
 
     def alias_target(self, alias: str) -> str | None:
         """The collection behind an alias; None where there is no such alias."""
@@ -198,6 +256,20 @@ class Store(Protocol):
 
     def point_alias(self, alias: str, collection: str) -> None:
         """Create the alias or move it, in one step of the database."""
+        ...
+
+    def drop_alias(self, alias: str) -> None: ...
+
+    def put_records(self, ledger: str, records: Sequence[Record]) -> None:
+        """Keep or replace these entries, acknowledged on return. The ledger is made where there is none."""
+        ...
+
+    def records(self, ledger: str, group: str) -> list[Record]:
+        """The entries of a group in the order of their keys; none where there is no ledger."""
+        ...
+
+    def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
+        """Forget these entries of a group, all of them without `keys`."""
         ...
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
@@ -228,3 +300,11 @@ class Store(Protocol):
     def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
         """The vectors of any collection as a query bank."""
         ...
+
+
+def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
+    """Drop what `save_bank` made."""
+    if made == "collection":
+        store.drop(reference.collection)
+    elif made == "generation":
+        store.drop_bank_generation(reference)

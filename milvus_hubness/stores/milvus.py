@@ -11,16 +11,20 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CollectionExists, EmptyBank, InvalidInput
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
+    MIRROR_PROPERTY,
     SIDE_FIELD,
     TUNING_PROPERTY,
     CollectionState,
+    Mirror,
     TuningRecord,
+    read_mirror,
     read_states,
     read_tuning,
 )
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
-from milvus_hubness.stores.milvus_banks import BANK_PROPERTY, MilvusBanks
+from milvus_hubness.stores.milvus_banks import BANK_PROPERTY
+from milvus_hubness.stores.milvus_ledger import MilvusLedger
 from milvus_hubness.stores.milvus_rpc import connect, translated
 
 __all__ = ["MilvusStore", "connect"]
@@ -33,7 +37,7 @@ SIDE_PROPERTY = "hubness_side"
 """In a collection that holds biases: the collection that they are of."""
 
 
-class MilvusStore(MilvusBanks):
+class MilvusStore(MilvusLedger):
     """A Store over a plain MilvusClient, see `connect`."""
 
     # -- what is there ------------------------------------------------------------------------------
@@ -57,6 +61,7 @@ class MilvusStore(MilvusBanks):
                 tuning=read_tuning(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
                 schema=schema,
+                mirror=read_mirror(schema["properties"]),
             )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
@@ -94,29 +99,40 @@ class MilvusStore(MilvusBanks):
 
     # -- the corrected copy ---------------------------------------------------------------------------
 
+    def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
+        return milvus_schema.facts(source)
+
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        if self.exists(target):
-            raise CollectionExists(f"the name {target!r} is taken")
+        with translated(target):
+            if not self.client.has_collection(target):
+                self._create_copy(source, target, state)
+            else:
+                found = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
+                if found is None or (found.source, found.phase) != (source.name, "copying"):
+                    raise CollectionExists(f"the name {target!r} is taken")
+            for partition in source.partitions:
+                if partition and not self.client.has_partition(target, partition):
+                    self.client.create_partition(target, partition)
+            there = set(self.client.list_indexes(target))
+            missing = [index for index in self._indexes(source.name) if index["index_name"] not in there]
+            if missing:
+                self.client.create_index(target, milvus_schema.copy_indexes(missing, state.field))
+            self.client.load_collection(target)
+
+    def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         placement = (
             {"num_partitions": source.schema["num_partitions"]}
             if milvus_schema.has_partition_key(source.schema)
             else {}
         )
-        with translated(target):
-            self.client.create_collection(
-                target,
-                schema=milvus_schema.copy_schema(source, state),
-                properties=milvus_schema.copy_properties(source, state),
-                num_shards=source.schema["num_shards"],
-                consistency_level=source.schema["consistency_level"],
-                **placement,
-            )
-            for partition in source.partitions:
-                if partition and not self.client.has_partition(target, partition):
-                    self.client.create_partition(target, partition)
-            indexes = milvus_schema.copy_indexes(self._indexes(source.name), state.field)
-            self.client.create_index(target, indexes)
-            self.client.load_collection(target)
+        self.client.create_collection(
+            target,
+            schema=milvus_schema.copy_schema(source, state),
+            properties=milvus_schema.copy_properties(source, state),
+            num_shards=source.schema["num_shards"],
+            consistency_level=source.schema["consistency_level"],
+            **placement,
+        )
 
     # -- biases beside the vectors ----------------------------------------------------------------------
 
@@ -125,6 +141,9 @@ class MilvusStore(MilvusBanks):
             return "there"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
         return "can be added" if self.adds_fields and not auto_id else "none"
+
+    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        return milvus_schema.bias_remarks(source.schema, suffix)
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         with translated(collection):
@@ -177,6 +196,12 @@ class MilvusStore(MilvusBanks):
         with translated(collection):
             self.client.alter_collection_properties(collection, {state.property_name: state.to_json()})
 
+    def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
+        # As in `drop_state`: what says nothing stands for what is not there.
+        with translated(collection):
+            said = mirror.model_dump_json() if mirror else ""
+            self.client.alter_collection_properties(collection, {MIRROR_PROPERTY: said})
+
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         with translated(collection):
             self.client.alter_collection_properties(collection, {TUNING_PROPERTY: tuning.model_dump_json()})
@@ -184,6 +209,14 @@ class MilvusStore(MilvusBanks):
     def drop(self, collection: str) -> None:
         with translated(collection):
             self.client.drop_collection(collection)
+
+    def rename(self, collection: str, name: str) -> None:
+        with translated(collection):
+            self.client.rename_collection(collection, name)
+
+    def drop_alias(self, alias: str) -> None:
+        with translated(alias):
+            self.client.drop_alias(alias)
 
     def alias_target(self, alias: str) -> str | None:
         if not self.exists(alias):
@@ -206,8 +239,7 @@ class MilvusStore(MilvusBanks):
                 names = ", ".join(info.vector_fields) or "none"
                 raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
             [field] = info.vector_fields
-        if field not in info.vector_fields:
-            raise InvalidInput(f"{collection!r} has no float vector field {field!r}")
+        info.require_field(field)
         vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")

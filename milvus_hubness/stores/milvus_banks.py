@@ -39,9 +39,11 @@ class MilvusBanks(MilvusRequests):
         generations: dict[str, Any] = {}
         created = not self.exists(collection)
         if created:
-            self._create_bank(collection, bank.queries.dim, metric)
+            self._create_bank(collection, bank.queries.dim)
         else:
             generations = self._generations(collection, bank.queries.dim)
+        with translated(collection):
+            self._serve_flat(collection, metric)
         if kept := self._same_generation(collection, generations, bank):
             return kept, "nothing"
         reference = BankReference(
@@ -148,7 +150,7 @@ class MilvusBanks(MilvusRequests):
                 return reference
         return None
 
-    def _create_bank(self, collection: str, dim: int, metric: Metric) -> None:
+    def _create_bank(self, collection: str, dim: int) -> None:
         schema = MilvusClient.create_schema(
             description="query bank of milvus_hubness", enable_dynamic_field=True
         )
@@ -157,14 +159,9 @@ class MilvusBanks(MilvusRequests):
         schema.add_field("generation", DataType.INT64)
         schema.add_field("source", DataType.VARCHAR, max_length=512)
         schema.add_field("added_at", DataType.INT64, description="Unix time, seconds")
-        index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
         with translated(collection):
             self.client.create_collection(
-                collection,
-                schema=schema,
-                index_params=index,
-                properties={BANK_PROPERTY: "{}"},
-                consistency_level="Strong",
+                collection, schema=schema, properties={BANK_PROPERTY: "{}"}, consistency_level="Strong"
             )
 
     def _insert(self, reference: BankReference, bank: QueryBank, potentials: Floats, first: int) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import grpc
 import numpy as np
 from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.errors import StoreError
 from milvus_hubness.halves import unpacked
@@ -14,7 +16,14 @@ from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import Batch, Key
-from milvus_hubness.stores.milvus_rpc import adds_fields, in_fitting_parts, is_one_of, literal, translated
+from milvus_hubness.stores.milvus_rpc import (
+    adds_fields,
+    in_fitting_parts,
+    is_one_of,
+    is_too_large,
+    literal,
+    translated,
+)
 
 KEYS_PER_PAGE = 16_384
 ROWS_PER_REQUEST = 2_000
@@ -27,16 +36,56 @@ class MilvusRequests:
 
     def __init__(self, client: MilvusClient) -> None:
         self.client = client
-        version = client.get_server_version()
-        self.is_lite = version.startswith("milvus_lite")
-        self.adds_fields = adds_fields(version)
+        self._version = str(client.get_server_version())
+        self.is_lite = self._version.startswith("milvus_lite")
+        self.adds_fields = adds_fields(self._version)
+        self._ready_ledgers: set[str] = set()
 
     def exists(self, collection: str) -> bool:
         with translated(collection):
             return bool(self.client.has_collection(collection))
 
+    def server_version(self) -> str:
+        return self._version
+
     def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
         return self._keys(collection, f"{pending} == {PENDING}" if pending else "", partition)
+
+    def scan_keys(
+        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+    ) -> list[Key]:
+        with translated(collection):
+            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
+            page = self._page(collection, key_field, [key_field], after, None, "", limit, partition)
+        return sorted({row[key_field] for row in page})
+
+    def scan(
+        self,
+        collection: str,
+        field: str,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        limit: int | None = None,
+        partition: str | None = None,
+    ) -> Batch:
+        by_key: dict[Key, dict[str, Any]] = {}
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+            key_field = milvus_schema.key_field(schema)["name"]
+            while True:
+                size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
+                page = self._fitting_page(collection, key_field, after, upto, size, partition)
+                fresh = {row[key_field]: row for row in page}
+                if not fresh:
+                    break
+                if after is not None and min(fresh) <= after:
+                    raise StoreError(f"the server did not page {collection!r} in key order")
+                by_key |= fresh
+                after = max(fresh)
+                if limit is not None or after == upto:
+                    break
+        return self._batch(schema, field, sorted(by_key), by_key)
 
     def count(self, collection: str) -> int:
         self._ensure_loaded(collection)
@@ -55,7 +104,6 @@ class MilvusRequests:
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
-            form = milvus_schema.form_of(schema, field)
             by_key: dict[Key, dict[str, Any]] = {}
             missing = list(keys)
             while missing:
@@ -63,14 +111,7 @@ class MilvusRequests:
                 by_key |= {row[key_field]: row for row in rows}
                 # Milvus 2.3 counts duplicates of a key as rows and cuts others off for them: ask again.
                 missing = [key for key in missing if key not in by_key] if rows else []
-        present = [key for key in keys if key in by_key]
-        vectors = np.empty((len(present), form.width), np.float32)
-        others = []
-        for i, key in enumerate(present):
-            row = by_key[key]
-            vectors[i] = unpacked(row.pop(field), form.dtype)
-            others.append(milvus_schema.as_written(row, schema))
-        return Batch(present, form.joined(vectors), others)
+        return self._batch(schema, field, [key for key in keys if key in by_key], by_key)
 
     def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         with translated(collection):
@@ -92,14 +133,9 @@ class MilvusRequests:
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
             while True:
-                behind = f"{key_field} > {literal(found[-1])}" if found else ""
-                page = self.client.query(
-                    collection,
-                    filter=" and ".join(filter(None, [behind, where])),
-                    output_fields=[key_field],
-                    partition_names=[partition] if partition else None,
-                    limit=KEYS_PER_PAGE,
-                    **_IN_KEY_ORDER,
+                after = found[-1] if found else None
+                page = self._page(
+                    collection, key_field, [key_field], after, None, where, KEYS_PER_PAGE, partition
                 )
                 fresh = sorted({row[key_field] for row in page})
                 if not fresh:
@@ -107,6 +143,64 @@ class MilvusRequests:
                 if found and fresh[0] <= found[-1]:
                     raise StoreError(f"the server did not page {collection!r} in key order")
                 found += fresh
+
+    def _page(
+        self,
+        collection: str,
+        key_field: str,
+        output_fields: list[str],
+        after: Key | None,
+        upto: Key | None,
+        where: str,
+        limit: int,
+        partition: str | None,
+    ) -> list[dict[str, Any]]:
+        """The first rows with after < key ≤ upto."""
+        bounds = [
+            f"{key_field} > {literal(after)}" if after is not None else "",
+            f"{key_field} <= {literal(upto)}" if upto is not None else "",
+        ]
+        return list(
+            self.client.query(
+                collection,
+                filter=" and ".join(filter(None, [*bounds, where])),
+                output_fields=output_fields,
+                partition_names=[partition] if partition else None,
+                limit=limit,
+                **_IN_KEY_ORDER,
+            )
+        )
+
+    def _fitting_page(
+        self,
+        collection: str,
+        key_field: str,
+        after: Key | None,
+        upto: Key | None,
+        limit: int,
+        partition: str | None,
+    ) -> list[dict[str, Any]]:
+        """A page of whole rows, cut in halves as often as the message limit asks for."""
+        while True:
+            try:
+                return self._page(collection, key_field, ["*"], after, upto, "", limit, partition)
+            except (MilvusException, grpc.RpcError) as error:
+                if limit < 2 or not is_too_large(error):
+                    raise
+            limit //= 2
+
+    @staticmethod
+    def _batch(
+        schema: dict[str, Any], field: str, keys: list[Key], by_key: dict[Key, dict[str, Any]]
+    ) -> Batch:
+        form = milvus_schema.form_of(schema, field)
+        vectors = np.empty((len(keys), form.width), np.float32)
+        others = []
+        for i, key in enumerate(keys):
+            row = by_key[key]
+            vectors[i] = unpacked(row.pop(field), form.dtype)
+            others.append(milvus_schema.as_written(row, schema))
+        return Batch(keys, form.joined(vectors), others)
 
     def _rows(
         self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
@@ -139,6 +233,14 @@ class MilvusRequests:
             in_fitting_parts(
                 lambda part: self.client.upsert(collection, list(part), partition_name=partition or ""), rows
             )
+
+    def _serve_flat(self, collection: str, metric: str) -> None:
+        """Its field `vector` indexed exactly and the collection loaded, whatever of that is done already."""
+        if not self.client.list_indexes(collection):
+            index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
+            self.client.create_index(collection, index)
+        if self.client.get_load_state(collection)["state"].name != "Loaded":
+            self.client.load_collection(collection)
 
     def _ensure_loaded(self, collection: str) -> None:
         with translated(collection):

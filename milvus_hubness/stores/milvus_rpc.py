@@ -43,6 +43,8 @@ def connect(
         if "://" in uri:
             raise ServerUnavailable(f"no Milvus answers at {uri}: {error.message}") from None
         hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
+        if not uri.endswith(".db"):
+            hint = "its name must end with .db; a server's address begins with http://"
         raise ServerUnavailable(f"cannot open the Milvus Lite file {uri} ({hint}): {error.message}") from None
 
 
@@ -93,10 +95,15 @@ def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> 
     try:
         return [call(items)]
     except (MilvusException, grpc.RpcError) as error:
-        if len(items) < 2 or not any(mark in _told(error).lower() for mark in _TOO_LARGE):
+        if len(items) < 2 or not is_too_large(error):
             raise
     middle = len(items) // 2
     return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether a request failed because it, or its answer, passes the message limit."""
+    return any(mark in _told(error).lower() for mark in _TOO_LARGE)
 
 
 def _told(error: Exception) -> str:

@@ -15,6 +15,7 @@ from milvus_hubness.layout import ALIGNMENT, as_metric
 from milvus_hubness.state import (
     BIAS_FIELD,
     EPOCH_FIELD,
+    MIRROR_PROPERTY,
     NORM_FIELD,
     SIDE_FIELD,
     SLOT_FIELDS,
@@ -24,6 +25,8 @@ from milvus_hubness.state import (
 from milvus_hubness.stores.base import CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
+DEFAULT_SUB_VECTORS = 32
+"""m of Milvus's product quantisers where the index names none."""
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
 STORED_FORM_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 TTL_PROPERTY = "collection.ttl.seconds"
@@ -112,8 +115,9 @@ def build_params(index: dict[str, Any]) -> dict[str, Any]:
 
 def width_multiple(field: VectorField) -> int:
     """16, or what product quantisation with m sub-vectors makes of it."""
-    m = field.index_params.get("m") if "PQ" in field.index_type else None
-    return math.lcm(ALIGNMENT, int(m)) if m else ALIGNMENT
+    if "PQ" not in field.index_type:
+        return ALIGNMENT
+    return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
 
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
@@ -170,6 +174,22 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
     )
 
 
+def bias_remarks(schema: dict[str, Any], suffix: str) -> list[str]:
+    """What fields for biases that lack a default value ask of whoever writes rows."""
+    ours = {name + suffix for name in BIAS_FIELDS}
+    bare = [
+        field["name"]
+        for field in schema["fields"]
+        if field["name"] in ours and field.get("default_value") is None
+    ]
+    if not bare:
+        return []
+    return [
+        f"no default value: {', '.join(bare)}; inserts by clients other than HubnessClient fail unless they "
+        "set these fields. Make the collection with 0 as their default, or let a side collection hold biases"
+    ]
+
+
 def side_schema(source: CollectionInfo) -> CollectionSchema:
     """Keys as those of the source, the slots as a vector, which every Milvus collection must have."""
     key = key_field(source.schema)
@@ -180,6 +200,33 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
     schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=len(SLOT_FIELDS))
     schema.add_field(EPOCH_FIELD, DataType.INT64)
     return schema
+
+
+def facts(source: CollectionInfo) -> dict[str, Any]:
+    """What a copy is made from, in an order of its own: servers describe fields in any."""
+    said = (
+        "name",
+        "type",
+        "params",
+        "is_primary",
+        "auto_id",
+        "is_partition_key",
+        "nullable",
+        "default_value",
+    )
+    fields = [
+        {name: str(field[name]) for name in said if field.get(name)} for field in source.schema["fields"]
+    ]
+    return {
+        "fields": sorted(fields, key=lambda field: field["name"]),
+        "functions": sorted(str(each["name"]) for each in source.schema.get("functions", [])),
+        "dynamic": bool(source.schema.get("enable_dynamic_field")),
+        "partitions": [name for name in source.partitions if name],
+        "indexes": {
+            name: [field.metric, field.index_type, sorted(map(str, field.index_params.items()))]
+            for name, field in sorted(source.vector_fields.items())
+        },
+    }
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
@@ -201,7 +248,9 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
-    return {**source.schema.get("properties", {}), state.property_name: state.to_json()}
+    carried = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
+    carried.pop(MIRROR_PROPERTY, None)
+    return carried
 
 
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected_field: str) -> IndexParams:

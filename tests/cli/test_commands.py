@@ -1,124 +1,35 @@
 """The commands as a user runs them: what they print, how they end, what they leave behind."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import connect
-from milvus_hubness.cli import main
-from tests.galleries import plain_collection, vectors
-
-DIM = 8
+from tests.cli.conftest import DIM, assert_fails, collections
+from tests.galleries import vectors
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """A Milvus Lite file with a collection of 60 rows, and banks of every kind, in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(4)
-    bank = vectors(rng, 40, DIM)
-    client = connect("shop.db")
-    plain_collection(client, "products", vectors(rng, 60, DIM), "COSINE")
-    np.save("bank.npy", bank)
-    np.savez("bank.npz", queries=bank, other=bank[:3])
-    table = pa.table({"text": ["q"] * 40, "embedding": list(bank)})
-    pq.write_table(table, "bank.parquet")
-    with pa.OSFile("bank.arrow", "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    yield tmp_path
-    client.close()
-    server_manager_instance.release_server("shop.db")
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """The command in this process; what it printed and how it ended."""
-    on_terminate = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments, uri="shop.db", **environment):
-        monkeypatch.setenv("MILVUS_HUBNESS_URI", uri)
-        monkeypatch.setenv("COLUMNS", "120")
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", ["milvus-hubness", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return Done(ended.value.code or 0, *capsys.readouterr())
-
-    yield run
-    signal.signal(signal.SIGTERM, on_terminate)
-
-
-def collections(folder):
-    return set(connect(str(folder / "shop.db")).list_collections())
-
-
-def assert_fails(done, code, *said):
-    """One clear line, no traceback."""
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
-    [line] = done.stderr.strip().splitlines()
-    for words in said:
-        assert words in line
-
-
-def test_from_a_plain_collection_to_a_refreshed_one(run, files):
-    plan = run("migrate", "products", "--bank", "bank.npy", "--k", "8")
-    assert plan.returncode == 0, plan.stderr
-    for fact in ("products_hubness", "COSINE, served as IP", "8 -> 16", "40 queries", "NNN(k=8, alpha=0.75"):
-        assert fact in plan.stdout
-    assert "Nothing was written" in plan.stdout
-    assert collections(files) == {"products"}
-
-    done = run("migrate", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live", "--execute")
+def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
+    asked = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--frozen")
+    done = run("migrate", "run", "products", *asked)
     assert done.returncode == 0, done.stderr
-    assert "60 rows" in done.stdout
-    assert "live -> products_hubness" in done.stdout
-    assert collections(files) == {"products", "products_hubness", "products__bank"}
 
     status = run("status", "live")
     assert status.returncode == 0, status.stderr
     for fact in ("products_hubness", "corrected", "yes", "products__bank, 40 queries", "NNN(k=8", "epoch 1"):
         assert fact in status.stdout
+    told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
+    assert (told["corrected"], told["pending"], told["epoch"]) == (True, 0, 1)
 
     refreshed = run("refresh", "products_hubness", "--bank", "bank.parquet", "--alpha", "1", "--json")
     assert refreshed.returncode == 0, refreshed.stderr
     told = json.loads(refreshed.stdout)["refresh"]
     assert (told["mode"], told["scanned"], told["reason"]) == ("full", 60, "the parameters changed")
-
-    back = run("migrate", "live", "--rollback")
-    assert back.returncode == 0, back.stderr
-    assert "live -> products" in back.stdout
-
-
-def test_json_of_every_command(run, files):
-    planned = json.loads(run("migrate", "products", "--bank", "bank.npy", "--k", "8", "--json").stdout)
-    assert planned["executed"] is False
-    assert planned["plan"]["rows"] == 60
-    arguments = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--execute", "--json")
-    done = json.loads(run("migrate", "products", *arguments).stdout)
-    assert done["result"]["rows"] == 60
-    assert done["result"]["unsound"] == {"rows": 0, "keys": []}
-    status = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
-    assert (status["corrected"], status["pending"], status["epoch"]) == (True, 0, 1)
-    back = json.loads(run("migrate", "live", "--rollback", "--json").stdout)
-    assert back["rollback"]["source"] == "products"
 
 
 @pytest.mark.parametrize(
@@ -133,17 +44,17 @@ def test_json_of_every_command(run, files):
 )
 def test_banks_of_every_kind(run, files, bank, column):
     chosen = ["--bank-column", column] if column else []
-    done = run("migrate", "products", "--bank", bank, *chosen, "--k", "8", "--json")
+    done = run("migrate", "plan", "products", "--bank", bank, *chosen, "--k", "8", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["plan"]["bank"]["queries"] == (60 if bank.startswith("coll") else 40)
 
 
 def test_a_gate_with_two_sets(run, files):
-    asked = ["migrate", "products", "--bank", "bank.npz", "--bank-column", "queries", "--gate", "1"]
-    assert_fails(run(*asked, "--gate-targets", "2"), 1, "give a target bank")
-    done = run(*asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--execute", "--json")
+    asked = ["run", "products", "--bank", "bank.npz", "--bank-column", "queries", "--gate", "1", "--frozen"]
+    assert_fails(run("migrate", *asked, "--gate-targets", "2"), 1, "give a target bank")
+    done = run("migrate", *asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--json")
     assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)["plan"]
+    plan = done.lines()[0]["facts"]
     assert (plan["gate"], plan["gate_targets"], plan["bank"]["targets"]) == (1, 2, 40)
 
 
@@ -191,44 +102,101 @@ def spoiled(files):
     (files / "bank.txt").write_text("1 2 3")
 
 
+NARROW = ("narrow.npy has 7", "dimension 8")
+DUALIS = ("enable", "products", "--bank", "bank.npy", "--method", "dualis")
+RUN = ("migrate", "run", "products", "--bank")
+GATES = (*RUN, "bank.npy", "--k", "8", "--gate", "1")
 FAILURES = [
-    (["migrate", "products", "--bank", "narrow.npy"], 1, ["8", "7"]),
-    (["migrate", "products", "--bank", "nan.npy"], 1, ["NaN", "0, 1, 2"]),
-    (["migrate", "products", "--bank", "empty.npy"], 1, ["bank"]),
-    (["migrate", "products", "--bank", "broken.npy"], 1, ["broken.npy"]),
-    (["migrate", "products", "--bank", "missing.npy"], 1, ["missing.npy"]),
-    (["migrate", "products", "--bank", "bank.txt"], 1, ["bank.txt"]),
-    (["migrate", "products", "--bank", "bank.npz"], 1, ["queries", "other"]),
-    (["migrate", "products", "--bank", "bank.npy", "--k", "41"], 1, ["41", "40"]),
-    (["migrate", "products", "--bank", "bank.npy", "--k", "0"], 2, ["k"]),
-    (["migrate", "products", "--bank", "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
-    (["migrate", "products", "--bank", "bank.npy", "--method", "magic"], 2, ["magic"]),
-    (["migrate", "products", "--bank", "bank.npy", "--method", "is", "--param", "tau=0"], 2, ["tau"]),
-    (["migrate", "products", "--bank", "bank.npy", "--method", "is", "--param", "tau"], 2, ["NAME=VALUE"]),
-    (["migrate", "products", "--bank", "bank.npy", "--method", "blend", "--k", "8"], 2, ["no parameter"]),
-    (["migrate", "products", "--bank", "bank.npy", "--method", "dualis"], 1, ["target"]),
-    (["migrate", "nowhere", "--bank", "bank.npy", "--k", "8"], 1, ["nowhere"]),
-    (["migrate", "products", "--bank", "bank.npy", "--k", "8", "--field", "group"], 1, ["group"]),
+    ([*RUN, "narrow.npy"], 1, ["8", "7"]),
+    ([*RUN, "nan.npy"], 1, ["NaN", "0, 1, 2"]),
+    ([*RUN, "empty.npy"], 1, ["bank"]),
+    ([*RUN, "broken.npy"], 1, ["broken.npy"]),
+    ([*RUN, "missing.npy"], 1, ["missing.npy"]),
+    ([*RUN, "bank.txt"], 1, ["bank.txt"]),
+    ([*RUN, "bank.npz"], 1, ["queries", "other"]),
+    ([*RUN, "bank.npy", "--k", "41"], 1, ["41", "40"]),
+    ([*RUN, "bank.npy", "--k", "0"], 2, ["k"]),
+    ([*RUN, "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
+    ([*RUN, "bank.npy", "--method", "magic"], 2, ["magic"]),
+    ([*RUN, "bank.npy", "--method", "is", "--param", "tau=0"], 2, ["tau"]),
+    ([*RUN, "bank.npy", "--method", "is", "--param", "tau"], 2, ["NAME=VALUE"]),
+    ([*RUN, "bank.npy", "--method", "blend", "--k", "8"], 2, ["no parameter"]),
+    ([*RUN, "bank.npy", "--method", "dualis"], 1, ["target"]),
+    (["migrate", "run", "nowhere", "--bank", "bank.npy", "--k", "8"], 1, ["nowhere"]),
+    ([*RUN, "bank.npy", "--k", "8", "--field", "group"], 1, ["group"]),
     (["refresh", "products"], 1, ["products", "no biases"]),
     (["status", "nowhere"], 1, ["nowhere"]),
-    (["migrate", "products", "--rollback"], 1, ["alias"]),
+    (["migrate", "rollback", "products"], 1, ["no migration", "products"]),
     (["status", "products", "--token-file", "missing"], 1, ["missing"]),
+    (["status", "products", "--field", "nope"], 1, ["'nope'", "there are: vector"]),
+    (["disable", "products", "--field", "nope"], 1, ["'nope'", "there are: vector"]),
+    (["refresh", "products", "--field", "nope", "--k", "3"], 1, ["'nope'", "there are: vector"]),
+    (["disable", "nowhere"], 1, ["nowhere"]),
+    (["tune", "nowhere", "--bank", "bank.npy"], 1, ["nowhere"]),
+    (["tune", "products", "--bank", "bank.npy", "--queries", "missing.npy"], 1, ["missing.npy"]),
+    (["tune", "products", "--bank", "bank.npy", "--queries", "nan.npy"], 1, ["nan.npy", "NaN"]),
+    (["tune", "products", "--bank", "bank.npy", "--queries", "narrow.npy"], 1, [*NARROW]),
+    (["tune", "products", "--bank", "bank.npy", "--target-bank", "narrow.npy"], 1, [*NARROW]),
+    (["enable", "products", "--bank", "nan.npy"], 1, ["nan.npy", "NaN"]),
+    (["enable", "products", "--bank", "narrow.npy"], 1, [*NARROW]),
+    (["enable", "products", "--bank", "bank.npy", "--queries", "narrow.npy"], 1, [*NARROW]),
+    ([*DUALIS, "--target-bank", "narrow.npy"], 1, [*NARROW]),
+    (["enable", "products", "--bank", "bank.npy", "--gate", "0"], 2, ["gate", "0"]),
+    (["enable", "products", "--bank", "bank.npy", "--bank-name", "products"], 1, ["--bank-name"]),
+    (["enable", "products", "--bank", "bank.npy", "--side-name", "products"], 1, ["--side-name"]),
+    ([*RUN, "bank.npy", "--gate", "0"], 2, ["gate", "0"]),
+    ([*RUN, "bank.npy", "--profiles", "0"], 2, ["profiles", "0"]),
+    ([*RUN, "bank.npy", "--profiles", "99999"], 2, ["no room", "32768"]),
+    ([*GATES, "--gate-targets", "0", "--target-bank", "bank.npy"], 2, ["gate_targets", "0"]),
+    ([*GATES, "--gate-targets", "1", "--target-bank", "narrow.npy"], 1, [*NARROW]),
 ]
 
 
 def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
     spoiled(files)
     for arguments, code, said in FAILURES:
-        execute = ["--execute"] if "--bank" in arguments else []
+        execute = ["--execute"] if arguments[0] == "enable" else []
         assert_fails(run(*arguments, *execute), code, *said)
     assert collections(files) == {"products"}
+
+
+def test_profiles_that_cannot_be_leave_those_that_are(run, files):
+    spoiled(files)
+    asked = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live", "--frozen")
+    assert run(*asked).returncode == 0
+    before = connect("shop.db").describe_collection("products_hubness")["properties"]
+    for arguments, code, said in (
+        (["--profile", "image"], 1, ["give the bank"]),
+        (["--profile", "image", "--bank", "missing.npy"], 1, ["missing.npy"]),
+        (["--profile", "image", "--bank", "nan.npy"], 1, ["nan.npy", "NaN"]),
+        (["--profile", "image", "--bank", "narrow.npy"], 1, [*NARROW]),
+        (["--profile", "image", "--bank", "bank.npy", "--k", "41"], 1, ["41", "40"]),
+        (["--profile", "", "--bank", "bank.npy"], 2, ["name"]),
+        (["--field", "nope"], 1, ["'nope'", "there are: vector"]),
+    ):
+        assert_fails(run("refresh", "products_hubness", *arguments), code, *said)
+    assert_fails(run("disable", "products_hubness"), 1, "roll its migration back")
+    assert_fails(run("tune", "products__bank", "--bank", "bank.npy"), 1, "is a query bank")
+    assert_fails(run("enable", "products__bank", "--bank", "bank.npy"), 1, "is a query bank")
+    assert connect("shop.db").describe_collection("products_hubness")["properties"] == before
+    bank = connect("shop.db").query("products__bank", filter="", output_fields=["count(*)"])
+    assert bank[0]["count(*)"] == 40
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
         ["migrate"],
-        ["migrate", "products"],
+        ["migrate", "plan", "products"],
+        ["migrate", "run", "--bank", "bank.npy"],
+        ["migrate", "run", "products", "--alias", "live", "--rename"],
+        [*RUN, "bank.npy", "--on", "after-lunch=true"],
+        [*RUN, "bank.npy", "--rows-per-second", "0"],
+        [*RUN, "bank.npy", "--client-ttl", "-1"],
+        ["migrate", "clean", "products"],
+        ["migrate", "set-rate", "--control", "control.json"],
+        ["migrate", "set-rate", "--control", "control.json", "--free", "lunch"],
+        ["migrate", "pause"],
         ["diagnose", "products"],
         ["nonsense"],
         ["status", "--nonsense"],
@@ -241,38 +209,36 @@ def test_wrong_usage_ends_with_two(run, arguments):
     assert "Traceback" not in done.stderr
 
 
-def test_a_dead_server_is_told(run):
-    secret = "s3cret-token"
-    done = run("status", "products", uri="http://127.0.0.1:1", MILVUS_HUBNESS_TOKEN=secret)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["status"],
+        ["disable"],
+        ["refresh", "--profile", "image"],
+        ["enable", "--bank", "bank.npy"],
+        ["tune", "--queries", "bank.npy"],
+        ["migrate run", "--bank", "bank.npy", "--profiles", "2"],
+        ["migrate cutover", "--rename"],
+        ["migrate status"],
+    ],
+    ids=" ".join,
+)
+def test_a_dead_server_is_told(run, arguments):
+    secret, command = "s3cret-token", [*arguments[0].split(), "products", *arguments[1:]]
+    done = run(*command, uri="http://127.0.0.1:1", MILVUS_HUBNESS_TOKEN=secret)
     assert_fails(done, 1, "no Milvus answers at http://127.0.0.1:1")
     assert secret not in done.stdout + done.stderr
+
+
+def test_a_file_that_is_no_database_is_told(run, tmp_path):
+    for uri, said in ((str(tmp_path), ".db"), ("shop.txt", ".db"), ("nowhere/shop.db", "folder must exist")):
+        assert_fails(run("status", "products", uri=uri), 1, uri, said)
 
 
 def test_an_error_is_json_too(run, files):
     done = run("status", "nowhere", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["type"] == "CollectionNotFound"
-
-
-def test_a_terminated_migration_leaves_nothing(files):
-    """In a process of its own: the signal is real."""
-    server_manager_instance.release_server("shop.db")
-    script = (
-        "import os, signal, sys\n"
-        "from milvus_hubness.stores import MilvusStore\n"
-        "from milvus_hubness.cli import main\n"
-        "MilvusStore.finish = lambda *a: os.kill(os.getpid(), signal.SIGTERM)\n"
-        "sys.argv = ['x', 'migrate', 'products', '--bank', 'bank.npy', '--k', '8', '--execute']\n"
-        "main()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "MILVUS_HUBNESS_URI": "shop.db"},
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 143
-    assert collections(files) == {"products"}
 
 
 def test_the_module_runs_as_a_command(tmp_path):

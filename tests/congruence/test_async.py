@@ -144,6 +144,17 @@ def test_hybrid_searches_are_those_of_the_sync_client(pair, ranker):
     assert hits_of(asyncio.run(search())) == hits_of(expected)
 
 
+def test_a_hybrid_search_by_a_profile_that_is_not_there_is_refused(pair):
+    request = AnnSearchRequest([pair.queries[0]], "vector", {}, 5)
+
+    async def search():
+        async with opened(pair.backend) as client:
+            await client.hybrid_search(pair.corrected, [request], RRFRanker(), profile="sound")
+
+    with pytest.raises(InvalidInput, match=r"no profile 'sound' for field 'vector', there are: default"):
+        asyncio.run(search())
+
+
 def test_reading_gives_what_was_inserted(pair):
     reads = [
         lambda client, name: client.query(name, filter="id < 5", output_fields=["*"]),
@@ -314,8 +325,9 @@ def test_wrong_iterators_are_refused(pair):
                 ({"iterator_cp_file": "cursor"}, UnsupportedOperation),
                 ({"filter": "element_filter(parts, $[n] > 3)"}, UnsupportedOperation),
             ):
-                with pytest.raises(error):
+                with pytest.raises(error) as refused:
                     client.query_iterator(pair.corrected, **wrong)
+                assert isinstance(refused.value, MilvusException)
             with pytest.raises(MilvusException):
                 await client.query_iterator(pair.corrected, filter="no such thing").next()
             with pytest.raises(MilvusException, match="nowhere"):

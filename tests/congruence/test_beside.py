@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from pymilvus import DataType
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
 from pymilvus.function_chain import FunctionChain, FunctionChainStage
 
 from milvus_hubness import (
@@ -36,15 +37,15 @@ DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 400, 9, 60, 6, 0.75
 PLACES = ["side", "fields", "fields, in the client"]
 
 
-def with_bias_fields(client, name, items, metric):
-    """As plain_collection, with room for biases in every row."""
+def with_bias_fields(client, name, items, metric, **further):
+    """As plain_collection, with room for biases in every row. further: of the fields that hold them."""
     schema = client.create_schema(enable_dynamic_field=True)
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
     schema.add_field("group", DataType.INT64)
     for field in SLOT_FIELDS:
-        schema.add_field(field, DataType.FLOAT)
-    schema.add_field(EPOCH_FIELD, DataType.INT64)
+        schema.add_field(field, DataType.FLOAT, **further)
+    schema.add_field(EPOCH_FIELD, DataType.INT64, **further)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     none = {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
@@ -265,6 +266,28 @@ def test_rows_come_and_go_with_their_biases(fresh):
         assert fresh.store.keys(fresh.done.side) == sorted(keys.tolist())
 
 
+def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
+    """The collection is disabled between the row and its bias, so that what the client knew is outdated."""
+    enabled = Enabled(lite, "IP", "side")
+
+    def upsert(client, collection, *args, **options):
+        disable(enabled.store, enabled.name)
+        raise MilvusException(message=f"no {collection}")
+
+    inserted = []
+    insert = MilvusClient.insert
+    monkeypatch.setattr(MilvusClient, "upsert", upsert)
+    monkeypatch.setattr(
+        MilvusClient, "insert", lambda *args, **options: inserted.append(args) or insert(*args, **options)
+    )
+    row = {"id": 5_000, "vector": enabled.items[0], "group": 0}
+    with pytest.raises(MilvusException, match="beside"):
+        enabled.client.insert(enabled.name, [row])
+    assert len(inserted) == 1
+    assert enabled.plain.get(enabled.name, [5_000])
+    enabled.client.insert(enabled.name, [{**row, "id": 5_001}])
+
+
 def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_behind(fresh):
     none = {} if fresh.place == "side" else {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
     new = vectors(np.random.default_rng(4), 1, DIM)
@@ -348,6 +371,25 @@ def test_a_gate_opens_for_activated_items_only(lite):
         [hits] = gated.new_client().search(gated.name, data=[query])
         assert [hit["id"] for hit in hits] == (order if opens else np.argsort(-raw))[:10].tolist()
     assert 0 < opened < QUERIES
+
+
+@pytest.mark.parametrize("default", [{}, {"default_value": 0}, {"default_value": 0, "nullable": True}])
+def test_a_plan_warns_of_fields_that_other_clients_would_have_to_set(lite, default):
+    rng = np.random.default_rng(7)
+    name, bank, store = lite.name("bare"), QueryBank(vectors(rng, 20, DIM)), lite.store()
+    with_bias_fields(lite.client(), name, vectors(rng, 40, DIM), "IP", **default)
+    told = plan_enable(store, name, bank, estimator=NNN(4)).to_dict()["remarks"]
+    row = {"id": 900, "vector": bank.vectors[0], "group": 0}
+    if default:
+        lite.client().insert(name, [row])
+        assert not told
+    else:
+        with pytest.raises(MilvusException):
+            lite.client().insert(name, [row])
+        [said] = told
+        assert all(field in said for field in (*SLOT_FIELDS, EPOCH_FIELD, "default"))
+    lite.made.append(f"{name}__bias")
+    assert not plan_enable(store, name, bank, estimator=NNN(4), where="side").remarks
 
 
 class TestWhatIsRefused:

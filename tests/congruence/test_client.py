@@ -34,7 +34,8 @@ class Pair:
         self.name = backend.name("pair")
         self.rows = plain_collection(self.plain, self.name, self.items, metric)
         store = backend.store()
-        migrate(store, plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA)))
+        plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
+        migrate(store, plan, frozen=True)
         self.corrected = f"{self.name}_hubness"
         self.client = backend.hubness_client()
 

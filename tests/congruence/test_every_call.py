@@ -47,7 +47,7 @@ class Catalogue:
         self.make()
         store = backend.store()
         plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
-        self.corrected = migrate(store, plan).target
+        self.corrected = migrate(store, plan, frozen=True).target
         self.client = backend.hubness_client(strength=0)
         self.sides = ((self.plain, self.name), (self.client, self.corrected))
 

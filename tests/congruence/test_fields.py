@@ -11,7 +11,9 @@ from milvus_hubness import (
     InvalidInput,
     QueryBank,
     UnsupportedOperation,
+    cutover,
     diagnose,
+    disable,
     enable,
     migrate,
     plan_enable,
@@ -200,6 +202,27 @@ def test_requests_keep_their_filters(shop):
         assert max(hit["id"] for hits in found for hit in hits) < 60
 
 
+def test_every_query_of_a_hybrid_search_has_its_own_ring(shop):
+    """Compared with plain searches: the hybrid search of Milvus Lite takes no notice of a radius."""
+    field = next((name for name, metric in shop.metrics.items() if metric == "L2"), None)
+    if field is None:
+        pytest.skip("under IP and COSINE all queries share a bound")
+    queries = list(shop.queries[field])
+    ring = {"params": {"radius": float(np.median(as_distance(shop.raw(field), "L2")))}}
+    plain = shop.plain.search(shop.name, data=queries, anns_field=field, search_params=ring, limit=ITEMS)
+    assert len({len(hits) for hits in plain}) > 1
+    requests = [AnnSearchRequest(queries, field, ring, ITEMS)]
+    found = shop.client.hybrid_search(shop.corrected, requests, RRFRanker(60), limit=ITEMS, strength=0)
+    for ours, theirs in zip(found, plain, strict=True):
+        assert [hit["id"] for hit in ours] == [hit["id"] for hit in theirs]
+        np.testing.assert_allclose(ours.distances, 1 / (61 + np.arange(len(theirs))), rtol=1e-5)
+
+
+def test_a_profile_that_no_field_has_is_refused(shop):
+    with pytest.raises(InvalidInput, match=r"no profile 'sound' for field 'text' or 'image'.*default"):
+        shop.client.hybrid_search(shop.corrected, shop.requests(), RRFRanker(), profile="sound")
+
+
 def test_filter_templates_reach_the_server(shop):
     """Neither Milvus Lite nor 2.3.5 fills them in: both refuse the braces, the plain client's and ours."""
     requests = shop.requests(expr="id < {limit}", expr_params={"limit": 60})
@@ -239,6 +262,12 @@ def test_every_job_works_on_the_field_it_is_told(shop):
     told = status(shop.store, shop.corrected, field="image")
     assert (told.field, told.dim, told.metric) == ("image", DIMS["image"], shop.metrics["image"])
     assert set(told.fields) == {"text", "image"}
+    assert not status(shop.store, shop.corrected, field="other").corrected
+    for job in (status, refresh, disable):
+        with pytest.raises(
+            InvalidInput, match=r"no float vector field 'nope', there are: text, image, other"
+        ):
+            job(shop.store, shop.corrected, field="nope")
     with pytest.raises(InvalidInput, match=r"several corrected fields.*(text|image)"):
         refresh(shop.store, shop.corrected)
     with pytest.raises(AlreadyCorrected, match="image"):
@@ -270,8 +299,10 @@ def test_new_rows_get_the_bias_of_every_field(lite):
 
 def test_the_alias_goes_back_one_field_at_a_time(lite):
     shop = Shop(lite, "IP", "IP")
-    shop.store.point_alias("live", shop.corrected)
     first = f"{shop.name}_hubness"
+    shop.plain.create_alias(shop.name, "live")
+    cutover(shop.store, first, alias="live")
+    cutover(shop.store, shop.corrected, alias="live")
     assert rollback(shop.store, "live").source == first
     assert rollback(shop.store, "live").source == shop.name
     shop.plain.drop_alias("live")

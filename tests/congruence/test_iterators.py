@@ -20,6 +20,7 @@ from milvus_hubness import (
     migrate,
     plan_enable,
     plan_migration,
+    rollback,
 )
 from milvus_hubness.client.hits import keep
 from tests.congruence.test_client import ITEMS, K, Pair
@@ -189,6 +190,21 @@ def test_an_iterator_knows_a_collection_that_was_switched_since(pair):
     assert row.keys() == {"id", "vector", "group", "note"}
     hits = list(client.search_iterator(alias, data=[pair.queries[0]], batch_size=10).next())
     assert hits == list(client.search(alias, data=[pair.queries[0]])[0])
+
+
+def test_a_page_of_what_was_switched_since_is_refused_as_milvus_refuses(lite):
+    rng = np.random.default_rng(9)
+    source, store, client = lite.name("switched"), lite.store(), lite.hubness_client()
+    plain_collection(lite.client(), source, vectors(rng, 40, 16), "L2")
+    alias = f"{source}_alias"
+    migrate(
+        store, plan_migration(store, source, QueryBank(vectors(rng, 20, 16)), estimator=NNN(K), alias=alias)
+    )
+    pages = client.query_iterator(alias, batch_size=10, output_fields=["vector"])
+    assert len(pages.next()) == 10
+    rollback(store, alias)
+    with pytest.raises(MilvusException, match="its state speaks of"):
+        list(iter(pages.next, []))
 
 
 WRONG_SEARCHES = [

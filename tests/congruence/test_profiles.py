@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pymilvus import AnnSearchRequest, RRFRanker
 
 from milvus_hubness import (
     CSLS,
@@ -83,6 +84,9 @@ def test_a_profile_is_a_further_set_of_biases(profiled):
 def test_a_profile_that_is_not_there_is_named(profiled):
     with pytest.raises(InvalidInput, match=r"no profile 'sound'.*default, image"):
         profiled.client.search(profiled.name, data=list(profiled.queries), profile="sound")
+    request = AnnSearchRequest(list(profiled.queries), "vector", {}, 5)
+    with pytest.raises(InvalidInput, match=r"no profile 'sound'.*default, image"):
+        profiled.client.hybrid_search(profiled.name, [request], RRFRanker(), profile="sound")
     with pytest.raises(InvalidInput, match="give the bank"):
         refresh(profiled.store, profiled.name, profile="sound")
 
@@ -97,7 +101,7 @@ def test_raw_scores_come_beside_the_corrected(profiled):
             given = [hit["raw_score"] for hit in hits]
             wanted = as_distance(own[[hit["id"] for hit in hits]], profiled.metric)
             np.testing.assert_allclose(given, wanted, atol=3e-5)
-            assert "vector" not in hits[0]["entity"] or "output_fields" not in options
+            assert set(hits[0]["entity"]) == set(options.get("output_fields", []))
     rounded = profiled.client.search(
         profiled.name, data=[profiled.queries[0]], round_decimal=2, with_raw_score=True
     )

@@ -160,7 +160,7 @@ def test_from_dict_of_nonsense(values, complaint):
 
 def test_to_dict_of_a_stranger():
     class Mine(NNN):
-        pass
+        """Not in the registry."""
 
     with pytest.raises(InvalidParameter, match="Mine cannot be kept"):
         to_dict(Mine())

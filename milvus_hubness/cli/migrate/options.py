@@ -1,0 +1,220 @@
+"""The options that the commands share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milvus_hubness import jobs
+from milvus_hubness.cli.console import DEFAULT_URI, Database, TokenFile, Uri, open_store, read_bank
+from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator
+from milvus_hubness.jobs.migration.steering import CLIENT_TTL
+from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.stores import MilvusStore
+
+Name = Annotated[str, typer.Argument(help="The migration's source, its copy, or the alias of either.")]
+AsEvents = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object a line for each event, the result last.")
+]
+Postpone = Annotated[
+    bool,
+    typer.Option(
+        "--postpone-cutover",
+        help="Follow the source until released, by migrate release or POST /cutover, and only then switch.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Which database."""
+
+    uri: Uri = DEFAULT_URI
+    db: Database = ""
+    token_file: TokenFile = None
+
+    def open(self) -> MilvusStore:
+        return open_store(self.uri, self.db, self.token_file)
+
+
+@dataclass(frozen=True)
+class Switching:
+    """Which name of the application moves to the copy."""
+
+    alias: Annotated[
+        str | None, typer.Option(help="The application reads this alias: it is moved to the copy, or made.")
+    ] = None
+    rename: Annotated[
+        bool,
+        typer.Option(
+            "--rename",
+            help="The application reads the source's own name: the source becomes SOURCE__before_hubness, "
+            "and its name an alias of the copy.",
+        ),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.alias and self.rename:
+            raise typer.BadParameter("give either --alias or --rename: one name is moved")
+
+    @property
+    def asked(self) -> bool:
+        return bool(self.alias) or self.rename
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """Whether a plan is to say what the stored form costs the index."""
+
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure, on a sample, what recall the index loses and how to get it back."
+        ),
+    ] = False
+    search_value: Annotated[
+        int | None,
+        typer.Option(min=1, help="ef or nprobe as the application searches. [default: Milvus's own]"),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Planning:
+    """What the copy is to be."""
+
+    bank: Annotated[
+        str, typer.Option(help="Reference queries: .npy .npz .parquet .arrow file, or collection:NAME.")
+    ] = ""
+    bank_column: Annotated[
+        str | None, typer.Option(help="Column, array or vector field that holds the queries.")
+    ] = None
+    bank_name: Annotated[
+        str | None, typer.Option(help="Collection that keeps the bank. [default: SOURCE__bank]")
+    ] = None
+    field: Annotated[str | None, typer.Option(help="Vector field, where there are several.")] = None
+    target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None
+    target_bank: Annotated[
+        str | None, typer.Option(help="Reference items, as --bank, for dualis, dbsn and --gate-targets.")
+    ] = None
+    method: Method = None
+    param: Params = None
+    k: K = None
+    alpha: Alpha = None
+    gate: Annotated[
+        int | None,
+        typer.Option(
+            help="Correct only queries whose raw best item is among the GATE nearest of a bank query."
+        ),
+    ] = None
+    gate_targets: Annotated[
+        int | None,
+        typer.Option(
+            help="With --gate: also queries whose raw best item is among the GATE_TARGETS nearest of a "
+            "--target-bank item."
+        ),
+    ] = None
+    profiles: Annotated[
+        int, typer.Option(help="Sets of biases to leave room for; refresh --profile adds the further ones.")
+    ] = 1
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Drop what an unfinished migration left and begin anew.")
+    ] = False
+    force: Annotated[bool, typer.Option("--force", help="Migrate though tuning advises against it.")] = False
+
+    def plan(
+        self,
+        store: MilvusStore,
+        source: str,
+        *,
+        switching: Switching | None = None,
+        measuring: Measuring | None = None,
+    ) -> MigrationPlan:
+        """What jobs.plan_migration makes of it."""
+        estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
+        switching, measuring = switching or Switching(), measuring or Measuring()
+        return jobs.plan_migration(
+            store,
+            source,
+            read_bank(store, self.bank, self.bank_column),
+            estimator=estimator,
+            target_bank=read_bank(store, self.target_bank, None) if self.target_bank else None,
+            field=self.field,
+            target=self.target,
+            bank_collection=self.bank_name,
+            alias=switching.alias,
+            rename=switching.rename,
+            gate=self.gate,
+            gate_targets=self.gate_targets,
+            profiles=self.profiles,
+            restart=self.restart,
+            force=self.force,
+            measure=measuring.measure or measuring.search_value is not None,
+            search_value=measuring.search_value,
+        )
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Who writes to the collection meanwhile."""
+
+    frozen: Annotated[
+        bool,
+        typer.Option("--frozen", help="Nobody writes to the collection meanwhile: no client need be told."),
+    ] = False
+    client_ttl: Annotated[
+        float,
+        typer.Option(min=0, help="The longest state_ttl of a HubnessClient that writes, in seconds."),
+    ] = CLIENT_TTL
+
+
+RowsPerSecond = Annotated[float | None, typer.Option(help="Write no faster than this.")]
+BytesPerSecond = Annotated[float | None, typer.Option(help="Write no more vector bytes than this.")]
+ChunkSeconds = Annotated[
+    float | None, typer.Option(help="How long one write request should take: its rows are chosen so.")
+]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much of the server the copying takes."""
+
+    rows_per_second: RowsPerSecond = None
+    bytes_per_second: BytesPerSecond = None
+    chunk_seconds: ChunkSeconds = None
+    max_load: Annotated[
+        str | None, typer.Option(help="Shell command; copying rests as long as it fails.", metavar="CMD")
+    ] = None
+    critical_load: Annotated[
+        str | None, typer.Option(help="Shell command; when it fails, the migration stops.", metavar="CMD")
+    ] = None
+    load_every: Annotated[
+        float, typer.Option(min=0.1, help="Seconds between two runs of the load commands.")
+    ] = 5.0
+
+
+@dataclass(frozen=True)
+class Watching:
+    """How the migration is told of and steered while it runs."""
+
+    control: Annotated[
+        Path | None,
+        typer.Option(help="JSON file that steers this, see migrate pause; it need not be there yet."),
+    ] = None
+    http: Annotated[
+        str | None,
+        typer.Option(help="Serve /status, /metrics, /pause … on this loopback address.", metavar="HOST:PORT"),
+    ] = None
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Shell command to run at an event; may be given again. A before-… that fails stops the "
+            "migration.",
+            metavar="EVENT=CMD",
+        ),
+    ] = None
+    metrics_file: Annotated[
+        Path | None, typer.Option(help="Keep the metrics in this .prom file, for node_exporter.")
+    ] = None

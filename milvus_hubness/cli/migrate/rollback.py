@@ -1,0 +1,37 @@
+"""milvus-hubness migrate rollback"""
+
+from __future__ import annotations
+
+from milvus_hubness import jobs
+from milvus_hubness.cli.console import show_facts
+from milvus_hubness.cli.migrate.course import Course
+from milvus_hubness.cli.migrate.options import AsEvents, Connection, Name, Watching, Writers
+from milvus_hubness.cli.migrate.stream import stream_result
+from milvus_hubness.jobs.migration.ledger import Ledger
+
+
+def rollback(
+    name: Name,
+    writers: Writers,
+    watching: Watching,
+    connection: Connection,
+    as_json: AsEvents = False,
+) -> None:
+    """Let the application read the source again, once that holds what was written since the switch."""
+    course = Course(writers, watching, as_json=as_json)
+    store = connection.open()
+    migration = Ledger(store).find(name)
+    with course.open(migration.source, migration.target) as steering:
+        done = jobs.rollback(store, migration.target, steering=steering)
+    if as_json:
+        stream_result(vars(done))
+        return
+    leads = "reads the source again, under its own name"
+    show_facts(
+        f"\nRolled back: {done.source}",
+        {
+            "alias": f"{done.alias} -> {done.source}" if done.alias != done.source else leads,
+            "carried back": f"{done.carried:,} rows written since the switch",
+            "to drop the copy": f"milvus-hubness migrate clean {done.source} --drop {done.target}",
+        },
+    )

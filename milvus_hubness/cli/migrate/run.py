@@ -1,0 +1,120 @@
+"""milvus-hubness migrate run"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from milvus_hubness import jobs
+from milvus_hubness.cli.console import out
+from milvus_hubness.cli.migrate.course import Course
+from milvus_hubness.cli.migrate.facts import show_migration, show_plan, told
+from milvus_hubness.cli.migrate.moving import moving, unfinished
+from milvus_hubness.cli.migrate.options import (
+    AsEvents,
+    Connection,
+    Pace,
+    Planning,
+    Postpone,
+    Switching,
+    Watching,
+    Writers,
+)
+from milvus_hubness.cli.migrate.stream import stream_result
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.names import chosen_switch
+from milvus_hubness.stores import MilvusStore
+
+
+def run(
+    planning: Planning,
+    switching: Switching,
+    writers: Writers,
+    pace: Pace,
+    watching: Watching,
+    connection: Connection,
+    source: Annotated[
+        str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
+    ] = None,
+    postpone_cutover: Postpone = False,
+    as_json: AsEvents = False,
+) -> None:
+    """Copy, correct, catch up with what is written meanwhile, verify; with --alias or --rename, switch.
+
+    Carries on where an earlier run ended, however that ended; without --bank, with what it was begun with.
+    """
+    course = Course(writers, watching, pace, postponed=postpone_cutover, as_json=as_json)
+    if planning.bank and source is None:
+        raise typer.BadParameter("give the collection that --bank is for")
+    store = connection.open()
+    known = None if source is None or planning.restart else moving(store, source, planning.target)
+    if known is not None:
+        migration = _moved_on(store, known, course)
+    elif planning.bank and source is not None:
+        migration = _planned(store, source, planning, switching, course, as_json=as_json)
+    else:
+        migration = _resumed(store, unfinished(store, source), switching, course)
+    result = {**told(migration), **course.timeline.to_dict()}
+    if as_json:
+        stream_result(result)
+    else:
+        show_migration(migration)
+        _show_next(migration)
+
+
+def _planned(
+    store: MilvusStore,
+    source: str,
+    planning: Planning,
+    switching: Switching,
+    course: Course,
+    *,
+    as_json: bool,
+) -> Migration:
+    plan = planning.plan(store, source, switching=switching)
+    if not as_json:
+        show_plan(plan.to_dict())
+    with course.open(plan.source.name, plan.target) as steering:
+        steering.events.tell("plan", **plan.to_dict())
+        migration = jobs.run(store, plan, steering)
+        return _switched(store, migration, switching, steering)
+
+
+def _resumed(store: MilvusStore, known: Migration, switching: Switching, course: Course) -> Migration:
+    if known.phase in {"switching", "switched", "rolling back"}:
+        return _moved_on(store, known, course)
+    if switching.asked:
+        chosen_switch(store, known.source, known.target, switching.alias, switching.rename)
+    with course.open(known.source, known.target) as steering:
+        return _switched(store, jobs.resume(store, known.target, steering), switching, steering)
+
+
+def _switched(
+    store: MilvusStore, migration: Migration, switching: Switching, steering: jobs.Steering
+) -> Migration:
+    if not switching.asked:
+        return migration
+    return jobs.cutover(
+        store, migration.target, alias=switching.alias, rename=switching.rename, steering=steering
+    )
+
+
+def _moved_on(store: MilvusStore, known: Migration, course: Course) -> Migration:
+    """What was begun is finished, as it was begun."""
+    if known.phase == "switched" and not store.exists(known.source_now):
+        return known
+    with course.open(known.source, known.target) as steering:
+        if known.phase != "rolling back":
+            return jobs.cutover(store, known.target, steering=steering)
+        jobs.rollback(store, known.target, steering=steering)
+    return Ledger(store).find(known.target)
+
+
+def _show_next(migration: Migration) -> None:
+    say = {
+        "verified": f"Next: milvus-hubness migrate cutover {migration.source}, with --alias or --rename",
+        "switched": f"Back: milvus-hubness migrate rollback {migration.target}",
+    }.get(migration.phase)
+    if say:
+        out.print(f"\n{say}", highlight=False, markup=False)

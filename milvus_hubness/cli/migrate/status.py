@@ -1,0 +1,104 @@
+"""milvus-hubness migrate status"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
+from milvus_hubness.cli.migrate.facts import switch_words, told, unsound_words, verification_words
+from milvus_hubness.cli.migrate.options import Connection
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.stores import MilvusStore
+
+
+def status(
+    connection: Connection,
+    name: Annotated[
+        str | None, typer.Argument(help="Source, copy or alias of one migration. [default: all of them]")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell how far migrations are, from what they keep in the database: from any machine, at any time."""
+    store = connection.open()
+    ledger = Ledger(store)
+    if name is None:
+        migrations = ledger.migrations()
+        if as_json:
+            show_json({"migrations": [_standing(store, ledger, each) for each in migrations]})
+        else:
+            _show_all([_standing(store, ledger, each) for each in migrations])
+        return
+    migration = ledger.find(name)
+    standing = _standing(store, ledger, migration)
+    if as_json:
+        show_json({"migration": standing})
+    else:
+        _show(migration, standing)
+
+
+def _standing(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
+    chunks = ledger.chunks(migration.target)
+    done = [chunk for chunk in chunks if chunk.seconds is not None]
+    rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
+    speed = rows / seconds if seconds else None
+    copying = migration.phase == "copying"
+    mirror = store.info(migration.source_now).mirror if store.exists(migration.source_now) else None
+    runner = migration.runner
+    return {
+        **told(migration),
+        "runner": {**runner.model_dump(mode="json"), "alive": runner.is_alive()} if runner else None,
+        "rows_copied": rows if copying else migration.rows,
+        "chunks_done": len(done) if copying else migration.chunks,
+        "rows_per_second": round(speed, 1) if speed else None,
+        "eta_seconds": round((migration.rows - rows) / speed, 1) if speed and copying else None,
+        "mirror": mirror.model_dump() if mirror else None,
+    }
+
+
+def _show_all(standings: list[dict[str, Any]]) -> None:
+    if not standings:
+        out.print("There are no migrations in this database.")
+        return
+    table = Table(box=None)
+    for heading in ("source", "copy", "phase", "rows", "at work", "name"):
+        table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
+    for each in standings:
+        table.add_row(
+            each["source"],
+            each["target"],
+            each["phase"],
+            f"{each['rows_copied']:,} of {each['rows']:,}",
+            "yes" if each["runner"] and each["runner"]["alive"] else "no",
+            each["switch"]["name"] if each["switch"] else "",
+        )
+    out.print(table)
+
+
+def _show(migration: Migration, standing: dict[str, Any]) -> None:
+    speed, eta = standing["rows_per_second"], standing["eta_seconds"]
+    runner, mirror = standing["runner"], standing["mirror"]
+    required = ", and fail where that does" if mirror and mirror["required"] else ""
+    show_facts(
+        f"{migration.source} -> {migration.target}",
+        {
+            "phase": migration.phase,
+            "rows": f"{standing['rows_copied']:,} of {migration.rows:,}",
+            "chunks": f"{standing['chunks_done']:,} of {migration.chunks:,}",
+            "speed": f"{speed:,.0f} rows/s while writing" if speed else None,
+            "left": f"{eta:,.0f} s" if eta is not None else None,
+            "passes": migration.passes or None,
+            "bank": migration.bank_collection,
+            "bias 0": unsound_words(migration.unsound, migration.unsound_keys),
+            "verified": verification_words(migration.verified),
+            "switched": switch_words(migration),
+            "writers": f"write to {mirror['collection']} too{required}" if mirror else None,
+            "at work": f"process {runner['pid']} on {runner['host']}, last seen {runner['seen'][:19]} UTC"
+            if runner and runner["alive"]
+            else "nobody",
+            "begun": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",
+            "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",
+        },
+    )

@@ -1,0 +1,283 @@
+"""Writes to a collection whose rows are being carried to another one, its mirror, reach both. No I/O: see
+`steps`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.client.biases import Bias
+from milvus_hubness.client.knowledge import NOTHING, PERHAPS_OUTDATED, Known
+from milvus_hubness.client.reads import Reads
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.client.writes import Writing
+from milvus_hubness.errors import BankTooLarge, HubnessError, MirrorFailed, StoreError
+from milvus_hubness.state import Mirror
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_rpc import is_one_of, literal
+
+Row = dict[str, Any]
+Key = int | str
+
+KEYS_PER_PAGE = 16_384
+KEYS_PER_REQUEST = 8_000
+ROWS_PER_REQUEST = 1_000
+STRONG = {"consistency_level": "Strong"}
+_IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
+_FAILURES = (MilvusException, HubnessError, grpc.RpcError)
+
+_log = logging.getLogger("milvus_hubness")
+
+
+class Mirroring(Writing, Reads):
+    """insert, upsert and delete, of the collection first and then of its mirror, each in its own form. The
+    caller gets what the collection answered.
+
+    While the mirror is still being made, what it does not take is logged; afterwards MirrorFailed is raised.
+    """
+
+    def write(
+        self,
+        method: str,
+        collection: str,
+        data: Any,
+        timeout: float | None,
+        partition_name: str | None,
+        bias: Bias,
+        options: Mapping[str, Any],
+    ) -> Operation[dict[str, Any]]:
+        """insert or upsert; the mirror gets an upsert, as whoever carries rows to it may have been faster."""
+        written, known = yield from self._written(
+            method, collection, data, timeout, partition_name, bias, options
+        )
+        mirror = yield from self._mirror(collection, known, timeout)
+        if mirror is None:
+            return written
+        rows = [data] if isinstance(data, dict) else data
+        keys = written.get("ids") or [row[known.key_field] for row in rows]
+
+        def in_full() -> Operation[None]:
+            # An upsert takes a key once; of an auto_id collection's rows only the answer names the keys.
+            last = {key: {**row, known.key_field: key} for key, row in zip(keys, rows, strict=True)}
+            yield from self._carry(mirror, list(last.values()), timeout, partition_name, bias, options)
+
+        def in_part() -> Operation[None]:
+            found = yield from self._rows_of(collection, known.key_field, keys, timeout, partition_name)
+            if not (yield from self._still_has(mirror, collection, timeout)):
+                # The name is the mirror's by now, and so were the rows found.
+                yield from self._carry(mirror, rows, timeout, partition_name, bias, options)
+                return
+            description = yield Ask("describe_collection", (mirror.collection, timeout))
+            whole = [milvus_schema.as_written(row, description) for row in found]
+            for part in _parts(whole, ROWS_PER_REQUEST):
+                yield from self._carry(mirror, part, timeout, partition_name, bias, {})
+
+        is_partial = options.get("partial_update") or options.get("field_ops")
+        yield from self._reach(mirror, in_part if is_partial else in_full, collection, known, timeout)
+        return written
+
+    def delete(
+        self,
+        collection: str,
+        ids: Any,
+        timeout: float | None,
+        filter: str | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[dict[str, int]]:
+        """delete; of the mirror, by a filter, the rows that matched it and that the collection lost.
+
+        Biases in a side collection go with rows that are named by key, and otherwise with the next refresh.
+        """
+        where = None if ids or options.get("pks") else filter
+
+        def matching(name: str, known: Known) -> Operation[list[Key]]:
+            return self._matching(name, known.key_field, str(where), timeout, partition_name, options)
+
+        def call(known: Known) -> Operation[tuple[dict[str, int], Known, list[Key]]]:
+            found = (yield from matching(collection, known)) if where and known.mirror else []
+            done = yield from self._deleted(known, collection, ids, timeout, filter, partition_name, options)
+            return done, known, found
+
+        done, known, found = yield from self._as_it_is(collection, timeout, call)
+        mirror = yield from self._mirror(collection, known, timeout)
+        if mirror is None:
+            return done
+
+        def likewise() -> Operation[None]:
+            yield from self._drop(mirror, ids, timeout, filter, partition_name, options)
+
+        def lost() -> Operation[None]:
+            # Rows that matched later, or when this was tried before.
+            late = (yield from matching(mirror.collection, known)) if mirror.required else []
+            keys = list(dict.fromkeys([*found, *late]))
+            held = yield from self._held(collection, known.key_field, keys, timeout, partition_name)
+            if not (yield from self._still_has(mirror, collection, timeout)):
+                # The name is the mirror's by now, and so were the keys held.
+                yield from likewise()
+                return
+            for part in _parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
+                yield from self._drop(mirror, part, timeout, None, partition_name, {})
+
+        yield from self._reach(mirror, lost if where else likewise, collection, known, timeout)
+        return done
+
+    # -- the mirror -------------------------------------------------------------------------------------
+
+    def _mirror(self, collection: str, known: Known, timeout: float | None) -> Operation[Mirror | None]:
+        """Where else to write what the collection took. It may have got its mirror while that was under way:
+        what it says afterwards counts as well."""
+        if known.mirror is None:
+            try:
+                known = yield from self.known(collection, timeout)
+            except PERHAPS_OUTDATED:
+                return None
+        return known.mirror
+
+    def _still_has(self, mirror: Mirror, collection: str, timeout: float | None) -> Operation[bool]:
+        self.forget(collection)
+        now = yield from self.known(collection, timeout)
+        return now.mirror is not None and now.mirror.collection == mirror.collection
+
+    def _reach(
+        self,
+        mirror: Mirror,
+        work: Callable[[], Operation[None]],
+        collection: str,
+        known: Known,
+        timeout: float | None,
+    ) -> Operation[None]:
+        """work(), which repeats on the mirror what was done to the collection. Raises MirrorFailed."""
+        try:
+            yield from work()
+            return
+        except _FAILURES as error:
+            if not mirror.required:
+                _log.warning(
+                    "written to %r, but not to %r, which is being made of it and is mended later: %s",
+                    collection,
+                    mirror.collection,
+                    error,
+                )
+                return
+        self.forget(collection)
+        self.forget(mirror.collection)
+        try:
+            now = yield from self.known(collection, timeout)
+            has_ended = now in (NOTHING, replace(known, mirror=None))
+            if not has_ended:
+                yield from work()
+        except _FAILURES as error:
+            raise MirrorFailed(
+                f"written to {collection!r}, but not to {mirror.collection!r}, where its rows are carried: "
+                f"{error}. Repeat the write, an insert as an upsert"
+            ) from error
+
+    def _carry(
+        self,
+        mirror: Mirror,
+        rows: list[Row],
+        timeout: float | None,
+        partition_name: str | None,
+        bias: Bias,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """What the collection took, the mirror takes: also rows that can have no bias, and those of which the
+        bank is too large to tell it now."""
+
+        def upsert(bias: Bias) -> Operation[Any]:
+            return self._written(
+                "upsert", mirror.collection, rows, timeout, partition_name, bias, options, sound=False
+            )
+
+        try:
+            yield from upsert(bias)
+        except BankTooLarge:
+            yield from upsert("pending")
+
+    def _drop(
+        self,
+        mirror: Mirror,
+        ids: Any,
+        timeout: float | None,
+        filter: str | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[dict[str, int]]:
+        def call(known: Known) -> Operation[dict[str, int]]:
+            return self._deleted(known, mirror.collection, ids, timeout, filter, partition_name, options)
+
+        return self._as_it_is(mirror.collection, timeout, call)
+
+    # -- what the collection holds ----------------------------------------------------------------------
+
+    def _rows_of(
+        self,
+        collection: str,
+        key_field: str,
+        keys: Iterable[Key],
+        timeout: float | None,
+        partition_name: str | None,
+        output_fields: Sequence[str] = ("*",),
+    ) -> Operation[list[Row]]:
+        """The rows of these keys that are there, as the user knows them."""
+        partitions = [partition_name] if partition_name else None
+        per_request = ROWS_PER_REQUEST if "*" in output_fields else KEYS_PER_REQUEST
+        found: list[Row] = []
+        for part in _parts(list(keys), per_request):
+            wanted = is_one_of(key_field, part)
+            found += yield from self.query(
+                collection, wanted, list(output_fields), timeout, None, partitions, STRONG
+            )
+        return found
+
+    def _held(
+        self,
+        collection: str,
+        key_field: str,
+        keys: Iterable[Key],
+        timeout: float | None,
+        partition_name: str | None,
+    ) -> Operation[set[Key]]:
+        rows = yield from self._rows_of(collection, key_field, keys, timeout, partition_name, [key_field])
+        return {row[key_field] for row in rows}
+
+    def _matching(
+        self,
+        collection: str,
+        key_field: str,
+        where: str,
+        timeout: float | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[list[Key]]:
+        """The keys of the rows that a filter matches, in order. Raises StoreError where the server pages in
+        none."""
+        partitions = [partition_name] if partition_name else None
+        template = {name: options[name] for name in ("filter_params",) if name in options}
+
+        def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
+            args = (collection, filter, [key_field], timeout, None, partitions)
+            return Ask("query", args, {**template, **how, "limit": limit})
+
+        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
+        yield ask(where, 1, STRONG)
+        found: list[Key] = []
+        while True:
+            cursor = f"{key_field} > {literal(found[-1])} and " if found else ""
+            page = yield ask(f"{cursor}({where})", KEYS_PER_PAGE, _IN_KEY_ORDER)
+            fresh = sorted({row[key_field] for row in page})
+            if not fresh:
+                return found
+            if found and fresh[0] <= found[-1]:
+                raise StoreError(f"the server did not page {collection!r} in key order")
+            found += fresh
+
+
+def _parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
+    return (list(items[start : start + size]) for start in range(0, len(items), size))

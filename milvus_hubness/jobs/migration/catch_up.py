@@ -1,0 +1,151 @@
+"""Passes over both collections that find and mend what the copy missed: inserts, updates and deletes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from milvus_hubness.errors import NotCaughtUp, VerificationFailed, name_some
+from milvus_hubness.jobs.migration.differences import Pair, same_rows
+from milvus_hubness.jobs.migration.events import Events
+from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.stores.base import Batch, Key
+
+SECOND_LOOKS = (0.0, 0.2, 1.0)
+"""Seconds to wait before each look at a row that differs: a client may be between its two writes."""
+
+MENDING_ROUNDS = 20
+BYTES_PER_NUMBER = 4
+
+
+@dataclass(frozen=True)
+class Pass:
+    """rows of the origin and their field values compared. differing: rows that differed, and did still when
+    looked at again; none of them does now, or there are none."""
+
+    rows: int
+    fields: int
+    differing: int
+
+
+def catch_up(
+    pair: Pair,
+    partitions: Sequence[str | None],
+    *,
+    number: int,
+    rows_per_page: int,
+    rows_total: int,
+    throttle: Throttle,
+    events: Events,
+) -> Pass:
+    """Compare all rows once, and make those of the copy that differ what they are in the origin.
+
+    number: of the pass, from 1. Raises NotCaughtUp for a row that changes faster than it can be carried.
+    """
+
+    def mend(broken: dict[Key, str], partition: str | None) -> None:
+        _mend(pair, list(broken), partition, throttle)
+
+    return _compare(pair, partitions, rows_per_page, mend, number, rows_total, throttle, events)
+
+
+def compare(
+    pair: Pair,
+    partitions: Sequence[str | None],
+    *,
+    rows_per_page: int,
+    rows_total: int,
+    throttle: Throttle,
+    events: Events,
+) -> Pass:
+    """Compare all rows once, and write nothing. Raises VerificationFailed naming rows that differ."""
+
+    def refuse(broken: dict[Key, str], partition: str | None) -> None:
+        told = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
+        raise VerificationFailed(
+            f"{pair.copy.collection!r} does not hold what {pair.origin.collection!r} does: "
+            f"rows {name_some(told)}"
+        )
+
+    return _compare(pair, partitions, rows_per_page, refuse, 0, rows_total, throttle, events)
+
+
+def _compare(
+    pair: Pair,
+    partitions: Sequence[str | None],
+    rows_per_page: int,
+    on_broken: Callable[[dict[Key, str], str | None], None],
+    number: int,
+    rows_total: int,
+    throttle: Throttle,
+    events: Events,
+) -> Pass:
+    rows = fields = differing = 0
+    for partition in partitions:
+        for wanted, copied in pair.pages(partition, rows_per_page):
+            throttle.admit(0, 0)
+            found = pair.differences(wanted, copied)
+            if found and (broken := _still_differing(pair, list(found), partition)):
+                on_broken(broken, partition)
+                differing += len(broken)
+            rows += len(wanted)
+            fields += sum(len(row) + 1 for row in wanted.rows)
+            facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
+            events.tell("catching-up", **{"pass": number}, **facts)
+    return Pass(rows, fields, differing)
+
+
+def _still_differing(pair: Pair, keys: list[Key], partition: str | None) -> dict[Key, str]:
+    """Those of the rows that differ at a second, third and fourth look."""
+    found: dict[Key, str] = {}
+    for seconds in SECOND_LOOKS:
+        time.sleep(seconds)
+        found = pair.differences(*pair.fetch(keys, partition))
+        keys = list(found)
+        if not keys:
+            break
+    return found
+
+
+def _mend(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
+    """Carry these rows over, until what was carried is what the origin holds.
+
+    A client may write a row in between, to the origin and then to the copy, and this may then undo the
+    latter. Its write to the origin came before, so looking there again, afterwards, shows it; or it comes
+    after that look, and then its write to the copy comes after this one, and stays.
+    """
+    store, field = pair.store, pair.state.field
+    for _ in range(MENDING_ROUNDS):
+        wanted = store.fetch(pair.origin.collection, keys, field, partition=partition)
+        if len(wanted):
+            send(pair, carried(pair, wanted), partition, throttle)
+        if gone := sorted(set(keys) - set(wanted.keys)):
+            store.delete(pair.copy.collection, gone)
+        now = store.fetch(pair.origin.collection, keys, field, partition=partition)
+        keys = [key for key, same in same_rows(wanted, now).items() if not same]
+        if not keys:
+            return
+    raise NotCaughtUp(
+        f"rows {name_some(keys)} of {pair.origin.collection!r} change faster than they can be carried over"
+    )
+
+
+def carried(pair: Pair, wanted: Batch) -> Batch:
+    """Rows of the origin as the copy is to hold them."""
+    return pair.copy.written(pair.origin.read(wanted))
+
+
+def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle) -> int:
+    """Upsert rows into the copy, in requests that the throttle admits. Returns the bytes of their vectors."""
+    per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
+    start = 0
+    while start < len(rows):
+        stop = start + throttle.rows_per_request(len(rows), len(rows))
+        part = Batch(rows.keys[start:stop], rows.vectors[start:stop], rows.rows[start:stop])
+        throttle.admit(len(part), per_row * len(part))
+        began = time.perf_counter()
+        pair.store.write(pair.copy.collection, part, pair.state.field, partition=partition)
+        throttle.took(len(part), time.perf_counter() - began)
+        start = stop
+    return per_row * len(rows)

@@ -1,0 +1,130 @@
+"""What must hold of a copy beyond its rows being equal, before it may take over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milvus_hubness.errors import VerificationFailed, name_some
+from milvus_hubness.jobs.migration.catch_up import Pass
+from milvus_hubness.jobs.migration.chunks import Chunk
+from milvus_hubness.jobs.migration.differences import Pair
+from milvus_hubness.jobs.migration.faces import Corrected
+from milvus_hubness.stores.base import Batch, Key
+
+SAMPLED_CHUNKS = 16
+SAMPLED_ROWS = 16
+BIAS_TOLERANCE = 1e-5
+TOP = 10
+FEWER_ALLOWED = 0.05
+FEWEST_MISSES = 3
+KEYS_PER_PAGE = 16_384
+
+
+@dataclass(frozen=True)
+class Verification:
+    """rows and fields: compared one by one. biases: computed anew and found the same. searched: rows whose
+    own vector was searched for; found_in_source, found_in_copy: how many of them were among the best ten."""
+
+    rows: int
+    fields: int
+    biases: int
+    searched: int
+    found_in_source: int
+    found_in_copy: int
+
+
+def verified(
+    pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
+) -> Verification:
+    """Check what the comparison of rows, `equal`, does not show: that none is there twice, that biases of a
+    sample are what the bank gives now, and that searches find rows in the copy as they do in the source.
+
+    Raises VerificationFailed.
+    """
+    _none_twice(pair, partitions, equal.rows)
+    biases = searched = in_source = in_copy = 0
+    for wanted, copied in _samples(pair, chunks):
+        _biases_as_computed(pair, wanted, copied)
+        biases += len(copied)
+        found = _find_themselves(pair, copied)
+        searched, in_source, in_copy = searched + found[0], in_source + found[1], in_copy + found[2]
+    if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
+        raise VerificationFailed(
+            f"of {searched} rows searched for by their own vectors {in_source} are found in "
+            f"{pair.origin.collection!r} and {in_copy} in {pair.copy.collection!r}: is its index built?"
+        )
+    return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
+
+
+def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
+    """While clients write, the count means something only where it holds still."""
+    store, copy = pair.store, pair.copy.collection
+    counted = store.count(copy)
+    if counted == rows:
+        return
+    keys = 0
+    for partition in partitions:
+        after: Key | None = None
+        while page := store.scan_keys(copy, after=after, limit=KEYS_PER_PAGE, partition=partition):
+            keys, after = keys + len(page), page[-1]
+    if counted != keys and store.count(copy) == counted:
+        raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")
+
+
+def _samples(pair: Pair, chunks: Sequence[Chunk]) -> list[tuple[Batch, Batch]]:
+    picked = [chunks[i] for i in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int))]
+    found = []
+    for chunk in picked:
+        batch = pair.store.scan(
+            pair.origin.collection,
+            pair.state.field,
+            after=chunk.after,
+            upto=chunk.upto,
+            limit=SAMPLED_ROWS,
+            partition=chunk.partition,
+        )
+        wanted, copied = pair.fetch(batch.keys, chunk.partition)
+        both = set(wanted.keys) & set(copied.keys)
+        found.append((_only(wanted, both), _only(copied, both)))
+    return [(wanted, copied) for wanted, copied in found if len(copied)]
+
+
+def _biases_as_computed(pair: Pair, wanted: Batch, copied: Batch) -> None:
+    if not isinstance(pair.copy, Corrected):
+        return
+    state = pair.state
+    stored = state.layout.biases(copied.vectors, state.profile.slot)
+    fresh = pair.copy.written(pair.copy.read(copied))
+    computed = state.layout.biases(fresh.vectors, state.profile.slot)
+    off = np.abs(stored - computed) > BIAS_TOLERANCE * np.maximum(1, np.abs(computed))
+    if off.any():
+        broken = [copied.keys[i] for i in np.flatnonzero(off)]
+        raise VerificationFailed(
+            f"biases in {pair.copy.collection!r} are not what its bank gives: rows {name_some(broken)}"
+        )
+
+
+def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
+    """How many rows were searched for, and how many found themselves in the origin and in the copy."""
+    layout, field = pair.state.layout, pair.state.field
+    rows = pair.copy.read(copied)
+    sound = ~layout.unsound(rows.vectors)
+    keys = [key for key, fine in zip(rows.keys, sound, strict=True) if fine]
+    if not keys:
+        return 0, 0, 0
+    vectors = rows.vectors[sound]
+    counts = []
+    wrapped = layout.wrap(vectors, 0.0, slot=pair.state.profile.slot)
+    for face in (pair.origin, pair.copy):
+        asked = wrapped if isinstance(face, Corrected) else vectors
+        found = pair.store.nearest(face.collection, field, asked, TOP)
+        counts.append(sum(key in best for key, best in zip(keys, found, strict=True)))
+    return len(keys), counts[0], counts[1]
+
+
+def _only(batch: Batch, keys: set[Key]) -> Batch:
+    places = [i for i, key in enumerate(batch.keys) if key in keys]
+    return Batch([batch.keys[i] for i in places], batch.vectors[places], [batch.rows[i] for i in places])

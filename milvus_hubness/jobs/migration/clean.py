@@ -1,0 +1,62 @@
+"""What a migration leaves, taken away: only what is named, and never what the application reads."""
+
+from __future__ import annotations
+
+from milvus_hubness.errors import InvalidInput, StoreError
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.stores.base import Store
+
+
+def clean(store: Store, name: str, *, drop: str) -> Migration:
+    """Drop one side of a migration for good.
+
+    name: of its source, target or alias. drop: the source, once the application reads the copy, which
+    finishes the migration; or the copy, as long as or once more the application reads the source, which takes
+    back everything. Raises InvalidInput for any other collection, NoMigration, MigrationRunning, WrongPhase,
+    and StoreError where an alias leads to what would be dropped.
+    """
+    ledger = Ledger(store)
+    migration = ledger.claim(ledger.find(name))
+    if drop == migration.target:
+        migration.require(
+            "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
+        )
+        drop_copy(store, ledger, migration)
+        return migration
+    if drop != migration.source_now:
+        raise InvalidInput(
+            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
+        )
+    migration.require("switched", "finished", step="dropping the source")
+    if store.exists(drop):
+        _refuse_aliases(store, drop)
+        store.drop(drop)
+    ledger.forget_chunks(migration.target)
+    return ledger.write(migration, phase="finished", runner=None)
+
+
+def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
+    """Take back everything that the migration made: the source is as it was."""
+    target, state = migration.target, migration.state
+    if store.exists(target):
+        _refuse_aliases(store, target)
+    if store.exists(migration.source_now):
+        mirror = store.info(migration.source_now).mirror
+        if mirror is not None and mirror.collection == target:
+            store.write_mirror(migration.source_now, None)
+    if state is not None and store.exists(target):
+        store.drop(target)
+    if state is not None and store.exists(migration.bank_collection):
+        bank = state.profile.bank
+        if migration.made_bank != "nothing":
+            store.drop_bank_generation(bank)
+        if migration.made_bank == "collection" and not store.count(bank.collection):
+            store.drop(bank.collection)
+    ledger.forget(target)
+
+
+def _refuse_aliases(store: Store, collection: str) -> None:
+    if aliases := store.info(collection).aliases:
+        raise StoreError(
+            f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped"
+        )

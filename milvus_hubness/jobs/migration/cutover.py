@@ -1,0 +1,194 @@
+"""The application's name moved to the copy, and back."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from milvus_hubness.errors import CollectionNotFound, StoreError
+from milvus_hubness.jobs.migration.control import CutoverGate
+from milvus_hubness.jobs.migration.following import announced, one_pass, until_equal
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Runner, Switch, now
+from milvus_hubness.jobs.migration.names import chosen_switch
+from milvus_hubness.jobs.migration.preparing import backward, forward
+from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.state import Mirror
+from milvus_hubness.stores.base import Store
+
+POSTPONED_SECONDS = 30
+"""Between two passes while the cut-over is postponed."""
+
+WARMING_SEARCHES = 100
+
+
+def cutover(
+    store: Store,
+    name: str,
+    *,
+    alias: str | None = None,
+    rename: bool = False,
+    steering: Steering | None = None,
+) -> Migration:
+    """Let the application read the copy: catch up once more, then move the name that it uses.
+
+    name: of the source, the copy or the alias. alias: moved, or made, in one step of the database. rename:
+    the application uses the source's own name: the source gets another, and its own becomes an alias of the
+    copy; in between, some milliseconds, it leads nowhere, which a HubnessClient waits out. A step that was
+    interrupted is finished as it was begun.
+
+    Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and what the store raises.
+    """
+    steering = steering or Steering()
+    ledger = Ledger(store)
+    migration = ledger.find(name)
+    migration.require("verified", "switching", "switched", step="cutover")
+    with steering.telling(), ledger.at_work(migration) as migration:
+        if migration.phase == "verified":
+            switch = chosen_switch(store, migration.source, migration.target, alias, rename)
+            facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
+            _warm(store, migration)
+            migration = _postponed(store, ledger, migration, steering)
+            steering.events.tell("before-cutover", **facts)
+            migration = _caught_up(store, ledger, migration, steering)
+            migration = ledger.write(migration, phase="switching", switch=switch)
+        if migration.phase == "switching":
+            migration = _moved(store, ledger, migration)
+            facts = {"source": migration.source_now, "target": migration.target}
+            if done := migration.switch:
+                steering.events.tell("after-cutover", **facts, alias=done.name, window=done.window)
+    return migration
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """alias leads to source again, where it is not source's own name. carried: rows written to the corrected
+    collection since the switch that went back with it."""
+
+    alias: str
+    source: str
+    target: str
+    carried: int
+
+
+def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Rollback:
+    """Let the application read the source again, after this has caught up with what was written since.
+
+    name: of the source, the copy or the alias. Raises WrongPhase unless the copy took over,
+    CollectionNotFound where the source is gone, NotCaughtUp, and what the store raises.
+    """
+    steering = steering or Steering()
+    ledger = Ledger(store)
+    migration = ledger.find(name)
+    migration.require("switched", "rolling back", step="rollback")
+    switch = migration.switch
+    if switch is None or (not store.exists(migration.source_now) and not store.exists(migration.source)):
+        raise CollectionNotFound(f"the source {migration.source_now!r} of {migration.target!r} is gone")
+    facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
+    carried = 0
+    with steering.telling(), ledger.at_work(migration) as migration:
+        if migration.phase == "switched":
+            steering.events.tell("before-rollback", **facts)
+            pair, partitions = backward(store, migration), store.info(migration.source_now).partitions
+            for required in (False, True):
+                if not steering.frozen:
+                    mirror = Mirror(collection=migration.source_now, required=required)
+                    migration = announced(store, ledger, migration, migration.target, mirror)
+                    steering.wait_for_clients(migration.announced_at)
+                migration, _, rows = until_equal(ledger, migration, pair, partitions, steering)
+                carried += rows
+            migration = ledger.write(migration, phase="rolling back")
+        migration = _moved_back(store, ledger, migration, switch)
+        steering.events.tell("after-rollback", **facts, carried=carried)
+    return Rollback(switch.name, migration.source, migration.target, carried)
+
+
+def _warm(store: Store, migration: Migration) -> None:
+    """Have the copy indexed and loaded, and searched so that its index is in memory."""
+    store.finish(migration.target)
+    state = migration.corrected()
+    queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
+    sound = queries[~state.layout.unsound(queries)]
+    if len(sound):
+        asked = state.layout.wrap(sound, state.profile.strength, slot=state.profile.slot)
+        store.nearest(migration.target, state.field, np.asarray(asked), 10)
+
+
+def _postponed(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+    """Until whoever postponed the cut-over releases it, the copy follows."""
+    if steering.gate is None or not steering.gate.postponed:
+        return migration
+    steering.events.tell("postponed", source=migration.source, target=migration.target)
+    pair, partitions = forward(store, migration), store.info(migration.source).partitions
+    while not _released(steering.gate, steering.throttle):
+        one_pass(pair, partitions, migration, migration.passes + 1, steering)
+        migration = ledger.write(migration, passes=migration.passes + 1, runner=Runner.here())
+    return migration
+
+
+def _released(gate: CutoverGate, throttle: Throttle) -> bool:
+    """Whether the cut-over may happen, after waiting for that until it is time for another pass."""
+    for _ in range(POSTPONED_SECONDS):
+        throttle.admit(0, 0)
+        if gate.wait(1):
+            return True
+    return False
+
+
+def _caught_up(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+    if not steering.frozen:
+        mirror = Mirror(collection=migration.target, required=True)
+        migration = announced(store, ledger, migration, migration.source, mirror)
+        steering.wait_for_clients(migration.announced_at)
+    pair, partitions = forward(store, migration), store.info(migration.source).partitions
+    try:
+        migration, _, _ = until_equal(ledger, migration, pair, partitions, steering)
+    except Exception:
+        if not steering.frozen:
+            store.write_mirror(migration.source, Mirror(collection=migration.target))
+        raise
+    return migration
+
+
+def _moved(store: Store, ledger: Ledger, migration: Migration) -> Migration:
+    """The name leads to the copy, and the ledger says so."""
+    switch, target = migration.switch, migration.target
+    if switch is None:
+        raise StoreError(f"the ledger does not say which name of {migration.source!r} is being moved")
+    began = time.perf_counter()
+    if switch.kept_as and not store.exists(switch.kept_as):
+        store.rename(switch.name, switch.kept_as)
+    if store.alias_target(switch.name) != target:
+        store.point_alias(switch.name, target)
+    window = time.perf_counter() - began
+    _confirm(store, switch.name, target)
+    done = switch.model_copy(update={"window": round(window, 4), "at": now()})
+    state = migration.corrected().model_copy(update={"source": migration.source_now})
+    if switch.kept_as:
+        store.write_state(target, state)
+    store.write_mirror(migration.source_now, None)
+    return ledger.write(migration, phase="switched", switch=done, state=state, runner=None)
+
+
+def _moved_back(store: Store, ledger: Ledger, migration: Migration, switch: Switch) -> Migration:
+    if switch.kept_as is None:
+        store.point_alias(switch.name, migration.source)
+        _confirm(store, switch.name, migration.source)
+    else:
+        if store.alias_target(switch.name) == migration.target:
+            store.drop_alias(switch.name)
+        if store.exists(switch.kept_as):
+            store.rename(switch.kept_as, switch.name)
+    state = migration.corrected().model_copy(update={"source": migration.source})
+    if switch.kept_as:
+        store.write_state(migration.target, state)
+    store.write_mirror(migration.target, None)
+    return ledger.write(migration, phase="rolled back", switch=None, state=state, runner=None)
+
+
+def _confirm(store: Store, alias: str, collection: str) -> None:
+    behind = store.alias_target(alias)
+    if behind != collection:
+        raise StoreError(f"alias {alias!r} was to lead to {collection!r} and leads to {behind!r}")

@@ -1,0 +1,83 @@
+"""The same rows as two collections hold them: as the user wrote them, and in the stored form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.correction import Correction, hidden_columns, read_back
+from milvus_hubness.halves import kept
+from milvus_hubness.state import PENDING, CollectionState
+from milvus_hubness.stores.base import Batch
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Face(Protocol):
+    """One of the two collections."""
+
+    @property
+    def collection(self) -> str: ...
+
+    def read(self, stored: Batch) -> Batch:
+        """Rows as the user knows them, from those of this collection."""
+        ...
+
+    def written(self, rows: Batch) -> Batch:
+        """Rows of this collection, from those that the user knows."""
+        ...
+
+    def sound(self, stored: Batch) -> Flags:
+        """(n,) whether what this collection keeps beside the user's rows is right."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Rows as the user wrote them."""
+
+    collection: str
+
+    def read(self, stored: Batch) -> Batch:
+        return stored
+
+    def written(self, rows: Batch) -> Batch:
+        return rows
+
+    def sound(self, stored: Batch) -> Flags:
+        return np.ones(len(stored), np.bool_)
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Rows in the stored form of `state`, with the biases of `correction` in every slot."""
+
+    collection: str
+    state: CollectionState
+    correction: Correction
+
+    def read(self, stored: Batch) -> Batch:
+        hidden = set(self.state.hidden_fields)
+        rows = [{name: value for name, value in row.items() if name not in hidden} for row in stored.rows]
+        return Batch(stored.keys, read_back(self.state, stored.vectors, stored.rows), rows)
+
+    def written(self, rows: Batch) -> Batch:
+        biases = self.correction.centred(rows.vectors)
+        hidden = hidden_columns(self.state, rows.vectors, biases, self.state.profile.epoch)
+        return Batch(
+            rows.keys,
+            self.state.layout.augment(rows.vectors, biases),
+            [{**row, **columns} for row, columns in zip(rows.rows, hidden, strict=True)],
+        )
+
+    def sound(self, stored: Batch) -> Flags:
+        """Where the bias is finite, no longer pending, and the same in the vector and in the field beside."""
+        in_vector = self.state.layout.biases(stored.vectors, self.state.profile.slot)
+        beside = np.array([row[self.state.bias_field] for row in stored.rows], np.float32)
+        pending = np.array([row[self.state.epoch_field] == PENDING for row in stored.rows], np.bool_)
+        scale = np.float32(self.state.layout.scale)
+        same = in_vector == kept(beside / scale, self.state.dtype) * scale
+        return np.asarray(np.isfinite(in_vector) & same & ~pending, np.bool_)

@@ -1,0 +1,242 @@
+"""What is known of every migration, kept in the database itself: any machine can carry on with one."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from milvus_hubness.errors import (
+    MigrationRunning,
+    NoMigration,
+    ResumeRefused,
+    StateError,
+    StoreError,
+    WrongPhase,
+)
+from milvus_hubness.jobs.migration.chunks import Chunk
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.base import Made, Record, Store
+
+LEDGER = "hubness_ledger"
+MIGRATIONS = "migrations"
+SILENT_SECONDS = 60
+"""After so long without a sign, a process on another machine is taken for dead."""
+
+Phase = Literal[
+    "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+    "finished",
+]  # fmt: skip
+"""preparing: fitting, nothing is there but perhaps a bank. verified: the copy may take over. switching: the
+name is being moved. finished: the source is dropped."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Runner(_Frozen):
+    """The process at work. started: of the process, in the kernel's ticks; seen: its last sign of life."""
+
+    host: str
+    pid: int
+    started: str
+    seen: datetime
+
+    @classmethod
+    def here(cls) -> Runner:
+        return cls(host=socket.gethostname(), pid=os.getpid(), started=started(os.getpid()), seen=now())
+
+    def is_same(self, other: Runner) -> bool:
+        return (self.host, self.pid, self.started) == (other.host, other.pid, other.started)
+
+    def is_alive(self) -> bool:
+        """On this machine, whether the very process is there; elsewhere, whether it was seen lately."""
+        if self.host == socket.gethostname():
+            return bool(self.started) and started(self.pid) == self.started
+        return (now() - self.seen).total_seconds() < SILENT_SECONDS
+
+
+class Switch(_Frozen):
+    """How the application's name came to the copy. name: the alias, or the source's own name, which became
+    one. kept_as: the source's name since; None where it kept its own. window: seconds that the step took,
+    during which, where the source was renamed, the name led nowhere."""
+
+    name: str
+    kept_as: str | None = None
+    window: float | None = None
+    at: datetime | None = None
+
+
+class Migration(_Frozen):
+    """One migration. arguments: what it was begun with, which every further run must agree on. unmirrored:
+    rows that a later pass found written by clients that do not write to both collections."""
+
+    version: Literal[1] = 1
+    source: str
+    target: str
+    field: str
+    bank_collection: str
+    arguments: dict[str, Any]
+    phase: Phase
+    state: CollectionState | None = None
+    made_bank: Made = "nothing"
+    rows: int = 0
+    chunks: int = 0
+    unsound: int = 0
+    unsound_keys: tuple[int | str, ...] = ()
+    passes: int = 0
+    unmirrored: int = 0
+    announced_at: datetime | None = None
+    begun_at: datetime
+    changed_at: datetime
+    verified: dict[str, Any] | None = None
+    switch: Switch | None = None
+    runner: Runner | None = None
+
+    @property
+    def source_now(self) -> str:
+        """The source's name since the switch."""
+        return self.switch.kept_as if self.switch and self.switch.kept_as else self.source
+
+    def corrected(self) -> CollectionState:
+        """The state of the copy. Raises WrongPhase where there is none yet."""
+        if self.state is None:
+            raise WrongPhase(f"the migration of {self.source!r} to {self.target!r} is still being prepared")
+        return self.state
+
+    def expect(self, arguments: dict[str, Any]) -> None:
+        """Raises ResumeRefused naming the arguments that differ from those it was begun with."""
+        names = sorted(
+            name
+            for name in self.arguments.keys() | arguments.keys()
+            if self.arguments.get(name) != arguments.get(name)
+        )
+        if names:
+            told = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
+            raise ResumeRefused(
+                f"{self.target!r} is an unfinished copy of {self.source!r} that was begun otherwise "
+                f"({'; '.join(told)}): give the same again, or --restart, which drops it and begins anew"
+            )
+
+    def require(self, *phases: Phase, step: str) -> None:
+        """Raises WrongPhase."""
+        if self.phase not in phases:
+            unfinished = self.phase in {"preparing", "copying", "catching up", "rolled back"}
+            raise WrongPhase(
+                f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
+                f"{step} begins from {' or '.join(map(repr, phases))}"
+                + (", to which a run carries it" if unfinished else "")
+            )
+
+
+class Ledger:
+    """The migrations of one database."""
+
+    def __init__(self, store: Store, name: str = LEDGER) -> None:
+        self._store = store
+        self._name = name
+
+    def migrations(self) -> list[Migration]:
+        """Raises StateError where an entry is broken or was written by another version."""
+        found = []
+        for record in self._store.records(self._name, MIGRATIONS):
+            try:
+                found.append(Migration.model_validate_json(record.body))
+            except ValidationError as error:
+                raise StateError(
+                    f"the ledger {self._name!r} is broken at {record.key!r}: {error.errors()[0]['msg']}"
+                ) from None
+        return found
+
+    def of_target(self, target: str) -> Migration | None:
+        return next((each for each in self.migrations() if each.target == target), None)
+
+    def find(self, name: str) -> Migration:
+        """The migration that this collection or alias belongs to; of several, that to it rather than from it,
+        then the latest.
+
+        Raises NoMigration.
+        """
+        known = self.migrations()
+        behind = self._store.alias_target(name)
+        found = [each for each in known if behind in {each.source_now, each.target}] if behind else []
+        found = found or [each for each in known if name in _names(each)]
+        if not found:
+            of = ", ".join(sorted(f"{each.source} -> {each.target}" for each in known)) or "none"
+            raise NoMigration(f"no migration of {name!r} in this database, there are: {of}")
+        over = {"rolled back", "finished"}
+        copy = behind or name
+        return max(found, key=lambda each: (each.phase not in over, each.target == copy, each.begun_at))
+
+    def write(self, migration: Migration, **changes: Any) -> Migration:
+        """`migration` with these changes, kept."""
+        renewed = migration.model_copy(update={**changes, "changed_at": now()})
+        self._store.put_records(self._name, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
+        return renewed
+
+    def claim(self, migration: Migration) -> Migration:
+        """Have this process be the one at work. Raises MigrationRunning where another one is."""
+        mine = Runner.here()
+        there = migration.runner
+        if there is not None and not there.is_same(mine) and there.is_alive():
+            raise MigrationRunning(
+                f"process {there.pid} on {there.host} is at work on {migration.source!r} -> "
+                f"{migration.target!r} (last seen {there.seen:%H:%M:%S} UTC)"
+            )
+        return self.write(migration, runner=mine)
+
+    @contextmanager
+    def at_work(self, migration: Migration) -> Iterator[Migration]:
+        """This process is the one at work until the end of the block. Raises MigrationRunning where another
+        one is."""
+        mine = self.claim(migration)
+        try:
+            yield mine
+        finally:
+            # What ends the work may be that the database does not answer: a dead process is not at work.
+            with suppress(StoreError):
+                last = self.of_target(mine.target)
+                if last is not None and last.runner is not None and last.runner.is_same(Runner.here()):
+                    self.write(last, runner=None)
+
+    def chunks(self, target: str) -> list[Chunk]:
+        """In the order in which they were frozen."""
+        return [Chunk.model_validate_json(each.body) for each in self._store.records(self._name, target)]
+
+    def write_chunks(self, target: str, chunks: Iterable[Chunk]) -> None:
+        self._store.put_records(
+            self._name,
+            [Record(f"{target}/{each.number:010}", target, each.model_dump_json()) for each in chunks],
+        )
+
+    def forget_chunks(self, target: str) -> None:
+        self._store.drop_records(self._name, target)
+
+    def forget(self, target: str) -> None:
+        """Everything of that migration."""
+        self.forget_chunks(target)
+        self._store.drop_records(self._name, MIGRATIONS, [target])
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _names(migration: Migration) -> set[str]:
+    switch = migration.switch
+    return {migration.source, migration.target, migration.source_now, *([switch.name] if switch else [])}
+
+
+def started(pid: int) -> str:
+    """When a process of this machine began, in ticks since the machine did; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ""

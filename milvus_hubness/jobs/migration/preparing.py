@@ -1,0 +1,126 @@
+"""What has to be there before the first row is copied: the fit, the bank, the state, the frozen chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from milvus_hubness.correction import Correction, initial_state
+from milvus_hubness.estimators import from_dict
+from milvus_hubness.jobs.migration.differences import Pair
+from milvus_hubness.jobs.migration.faces import Corrected, Plain
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, now
+from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.layout import Floats
+from milvus_hubness.stores.base import Store, StoredBank
+
+
+def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
+    """The migration that the plan asks for: the unfinished one of the ledger, or a new one. Raises
+    ResumeRefused where the plan differs from what the unfinished one was begun with."""
+    known = ledger.of_target(plan.target)
+    if known is not None and known.phase not in {"preparing", "finished"}:
+        known.expect(plan.arguments)
+        return known
+    moment = now()
+    return Migration(
+        source=plan.source.name,
+        target=plan.target,
+        field=plan.field,
+        bank_collection=plan.bank_collection,
+        arguments=plan.arguments,
+        phase="preparing",
+        begun_at=moment,
+        changed_at=moment,
+        runner=known.runner if known else None,
+    )
+
+
+def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
+    """Fit, keep the bank, and record the state and the chunks. Done again from the start if interrupted."""
+    correction = _fit(store, plan)
+    kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
+    state = initial_state(
+        correction.layout,
+        plan.estimator,
+        bank,
+        field=plan.field,
+        suffix=plan.suffix,
+        dtype=plan.source.vector_fields[plan.field].dtype,
+        source=plan.source.name,
+        phase="copying",
+        centre=correction.centre,
+        strength=plan.strength,
+        gate=plan.gate,
+        gate_targets=plan.gate_targets,
+    )
+    ledger.forget_chunks(plan.target)
+    ledger.write_chunks(plan.target, plan.survey.chunks)
+    return ledger.write(
+        migration,
+        phase="copying",
+        state=state,
+        made_bank=made_bank,
+        rows=plan.survey.rows,
+        chunks=len(plan.survey.chunks),
+    )
+
+
+def forward(store: Store, migration: Migration) -> Pair:
+    """The source, and its copy with the biases of the bank that the database keeps."""
+    return Pair(store, Plain(migration.source_now), _corrected(store, migration), migration.corrected())
+
+
+def backward(store: Store, migration: Migration) -> Pair:
+    """The copy as the truth, and the source that is to follow it."""
+    return Pair(store, _corrected(store, migration), Plain(migration.source_now), migration.corrected())
+
+
+def _corrected(store: Store, migration: Migration) -> Corrected:
+    state = migration.corrected()
+    bank = store.load_bank(state.profile.bank)
+    correction = Correction.restore(
+        state.layout,
+        from_dict(state.profile.estimator),
+        bank.queries,
+        bank.potentials,
+        target_bank=bank.targets,
+        centre=state.profile.centre,
+    )
+    return Corrected(migration.target, state, correction)
+
+
+def _fit(store: Store, plan: MigrationPlan) -> Correction:
+    """Fitted on the bank, and on the whole gallery where the estimator learns from it; on rows spread evenly
+    over the keys, centred on their mean bias and the layout's constants measured."""
+    gallery = _gallery(store, plan)
+    correction = Correction.fit(
+        plan.layout.measured_on(gallery),
+        plan.estimator,
+        plan.bank,
+        gallery=gallery if plan.estimator.needs_gallery else None,
+        target_bank=plan.target_bank,
+    )
+    biases = correction.centred(gallery)[~plan.layout.unsound(gallery)]
+    centre = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+    return Correction(correction.layout, correction.fitted, centre)
+
+
+def _gallery(store: Store, plan: MigrationPlan) -> Floats:
+    if plan.estimator.needs_gallery:
+        return np.concatenate(
+            [
+                store.scan(
+                    plan.source.name, plan.field, after=each.after, upto=each.upto, partition=each.partition
+                ).vectors
+                for each in plan.survey.chunks
+            ]
+        )
+    size = store.chunk_rows(plan.source)
+    return np.concatenate(
+        [
+            store.fetch(plan.source.name, keys[start : start + size], plan.field, partition=partition).vectors
+            for partition, keys in plan.survey.sample.items()
+            for start in range(0, len(keys), size)
+        ]
+    )

@@ -1,0 +1,114 @@
+"""From a plan to a verified copy that follows its source. Killed anywhere and run again, it ends the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from milvus_hubness.errors import ResumeRefused
+from milvus_hubness.jobs.migration.checks import verified
+from milvus_hubness.jobs.migration.chunks import Chunk
+from milvus_hubness.jobs.migration.clean import drop_copy
+from milvus_hubness.jobs.migration.copying import KEYS_NAMED, copy_chunks
+from milvus_hubness.jobs.migration.following import announced, until_equal
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.preparing import begun, forward, prepared
+from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.nearest import keep_nearest
+from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.state import Mirror
+from milvus_hubness.stores.base import CollectionInfo, Store
+
+
+def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> Migration:
+    """Copy, catch up and verify, from wherever an earlier run of the same plan ended.
+
+    Raises ResumeRefused where the plan or the source's schema is not that of the earlier run,
+    MigrationRunning, NotCaughtUp, VerificationFailed, and what the store raises. Whatever it raises, it can
+    be run again.
+    """
+    steering = steering or Steering()
+    ledger = Ledger(store)
+    known = ledger.of_target(plan.target)
+    if plan.restart and known is not None:
+        drop_copy(store, ledger, ledger.claim(known))
+    with steering.telling(), ledger.at_work(begun(ledger, plan)) as migration:
+        steering.throttle.admit(0, 0)
+        if migration.phase == "preparing":
+            migration = prepared(store, ledger, plan, migration)
+        return _carry_on(store, ledger, migration, steering)
+
+
+def resume(store: Store, name: str, steering: Steering | None = None) -> Migration:
+    """As `run`, of the unfinished migration of this source or to this target, with what it was begun with.
+
+    Raises NoMigration too.
+    """
+    steering = steering or Steering()
+    ledger = Ledger(store)
+    migration = ledger.find(name)
+    if migration.phase == "preparing":
+        raise ResumeRefused(
+            f"the migration of {migration.source!r} ended before anything was copied: give its bank again"
+        )
+    if migration.phase in {"copying", "catching up", "rolled back"}:
+        info = store.info(migration.source_now)
+        if migration.arguments["schema"] != store.schema_facts(info):
+            raise ResumeRefused(f"the schema of {info.name!r} is not what it was when this began: --restart")
+    with steering.telling(), ledger.at_work(migration) as migration:
+        return _carry_on(store, ledger, migration, steering)
+
+
+def _carry_on(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+    if migration.phase not in {"copying", "catching up", "rolled back"}:
+        return migration
+    source = store.info(migration.source)
+    if migration.phase == "copying":
+        store.create_copy(source, migration.target, migration.corrected())
+    if not steering.frozen:
+        mirror = Mirror(collection=migration.target)
+        migration = announced(store, ledger, migration, source.name, mirror)
+    if migration.phase == "copying":
+        migration = _copied(store, ledger, migration, source, steering)
+    if not steering.frozen:
+        steering.wait_for_clients(migration.announced_at)
+    return _verified(store, ledger, migration, source, steering)
+
+
+def _copied(
+    store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
+) -> Migration:
+    facts = {"source": source.name, "target": migration.target}
+    steering.events.tell("before-copy", **facts, rows_total=migration.rows)
+    store.count(source.name)
+    pair = forward(store, migration)
+    migration = copy_chunks(
+        pair, migration, ledger.chunks(migration.target), ledger, steering.throttle, steering.events
+    )
+    store.finish(migration.target)
+    state = migration.corrected()
+    state = keep_nearest(store, migration.target, state, store.load_bank(state.profile.bank))
+    steering.events.tell("after-copy", **facts, rows=migration.rows)
+    found = _unsound(ledger.chunks(migration.target))
+    return ledger.write(migration, phase="catching up", state=state, **found)
+
+
+def _verified(
+    store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
+) -> Migration:
+    pair = forward(store, migration)
+    migration, equal, _ = until_equal(ledger, migration, pair, source.partitions, steering)
+    steering.events.tell(
+        "before-verify", source=source.name, target=migration.target, rows_total=migration.rows
+    )
+    found = verified(pair, source.partitions, ledger.chunks(migration.target), equal)
+    state = migration.corrected().model_copy(update={"phase": "ready"})
+    store.write_state(migration.target, state)
+    steering.events.tell("verified", **asdict(found))
+    return ledger.write(migration, phase="verified", state=state, rows=equal.rows, verified=asdict(found))
+
+
+def _unsound(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    keys = tuple(key for chunk in chunks for key in chunk.unsound_keys)
+    return {"unsound": sum(chunk.unsound for chunk in chunks), "unsound_keys": keys[: 4 * KEYS_NAMED]}

@@ -1,0 +1,61 @@
+"""What whoever starts a migration decides about its course."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from milvus_hubness.jobs.migration.control import CutoverGate
+from milvus_hubness.jobs.migration.events import Event, Events
+from milvus_hubness.jobs.migration.ledger import now
+from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.jobs.progress import Progress
+
+CLIENT_TTL = 5.0
+"""For how many seconds a HubnessClient believes what it knows of a collection, unless told otherwise."""
+
+
+@dataclass(frozen=True)
+class Steering:
+    """frozen: nobody writes to the source while this runs, so that clients need not be told, and what differs
+    after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that writes,
+    in seconds. gate: the cut-over waits until it is opened, catching up meanwhile."""
+
+    frozen: bool = False
+    client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
+    throttle: Throttle = field(default_factory=Throttle)
+    events: Events = field(default_factory=lambda: Events([]))
+    gate: CutoverGate | None = None
+
+    def wait_for_clients(self, since: datetime | None) -> None:
+        """Until every client knows what was written into a collection's properties at that time."""
+        if since is not None:
+            time.sleep(max(0.0, self.client_ttl - (now() - since).total_seconds()))
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Tell how the work within ended, where it did not end well."""
+        try:
+            yield
+        except Exception as error:
+            self.events.tell("failed", type=type(error).__name__, message=str(error))
+            raise
+        except BaseException as stop:
+            self.events.tell("stopped", reason=type(stop).__name__)
+            raise
+
+
+def as_events(progress: Progress) -> Events:
+    """Events that draw progress bars."""
+
+    def show(event: Event) -> None:
+        if event.name == "copying":
+            progress("copying", event.facts["rows"], event.facts["rows_total"])
+        elif event.name == "catching-up":
+            doing = f"comparing, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
+            progress(doing, event.facts["rows"], event.facts["rows_total"])
+
+    return Events([show])

@@ -1,0 +1,32 @@
+"""The nearest rows of each bank query, which gates of searches go by."""
+
+from __future__ import annotations
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.base import Key, Store, StoredBank
+
+
+def keep_nearest(store: Store, collection: str, state: CollectionState, bank: StoredBank) -> CollectionState:
+    """Where searches are gated, keep the keys of each bank query's raw nearest rows, and of each target's
+    where the gate asks for them too. The state that names them: until it is written, the earlier are read."""
+    profile = state.profile
+    if profile.gate is None:
+        return state
+    nearest = _nearest(store, collection, state, bank.queries, profile.gate)
+    if profile.gate_targets is not None and bank.targets is not None:
+        nearest += _nearest(store, collection, state, bank.targets, profile.gate_targets)
+    reference = store.save_nearest(profile.bank, collection, nearest)
+    return state.with_profile(profile.model_copy(update={"bank": reference}))
+
+
+def _nearest(
+    store: Store, collection: str, state: CollectionState, bank: QueryBank, k: int
+) -> list[list[Key]]:
+    """The keys of the k raw nearest rows of each of `bank`; none for vectors without a direction."""
+    sound = ~state.layout.unsound(bank.vectors)
+    asked = bank.vectors[sound]
+    if state.beside is None:
+        asked = state.layout.wrap(asked, 0.0, slot=state.profile.slot)
+    found = iter(store.nearest(collection, state.field, asked, k))
+    return [next(found) if is_sound else [] for is_sound in sound]

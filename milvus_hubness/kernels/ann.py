@@ -1,0 +1,205 @@
+"""Milvus' indexes built in process with FAISS, which Knowhere's HNSW, IVF, SQ and PQ descend from.
+
+What a collection does not say has Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32, nbits 8,
+and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW with
+M 18 and efConstruction 240 that milvus.yaml names (autoIndex.params.build). Indexes without a counterpart
+in FAISS become their nearest relative. Refinement by exact vectors (refine, reorder) is left out. Product
+quantisers learn from at most 16 rows a centroid in 10 rounds, Knowhere's from 256 in 25, which takes minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels.arguments import whole_number
+from milvus_hubness.kernels.ivf import import_faiss
+
+SearchParameter = Literal["ef", "nprobe"]
+
+GRAPH = {"M": 30, "efConstruction": 360}
+PRODUCT = {"m": 32, "nbits": 8}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "FLAT": {},
+    "HNSW": GRAPH,
+    "HNSW_SQ": {**GRAPH, "sq_type": "SQ8"},
+    "HNSW_PQ": {**GRAPH, **PRODUCT},
+    "IVF_FLAT": {"nlist": 128},
+    "IVF_SQ8": {"nlist": 128},
+    "IVF_PQ": {"nlist": 128, **PRODUCT},
+}
+AUTOINDEX = {"M": 18, "efConstruction": 240}
+EF, NPROBE = 16, 8
+PRODUCT_POINTS, PRODUCT_ROUNDS = 16, 10
+SCALAR_QUANTIZERS = {
+    "SQ4U": "QT_4bit_uniform",
+    "SQ6": "QT_6bit",
+    "SQ8": "QT_8bit",
+    "FP16": "QT_fp16",
+    "BF16": "QT_bf16",
+}
+
+
+@dataclass(frozen=True)
+class IndexSpec:
+    """kind: a key of DEFAULTS. params: all of its build parameters, by Milvus' names."""
+
+    kind: str
+    params: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, index_type: str, index_params: Mapping[str, Any]) -> IndexSpec:
+        """What is built for a Milvus index type, in any case, and its parameters, numbers also as text.
+
+        Raises InvalidParameter for a parameter out of range.
+        """
+        name = index_type.upper()
+        kind = name if name in DEFAULTS else _relative(name)
+        defaults = {**DEFAULTS[kind], **(AUTOINDEX if name in ("", "AUTOINDEX") else {})}
+        return cls(
+            kind, {key: _checked(key, index_params.get(key, value)) for key, value in defaults.items()}
+        )
+
+    @property
+    def search_parameter(self) -> SearchParameter | None:
+        """What widens a search."""
+        if self.kind == "FLAT":
+            return None
+        return "ef" if "M" in self.params else "nprobe"
+
+    def default_value(self, k: int) -> int | None:
+        """The search parameter that Milvus takes for k answers where the user gives none."""
+        return {"ef": max(k, EF), "nprobe": NPROBE, None: None}[self.search_parameter]
+
+    def for_sample(self, rows: int, rows_total: int) -> IndexSpec:
+        """The same for `rows` out of `rows_total` rows: IVF cells hold as many rows as in the whole, and
+        product quantisation has no more centroids than rows."""
+        params = dict(self.params)
+        if "nlist" in params:
+            params["nlist"] = min(rows, max(1, round(params["nlist"] * rows / rows_total)))
+        if "nbits" in params:
+            params["nbits"] = min(params["nbits"], max(1, rows.bit_length() - 1))
+        return replace(self, params=params)
+
+
+class AnnIndex:
+    """A FAISS index over rows (n, width) float32, by inner product or by Euclidean distance.
+
+    k-means starts from FAISS's own seed, as it does in Milvus; a graph is the same again on one OpenMP thread
+    only. Raises InvalidParameter where m does not divide the width, FaissConflict.
+    """
+
+    def __init__(
+        self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]
+    ) -> None:
+        self._faiss = import_faiss()
+        self._metric = self._faiss.METRIC_INNER_PRODUCT if metric == "IP" else self._faiss.METRIC_L2
+        self.spec = spec
+        rows = np.ascontiguousarray(rows, np.float32)
+        width, m = rows.shape[1], spec.params.get("m", 1)
+        if width % m:
+            raise InvalidParameter(f"m = {m} of {spec.kind} does not divide the width {width}")
+        build = {"ef": self._graph, "nprobe": self._inverted_file, None: self._flat}[spec.search_parameter]
+        self._kept: tuple[Any, ...] = ()
+        self._index = build(rows)
+
+    def search(
+        self, queries: npt.NDArray[np.float32], k: int, value: int | None = None
+    ) -> npt.NDArray[np.int64]:
+        """(m, k) numbers of the rows found for queries (m, width), best first, −1 where there are none.
+
+        value: of the search parameter, unless given what Milvus takes by default; ef is at least k.
+        """
+        if value is None:
+            value = self.spec.default_value(k)
+        params = None
+        if self.spec.search_parameter == "ef" and value is not None:
+            params = self._faiss.SearchParametersHNSW(efSearch=max(k, value))
+        elif self.spec.search_parameter == "nprobe":
+            params = self._faiss.SearchParametersIVF(nprobe=value)
+        found: npt.NDArray[np.int64] = self._index.search(
+            np.ascontiguousarray(queries, np.float32), k, params=params
+        )[1]
+        return found
+
+    def _flat(self, rows: npt.NDArray[np.float32]) -> Any:
+        index = self._faiss.IndexFlat(rows.shape[1], self._metric)
+        index.add(rows)
+        return index
+
+    def _graph(self, rows: npt.NDArray[np.float32]) -> Any:
+        params, width = self.spec.params, rows.shape[1]
+        if self.spec.kind == "HNSW_SQ":
+            quantizer = getattr(self._faiss.ScalarQuantizer, SCALAR_QUANTIZERS[params["sq_type"]])
+            index = self._faiss.IndexHNSWSQ(width, quantizer, params["M"], self._metric)
+        else:
+            index = self._faiss.IndexHNSWFlat(width, params["M"], self._metric)
+        index.hnsw.efConstruction = params["efConstruction"]
+        index.train(rows)
+        index.add(rows)
+        if self.spec.kind == "HNSW_PQ":
+            self._search_on_codes(index, rows)
+        return index
+
+    def _search_on_codes(self, graph: Any, rows: npt.NDArray[np.float32]) -> None:
+        """As in Knowhere the graph links exact vectors and is searched on codes; FAISS's own IndexHNSWPQ
+        links by distances between codes, which it knows for L2 only."""
+        params = self.spec.params
+        codes = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], self._metric)
+        _shorten_training(codes.pq.cp)
+        codes.train(rows)
+        codes.add(rows)
+        exact = graph.storage
+        exact.thisown = True
+        graph.own_fields = False
+        graph.storage = codes
+        self._kept = (codes,)
+
+    def _inverted_file(self, rows: npt.NDArray[np.float32]) -> Any:
+        params, width, metric = self.spec.params, rows.shape[1], self._metric
+        coarse = self._faiss.IndexFlat(width, metric)
+        if self.spec.kind == "IVF_PQ":
+            index = self._faiss.IndexIVFPQ(
+                coarse, width, params["nlist"], params["m"], params["nbits"], metric
+            )
+            _shorten_training(index.pq.cp)
+        elif self.spec.kind == "IVF_SQ8":
+            quantizer = self._faiss.ScalarQuantizer.QT_8bit
+            index = self._faiss.IndexIVFScalarQuantizer(coarse, width, params["nlist"], quantizer, metric)
+        else:
+            index = self._faiss.IndexIVFFlat(coarse, width, params["nlist"], metric)
+        index.cp.min_points_per_centroid = 1
+        index.train(rows)
+        index.add(rows)
+        return index
+
+
+def _relative(name: str) -> str:
+    """The kind nearest to an index type that FAISS does not have, or has under another name."""
+    if "BRUTE_FORCE" in name:
+        return "FLAT"
+    if "IVF_PQ" in name:
+        return "IVF_PQ"
+    if name.startswith("HNSW_P"):
+        return "HNSW_PQ"
+    return "IVF_FLAT" if "IVF" in name or name == "SCANN" else "HNSW"
+
+
+def _shorten_training(clustering: Any) -> None:
+    clustering.niter = PRODUCT_ROUNDS
+    clustering.min_points_per_centroid = 1
+    clustering.max_points_per_centroid = PRODUCT_POINTS
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name != "sq_type":
+        return whole_number(name, int(value) if isinstance(value, str) and value.isdecimal() else value)
+    quantizer = str(value).upper()
+    if quantizer not in SCALAR_QUANTIZERS:
+        raise InvalidParameter(f"sq_type is one of {', '.join(SCALAR_QUANTIZERS)}, not {value!r}")
+    return quantizer

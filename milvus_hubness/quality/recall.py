@@ -1,0 +1,244 @@
+"""The recall gate of a migration: what the stored form costs an ANN index, measured on a sample.
+
+recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own kind of index
+over r, over <r, b − c> and over <r − μ, b − c>, each held against the exact top k of the same scores. μ is
+the mean of the items: q·μ is the same for every item, so no ranking changes. Under L2 it is taken off items
+and queries alike, which changes no distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
+from milvus_hubness.kernels.arguments import whole_number
+from milvus_hubness.layout import Floats, Layout
+from milvus_hubness.quality.bootstrap import Interval, confidence_interval, paired_difference
+
+ROWS, QUERIES = 20_000, 500
+"""No more of either is measured."""
+
+GRAPH_BUDGET = 5e8
+"""Rows × width × efConstruction × M/16 of one graph: about 3.5 s on two cores where vectors are Gaussian, the
+hardest, and half of that on real ones."""
+
+BEARABLE = 4
+"""Times its present value, up to which the search parameter may make up for a lost recall."""
+
+LIMIT = 16
+"""Times its present value, up to which the search parameter is tried at all."""
+
+ROUNDING = 2.0**-22
+
+STORED, CENTRED = "<r, b − c>", "<r − μ, b − c>"
+
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RecallGate:
+    """recall@k, with its 95% interval over the queries, of r (raw), <r, b − c> (stored) and <r − μ, b − c>
+    (centred).
+
+    rows, queries: how many were measured. index_params: of the index as it was built, nlist in proportion to
+    the rows. measured_as: the kind that was built where it is not index_type itself. value: of the search
+    parameter at which the three were measured; both None where there is nothing to widen.
+    layout: the one to take, `<r, b − c>` unless the centred one is better by more than its interval and
+    `<r, b − c>` does not reach the raw recall at up to BEARABLE times the value.
+    needed: the least value, from the present one to LIMIT times that and at most nlist, at which the layout's
+    recall is no more than one standard error of the paired difference below the raw one; None where none is,
+    and where there is nothing to widen.
+    """
+
+    rows: int
+    queries: int
+    k: int
+    index_type: str
+    index_params: Mapping[str, Any]
+    measured_as: str | None
+    search_parameter: SearchParameter | None
+    value: int | None
+    raw: Interval
+    stored: Interval
+    centred: Interval
+    layout: str
+    needed: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain data, for people and for --json."""
+        recalls = {
+            name: {bound: round(share, 4) for bound, share in getattr(self, name)._asdict().items()}
+            for name in ("raw", "stored", "centred")
+        }
+        return {**asdict(self), "index_params": dict(self.index_params), **recalls}
+
+
+def measure_recall(
+    layout: Layout,
+    vectors: npt.ArrayLike,
+    biases: npt.ArrayLike,
+    queries: npt.ArrayLike,
+    index_type: str,
+    index_params: Mapping[str, Any],
+    *,
+    rows_total: int | None = None,
+    at_most: int | None = None,
+    k: int = 10,
+    value: int | None = None,
+    seed: int = 0,
+) -> RecallGate:
+    """What recall@k the index finds in each form, and at which ef or nprobe it is the raw one again.
+
+    vectors (n, d) as the user inserted them, biases (n,) b − c, queries (m, d), m ≥ 2; rows that no bias can
+    be computed for, and such queries, are left out. rows_total: of the collection, n unless given. at_most:
+    rows to measure, `affordable_rows` unless given and never more than ROWS; of the queries it is QUERIES,
+    all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given.
+
+    About 10 s on two cores. In a sample the nearest are easier to find than in the whole: compare the three
+    recalls with each other. Raises DimensionMismatch, InvalidParameter, FaissConflict, and InvalidInput where
+    fewer than two rows or queries are left.
+    """
+    rows, asked = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
+    subtracted = np.asarray(biases, np.float32)
+    if subtracted.shape != (len(rows),):
+        raise DimensionMismatch(f"{len(rows)} vectors need as many biases, got shape {subtracted.shape}")
+    spec = IndexSpec.of(index_type, index_params)
+    rng = np.random.default_rng(seed)
+    limit = affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
+    chosen = _drawn(np.flatnonzero(~layout.unsound(rows)), min(limit, ROWS), rng)
+    asked = asked[_drawn(np.flatnonzero(~layout.unsound(asked)), QUERIES, rng)]
+    if len(chosen) < 2 or len(asked) < 2:
+        raise InvalidInput(f"recall needs two sound rows and queries, got {len(chosen)} and {len(asked)}")
+    total = max(len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total))
+    spec = spec.for_sample(len(chosen), total)
+    rows, subtracted = rows[chosen], subtracted[chosen]
+    k = min(whole_number("k", k), len(rows))
+    value = _checked_value(value, spec, k)
+
+    scores = layout.reduce_queries(asked).astype(np.float64) @ layout.reduce_items(rows).astype(np.float64).T
+    raw = _Form(*_raw(layout, rows, asked), scores, k, spec).recalls(value)
+    scores -= subtracted
+    stored = _Form(*_stored(layout, rows, subtracted, asked), "IP", scores, k, spec)
+    centred = _Form(*_centred(layout, rows, subtracted, asked), "IP", scores, k, spec)
+    recalls = {STORED: stored.recalls(value), CENTRED: centred.recalls(value)}
+
+    needed, picked = _needed(stored, raw, value), STORED
+    beyond_bearing = value is not None and (needed is None or needed > BEARABLE * value)
+    if beyond_bearing and paired_difference(recalls[STORED], recalls[CENTRED], seed=seed).low > 0:
+        needed, picked = _needed(centred, raw, value), CENTRED
+    return RecallGate(
+        rows=len(rows),
+        queries=len(asked),
+        k=k,
+        index_type=index_type,
+        index_params=spec.params,
+        measured_as=None if spec.kind == index_type.upper() else spec.kind,
+        search_parameter=spec.search_parameter,
+        value=value,
+        raw=confidence_interval(raw, seed=seed),
+        stored=confidence_interval(recalls[STORED], seed=seed),
+        centred=confidence_interval(recalls[CENTRED], seed=seed),
+        layout=picked,
+        needed=needed,
+    )
+
+
+def affordable_rows(width: int, spec: IndexSpec) -> int:
+    """Rows of which three indexes are built in about 10 s on two cores: 4,882 of 512 columns under HNSW with
+    M 16 and efConstruction 200, ROWS where no graph is built."""
+    if spec.search_parameter != "ef":
+        return ROWS
+    effort = spec.params["efConstruction"] * spec.params["M"] / 16
+    return min(ROWS, max(1, int(GRAPH_BUDGET / (width * effort))))
+
+
+class _Form:
+    """One way to store the items, with the exact scores (m, n) that the answers of its index are held to."""
+
+    def __init__(
+        self,
+        items: Floats,
+        queries: Floats,
+        metric: Literal["IP", "L2"],
+        scores: Scores,
+        k: int,
+        spec: IndexSpec,
+    ) -> None:
+        self.index = AnnIndex(items, spec, metric=metric)
+        self.queries, self.scores, self.k = queries, scores, k
+        self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * _magnitude(items, queries)
+
+    def recalls(self, value: int | None) -> Scores:
+        """(m,) of each query; answers as good as the k-th best count, up to float32 rounding."""
+        found = self.index.search(self.queries, self.k, value)
+        good = np.take_along_axis(self.scores, np.maximum(found, 0), 1) >= self.least[:, None]
+        recalls: Scores = (good & (found >= 0)).mean(axis=1)
+        return recalls
+
+
+def _raw(layout: Layout, rows: Floats, asked: Floats) -> tuple[Floats, Floats, Literal["IP", "L2"]]:
+    """As the user's own index has them: COSINE is the inner product of unit vectors."""
+    if layout.metric == "L2":
+        return rows, asked, "L2"
+    return layout.reduce_items(rows), layout.reduce_queries(asked), "IP"
+
+
+def _stored(layout: Layout, rows: Floats, biases: Floats, asked: Floats) -> tuple[Floats, Floats]:
+    fitted = layout.measured_on(rows)
+    return fitted.augment(rows, biases), fitted.wrap(asked)
+
+
+def _centred(layout: Layout, rows: Floats, biases: Floats, asked: Floats) -> tuple[Floats, Floats]:
+    if layout.metric == "L2":
+        mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return _stored(layout, rows - mean, biases, asked - mean)
+    stored, wrapped = _stored(layout, rows, biases, asked)
+    stored[:, : layout.dim] -= stored[:, : layout.dim].mean(axis=0, dtype=np.float64).astype(np.float32)
+    return stored, wrapped
+
+
+def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
+    """The least search parameter, found by doubling and bisection, that holds the raw recall."""
+    if value is None:
+        return None
+
+    def holds(candidate: int) -> bool:
+        difference = form.recalls(candidate) - raw
+        return bool(difference.mean() >= -difference.std(ddof=1) / np.sqrt(len(difference)))
+
+    most = min(LIMIT * value, form.index.spec.params.get("nlist", LIMIT * value))
+    low, high = value - 1, value
+    while not holds(high):
+        if high >= most:
+            return None
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def _checked_value(value: int | None, spec: IndexSpec, k: int) -> int | None:
+    if spec.search_parameter is None:
+        return None
+    if value is None:
+        return spec.default_value(k)
+    return whole_number(spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1)
+
+
+def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """At most `count` of them, in order."""
+    return numbers if len(numbers) <= count else np.sort(rng.choice(numbers, count, replace=False))
+
+
+def _magnitude(items: Floats, queries: Floats) -> Scores:
+    """(m,) half the squared lengths of each query and the longest item; rounding is in proportion to it."""
+    longest = np.square(items, dtype=np.float64).sum(axis=1).max()
+    magnitude: Scores = (np.square(queries, dtype=np.float64).sum(axis=1) + longest) / 2
+    return magnitude

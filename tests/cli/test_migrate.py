@@ -1,0 +1,218 @@
+"""milvus-hubness migrate, from the plan to what is left after cleaning up."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from milvus_hubness import HubnessClient, MilvusStore, connect
+from milvus_hubness.cli import console
+from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from tests.cli.conftest import DIM, assert_fails, collections
+from tests.galleries import vectors
+
+BANK = ("--bank", "bank.npy", "--k", "8")
+AT_ONCE = ("--client-ttl", "0")
+SWITCHED = {"products", "products_hubness", "products__bank", LEDGER}
+
+
+@pytest.fixture
+def live(files):
+    """An alias over the collection."""
+    client = connect("shop.db")
+    client.create_alias("products", "live")
+    return client
+
+
+def behind(client, name):
+    return client.describe_collection(name)["collection_name"]
+
+
+def interrupted(monkeypatch, method):
+    """`MilvusStore.method` ends the process, as a SIGKILL there would, as far as the database can tell."""
+
+    def end(*arguments, **named):
+        raise SystemExit(137)
+
+    monkeypatch.setattr(MilvusStore, method, end)
+
+
+def test_a_plan_writes_nothing(run, files):
+    plan = run("migrate", "plan", "products", *BANK, "--rename")
+    assert plan.returncode == 0, plan.stderr
+    for fact in ("products_hubness", "COSINE, served as IP", "8 -> 16", "40 queries", "NNN(k=8, alpha=0.75"):
+        assert fact in plan.stdout
+    assert "products becomes an alias of the copy" in plan.stdout
+    assert "Nothing was written" in plan.stdout
+    told = json.loads(run("migrate", "plan", "products", *BANK, "--alias", "live", "--json").stdout)["plan"]
+    assert (told["rows"], told["alias"], told["rename"]) == (60, "live", False)
+    assert collections(files) == {"products"}
+    assert run("migrate", "status").stdout.strip() == "There are no migrations in this database."
+    assert collections(files) == {"products"}
+
+
+def test_facts_that_a_plan_gains_are_shown(capsys, run, files):
+    from milvus_hubness.cli.migrate.facts import show_plan
+
+    plan = json.loads(run("migrate", "plan", "products", *BANK, "--json").stdout)["plan"]
+    show_plan({**plan, "peak_memory": {"mib": 1234, "of": "an estimate"}, "some_flag": True})
+    shown = capsys.readouterr().out
+    assert "peak memory" in shown
+    assert "mib 1,234, of an estimate" in shown
+    assert "some flag" in shown
+
+
+def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
+    rehearsed = run("migrate", "rehearse", "products", *BANK, *AT_ONCE)
+    assert rehearsed.returncode == 0, rehearsed.stderr
+    for fact in ("copying", "rows/s", "MiB", "60 rows, ", "0 of 60", "--alias live", "--drop products_"):
+        assert fact in rehearsed.stdout
+    assert behind(live, "live") == "products"
+    standing = run("migrate", "status", "live")
+    for fact in ("verified", "60 of 60", "1 of 1", "write to products_hubness too"):
+        assert fact in standing.stdout
+
+    switched = run("migrate", "run", "products", *BANK, "--alias", "live", *AT_ONCE, "--json")
+    assert switched.returncode == 0, switched.stderr
+    lines = switched.lines()
+    assert [line["name"] for line in lines if line["name"] != "catching-up"] == [
+        "plan", "before-cutover", "after-cutover", "result",
+    ]  # fmt: skip
+    assert (lines[-1]["facts"]["phase"], lines[-1]["facts"]["verified"]["rows"]) == ("switched", 60)
+    assert behind(live, "live") == "products_hubness"
+    again = run("migrate", "run", "products", *BANK, "--alias", "live")
+    assert again.returncode == 0, again.stderr
+    assert "switched" in again.stdout
+    assert "live -> products_hubness" in again.stdout
+    assert "60 rows" in run("migrate", "verify", "live").stdout
+
+    client = HubnessClient("shop.db")
+    added = vectors(np.random.default_rng(9), 3, DIM)
+    client.insert("live", [{"id": 100 + i, "vector": row, "group": 0} for i, row in enumerate(added)])
+    assert_fails(run("migrate", "verify", "live"), 1, "does not hold", "100")
+    back = run("migrate", "rollback", "live", *AT_ONCE)
+    assert back.returncode == 0, back.stderr
+    assert "live -> products" in back.stdout
+    assert "3 rows written since the switch" in back.stdout
+    assert len(live.get("live", ids=[100, 101, 102])) == 3
+
+    assert run("migrate", "clean", "live", "--drop", "products_hubness").returncode == 2
+    assert_fails(run("migrate", "clean", "live", "--drop", "others"), 1, "'others' is neither")
+    assert_fails(run("migrate", "clean", "live", "--drop", "products", "--yes"), 1, "rolled back")
+    assert collections(files) == SWITCHED
+    cleaned = run("migrate", "clean", "live", "--drop", "products_hubness", "--yes", "--json")
+    assert json.loads(cleaned.stdout)["clean"]["dropped"] == {
+        "the copy": "products_hubness, 63 rows",
+        "the bank": "products__bank",
+    }
+    assert collections(files) == {"products", LEDGER}
+
+
+def test_step_by_step_under_the_collections_own_name(run, files):
+    begun = run("migrate", "run", "products", *BANK, "--frozen")
+    assert begun.returncode == 0, begun.stderr
+    assert "migrate cutover products" in begun.stdout
+    assert run("migrate", "cutover", "products").returncode == 2
+    switched = run("migrate", "cutover", "products", "--rename", "--frozen", "--json")
+    assert switched.returncode == 0, switched.stderr
+    facts = switched.lines()[-1]["facts"]
+    assert facts["switch"]["kept_as"] == "products__before_hubness"
+    assert 0 < facts["switch"]["window"] < 10
+    table = run("migrate", "status")
+    assert "products_hubness" in table.stdout
+    assert "switched" in table.stdout
+    cleaned = run("migrate", "clean", "products", "--drop", "products__before_hubness", "--yes")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert "products__before_hubness, 60 rows" in cleaned.stdout
+    assert collections(files) == {"products_hubness", "products__bank", LEDGER}
+    assert behind(connect("shop.db"), "products") == "products_hubness"
+
+
+def test_a_switch_that_was_killed_half_way_is_carried_on_with(run, files, monkeypatch):
+    asked = ("migrate", "run", "products", *BANK, "--rename", "--frozen")
+    with monkeypatch.context() as broken:
+        interrupted(broken, "point_alias")
+        assert run(*asked).returncode == 137
+    assert not connect("shop.db").has_collection("products")
+    told = run("migrate", "status", "products", "--json")
+    assert json.loads(told.stdout)["migration"]["phase"] == "switching"
+    done = run(*asked)
+    assert done.returncode == 0, done.stderr
+    assert behind(connect("shop.db"), "products") == "products_hubness"
+
+    with monkeypatch.context() as broken:
+        interrupted(broken, "rename")
+        assert run("migrate", "rollback", "products", "--frozen").returncode == 137
+    assert not connect("shop.db").has_collection("products")
+    done = run("migrate", "run", "products", "--frozen")
+    assert done.returncode == 0, done.stderr
+    assert "rolled back" in done.stdout
+    assert behind(connect("shop.db"), "products") == "products"
+
+
+def test_a_hook_that_fails_before_the_switch_stops_it(run, live):
+    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--frozen")
+    done = run(*asked, "--on", "before-cutover=echo not on a Friday; exit 3")
+    assert_fails(done, 1, "before-cutover", "exit code 3", "not on a Friday")
+    assert behind(live, "live") == "products"
+    told = run(*asked, "--on", "before-cutover=exit 3", "--json")
+    assert told.returncode == 1
+    assert [line.get("name") for line in told.lines()][-2:] == ["failed", None]
+    assert told.lines()[-1]["error"]["type"] == "HookFailed"
+    hook = "after-cutover=echo $MILVUS_HUBNESS_EVENT $MILVUS_HUBNESS_ALIAS > told"
+    assert run(*asked, "--on", hook).returncode == 0
+    assert Path("told").read_text() == "after-cutover live\n"
+    assert behind(live, "live") == "products_hubness"
+
+
+def test_a_critical_load_stops_it_and_it_can_be_carried_on_with(run, live):
+    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--frozen")
+    done = run(*asked, "--critical-load", "echo too many queries; false")
+    assert_fails(done, 1, "the load is critical", "too many queries")
+    assert behind(live, "live") == "products"
+    resumed = run("migrate", "run", "--alias", "live", "--frozen", "--max-load", "true")
+    assert resumed.returncode == 0, resumed.stderr
+    assert behind(live, "live") == "products_hubness"
+    assert_fails(run("migrate", "run"), 1, "the one unfinished migration", "none")
+
+
+def test_metrics_are_kept_in_a_file(run, files):
+    asked = ("migrate", "run", "products", *BANK, "--frozen")
+    assert_fails(run(*asked, "--metrics-file", "nowhere/m.prom"), 1, "nowhere/m.prom")
+    assert run(*asked, "--metrics-file", "m.prom").returncode == 0
+    written = Path("m.prom").read_text()
+    labels = '{source="products",target="products_hubness"}'
+    assert f"milvus_hubness_migration_rows_copied_total{labels} 60.0" in written
+
+
+def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
+    (files / "token").write_text("s3cret-token\n")
+    given = ("--token-file", "token")
+    asked = ("migrate", "run", "products", *BANK, "--frozen", *given, "--json")
+    hook = "before-copy=env > hook.txt; cat token; exit 1"
+    done = run(*asked, "--on", hook)
+    assert done.returncode == 1
+    assert "***" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+    environment = (files / "hook.txt").read_text()
+    assert "MILVUS_HUBNESS_EVENT=before-copy" in environment
+    assert "s3cret" not in environment
+    assert run(*asked).returncode == 0
+    ledger = MilvusStore(connect("shop.db"))
+    assert "s3cret" not in str(Ledger(ledger).migrations())
+    console.tell_error(ValueError("refused: s3cret-token"), as_json=True)
+    assert "s3cret" not in "".join(capsys.readouterr())
+
+
+def test_a_control_file_is_written(run, tmp_path):
+    path = str(tmp_path / "control.json")
+    assert run("migrate", "pause", "--control", path).returncode == 0
+    rates = run("migrate", "set-rate", "--control", path, "--rows-per-second", "500", "--free", "bytes")
+    assert "rows_per_second 500.0, bytes_per_second free" in rates.stdout
+    assert run("migrate", "resume", "--control", path).returncode == 0
+    told = json.loads(run("migrate", "release", "--control", path, "--json").stdout)["control"]
+    assert told == {"paused": False, "rows_per_second": 500.0, "bytes_per_second": None, "cutover": "now"}
+    (tmp_path / "control.json").write_text("{")
+    assert_fails(run("migrate", "pause", "--control", path), 1, "control.json", "not JSON")
+    assert run("migrate", "set-rate", "--control", path, "--free", "rows").returncode == 1

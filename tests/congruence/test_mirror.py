@@ -1,0 +1,450 @@
+"""Rows written by applications while a migration carries their collection to its corrected form, or back."""
+
+import asyncio
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import (
+    NNN,
+    HubnessClient,
+    MirrorFailed,
+    QueryBank,
+    Sinkhorn,
+    StoreError,
+    enable,
+    migrate,
+    plan_enable,
+    plan_migration,
+)
+from milvus_hubness.client.knowledge import Known
+from milvus_hubness.state import MIRROR_PROPERTY, Mirror
+from tests.congruence.test_async import opened
+from tests.galleries import nnn, plain_collection, vectors
+
+DIM, ITEMS, K, AN_HOUR = 10, 60, 4, 3_600.0
+
+
+class Moving:
+    """A collection, its corrected copy, and clients whose writes to the one reach the other."""
+
+    def __init__(self, backend, metric="IP", estimator=None, make=plain_collection):
+        rng = np.random.default_rng(71)
+        self.backend, self.metric, self.rng = backend, metric, rng
+        self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
+        self.plain, self.source = backend.client(), backend.name("moving")
+        make(self.plain, self.source, self.items, metric)
+        self.store = backend.store()
+        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=estimator or NNN(K))
+        self.target = migrate(self.store, plan, frozen=True).target
+        self.client = backend.hubness_client()
+
+    def mirror(self, written, other, **options):
+        told = Mirror(collection=other, **options).model_dump_json()
+        self.plain.alter_collection_properties(written, {MIRROR_PROPERTY: told})
+
+    def forward(self, **options):
+        self.mirror(self.source, self.target, **options)
+        return self
+
+    def backward(self, **options):
+        self.mirror(self.target, self.source, **options)
+        return self
+
+    def rows(self, keys, **changed):
+        fresh = vectors(self.rng, len(keys), DIM)
+        return [
+            {"id": key, "vector": vector, "group": 7, "note": f"new {key}", **changed}
+            for key, vector in zip(keys, fresh, strict=True)
+        ]
+
+    def held(self, name, *more):
+        """By key, the rows as HubnessClient shows them, with `more` fields."""
+        read = self.client.query(
+            name, filter="", output_fields=["*", *more], limit=1_000, consistency_level="Strong"
+        )
+        return {row["id"]: {k: v for k, v in row.items() if k != "id"} for row in read}
+
+    def biases(self, vectors):
+        centre = self.store.info(self.target).state.profile.centre
+        return nnn(self.bank, np.asarray(vectors, np.float32), self.metric, K, 0.75) - centre
+
+    def assert_equal(self):
+        """Both hold the same, and the corrected one every row's right bias."""
+        plain, corrected = self.held(self.source), self.held(self.target, "hubness_bias", "hubness_epoch")
+        assert sorted(plain) == sorted(corrected)
+        vectors = [plain[key]["vector"] for key in corrected]
+        biases = [row.pop("hubness_bias") for row in corrected.values()]
+        assert {row.pop("hubness_epoch") for row in corrected.values()} == {1}
+        np.testing.assert_allclose(biases, self.biases(vectors), atol=2e-5)
+        for key, row in corrected.items():
+            np.testing.assert_allclose(row["vector"], plain[key]["vector"], rtol=2.0**-22)
+            assert {**row, "vector": plain[key]["vector"]} == plain[key]
+        return plain
+
+
+@pytest.fixture
+def moving(backend):
+    return Moving(backend)
+
+
+WRITES = [
+    ("insert", lambda m: {"data": m.rows([100, 101, 102])}),
+    ("insert", lambda m: {"data": m.rows([103])[0]}),
+    ("insert", lambda m: {"data": []}),
+    ("upsert", lambda m: {"data": m.rows([5, 200, 6])}),
+    ("delete", lambda m: {"ids": [3, 4, 9_999]}),
+    ("delete", lambda m: {"ids": 5}),
+    ("delete", lambda m: {"filter": "group == 2 and id < 31"}),
+    ("delete", lambda m: {"filter": "group == 77"}),
+]
+
+
+def write(moving, asynchronous, method, arguments):
+    if not asynchronous:
+        return getattr(moving.client, method)(moving.source, **arguments)
+
+    async def written():
+        async with opened(moving.backend) as client:
+            return await getattr(client, method)(moving.source, **arguments)
+
+    return asyncio.run(written())
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_both_hold_what_was_written_to_one(moving, asynchronous):
+    moving.forward()
+    twin = moving.backend.name("twin")
+    plain_collection(moving.plain, twin, moving.items, "IP")
+    for method, make in WRITES:
+        arguments = make(moving)
+        told = getattr(moving.plain, method)(twin, **arguments)
+        got = write(moving, asynchronous, method, arguments)
+        assert type(got) is type(told)
+        assert got == told or got["ids"] == told["ids"]
+        held = moving.assert_equal()
+        left = moving.plain.query(twin, filter="id >= 0", output_fields=["id"])
+        assert sorted(held) == sorted(row["id"] for row in left)
+
+
+def test_a_mirrored_row_is_the_row_that_is_written_to_the_copy_itself(moving):
+    [row] = moving.rows([100])
+    moving.forward()
+    moving.client.insert(moving.source, row)
+    moving.client.insert(moving.target, {**row, "id": 101})
+    mirrored, direct = (moving.plain.get(moving.target, key)[0] for key in (100, 101))
+    assert {**mirrored, "id": 101} == direct
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
+    moving = Moving(backend, metric).backward()
+    rows = moving.rows([100, 101, 7])
+    moving.client.upsert(moving.target, rows)
+    moving.client.delete(moving.target, ids=[8])
+    moving.client.delete(moving.target, filter="group == 3")
+    held = {
+        row["id"]: row for row in moving.plain.query(moving.source, filter="id >= 0", output_fields=["*"])
+    }
+    assert sorted(held) == sorted({*range(ITEMS), 100, 101} - {8} - set(range(3, ITEMS, 5)))
+    for row in rows:
+        np.testing.assert_array_equal(np.float32(held[row["id"]]["vector"]), row["vector"])
+        assert {k: v for k, v in held[row["id"]].items() if k != "vector"} == {
+            k: v for k, v in row.items() if k != "vector"
+        }
+    moving.assert_equal()
+
+
+def test_a_partial_update_reaches_both(lite):
+    moving = Moving(lite).forward()
+    moving.client.upsert(moving.source, [{"id": 3, "note": "x"}, {"id": 4, "note": "y"}], partial_update=True)
+    moving.client.upsert(moving.source, moving.rows([5]), partial_update=True)
+    held = moving.assert_equal()
+    assert [held[key]["note"] for key in (3, 4, 5)] == ["x", "y", "new 5"]
+    np.testing.assert_array_equal(np.float32(held[3]["vector"]), moving.items[3])
+
+
+def test_a_partial_update_reaches_rows_that_the_copy_lacks(lite):
+    moving = Moving(lite).forward()
+    moving.plain.delete(moving.target, ids=[3])
+    moving.client.upsert(moving.source, [{"id": 3, "note": "x"}], partial_update=True)
+    assert moving.assert_equal()[3]["note"] == "x"
+
+
+def auto_id_collection(client, name, items, metric):
+    schema = client.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True, auto_id=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    client.insert(name, [{"vector": vector, "note": f"n{i}"} for i, vector in enumerate(items)])
+
+
+def test_rows_whose_keys_the_server_makes_have_the_same_in_both(lite):
+    moving = Moving(lite, make=auto_id_collection).forward()
+    fresh = vectors(moving.rng, 3, DIM)
+    told = moving.client.insert(moving.source, [{"vector": vector, "note": "new"} for vector in fresh])
+    held = moving.assert_equal()
+    assert len(held) == ITEMS + 3
+    for key, vector in zip(told["ids"], fresh, strict=True):
+        np.testing.assert_array_equal(np.float32(held[key]["vector"]), vector)
+
+
+def test_a_vector_without_a_direction_has_bias_0_in_the_copy(backend):
+    moving = Moving(backend, "COSINE").forward(required=True)
+    moving.client.insert(moving.source, moving.rows([100], vector=[0.0] * DIM))
+    row = moving.held(moving.target, "hubness_bias")[100]
+    assert row["hubness_bias"] == 0
+    assert row["vector"] == [0.0] * DIM
+
+
+def test_a_bank_too_large_for_memory_leaves_the_bias_to_the_migration(lite):
+    moving = Moving(lite, estimator=Sinkhorn(0.1)).forward(required=True)
+    small = lite.hubness_client(bank_budget=1)
+    small.insert(moving.source, moving.rows([100]))
+    row = moving.held(moving.target, "hubness_bias", "hubness_epoch")[100]
+    assert (row["hubness_bias"], row["hubness_epoch"]) == (0, 0)
+
+
+def test_a_pending_bias_is_pending_in_the_copy(lite):
+    moving = Moving(lite).forward()
+    moving.client.insert(moving.source, moving.rows([100]), bias="pending")
+    assert moving.held(moving.target, "hubness_epoch")[100]["hubness_epoch"] == 0
+
+
+def test_a_copy_with_its_biases_in_a_side_collection(lite):
+    moving = Moving(lite)
+    beside = lite.name("beside")
+    plain_collection(moving.plain, beside, moving.items, "IP")
+    lite.made.append(f"{beside}__bias")
+    enable(
+        moving.store,
+        plan_enable(moving.store, beside, QueryBank(moving.bank), estimator=NNN(K), where="side"),
+    )
+    moving.mirror(moving.source, beside)
+    rows = moving.rows([100, 101])
+    moving.client.insert(moving.source, rows)
+    moving.client.delete(moving.source, filter="id in [3, 101]")
+    centre = moving.store.info(beside).state.profile.centre
+    side = {row["id"]: row["biases"] for row in moving.plain.query(f"{beside}__bias", filter="id >= 0")}
+    assert sorted(side) == sorted({*range(ITEMS), 100} - {3})
+    wanted = nnn(moving.bank, rows[0]["vector"][None], "IP", K, 0.75)[0] - centre
+    np.testing.assert_allclose(side[100], [wanted, wanted], atol=2e-5)
+
+
+# -- what the copy does not take --------------------------------------------------------------------------
+
+
+CALLS = [
+    lambda m: m.client.insert(m.source, m.rows([100])),
+    lambda m: m.client.upsert(m.source, m.rows([3])),
+    lambda m: m.client.delete(m.source, ids=[4]),
+    lambda m: m.client.delete(m.source, filter="id == 5"),
+]
+
+
+def assert_written(moving):
+    held = moving.held(moving.source)
+    assert 100 in held
+    assert held[3]["note"] == "new 3"
+    assert not {4, 5} & set(held)
+
+
+def test_while_the_copy_is_made_its_failures_are_logged(moving, caplog):
+    moving.forward()
+    moving.client.drop_collection(moving.target)
+    for call in CALLS:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "milvus_hubness"):
+            call(moving)
+        [record] = [each for each in caplog.records if each.name == "milvus_hubness"]
+        assert moving.source in record.getMessage()
+        assert moving.target in record.getMessage()
+    assert_written(moving)
+
+
+def test_once_the_copy_is_complete_its_failures_are_raised(moving):
+    moving.forward(required=True)
+    moving.client.drop_collection(moving.target)
+    for call in CALLS:
+        told = f"written to '{moving.source}'.*'{moving.target}'.*[Rr]epeat"
+        with pytest.raises(MirrorFailed, match=told) as raised:
+            call(moving)
+        assert isinstance(raised.value, MilvusException)
+        assert isinstance(raised.value, StoreError)
+    assert_written(moving)
+
+
+def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
+    moving.client = moving.backend.hubness_client(state_ttl=AN_HOUR)
+    moving.forward(required=True)
+    remembered = Known("id", {}, mirror=Mirror(collection=moving.target, required=True))
+    moving.plain.alter_collection_properties(moving.source, {MIRROR_PROPERTY: ""})
+    moving.plain.drop_collection(moving.target)
+    for call in CALLS:
+        moving.client._operations._known[moving.source] = (float("inf"), remembered)
+        call(moving)
+    assert not [each for each in caplog.records if each.name == "milvus_hubness"]
+    assert_written(moving)
+
+
+def test_a_delete_that_failed_can_be_repeated(moving):
+    moving.forward(required=True)
+    moving.plain.delete(moving.source, filter="id in [3, 4]")  # as if the copy had not answered
+    moving.client.delete(moving.source, filter="id in [3, 4]")
+    assert len(moving.assert_equal()) == ITEMS - 2
+
+
+# -- the switch --------------------------------------------------------------------------------------------
+
+
+class Meddling(HubnessClient):
+    """Does `then` behind the first step that `after` picks."""
+
+    after, then = staticmethod(lambda step: False), None
+
+    def _answer(self, step):
+        outcome = super()._answer(step)
+        if self.then and self.after(step):
+            then, self.then = self.then, None
+            then()
+        return outcome
+
+
+@pytest.fixture
+def alias(moving):
+    name = f"{moving.source}_alias"
+    moving.plain.create_alias(moving.source, name)
+    yield name
+    moving.plain.drop_alias(name)
+
+
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("moment", ["before", "between"])
+def test_the_alias_moves_while_rows_are_written(moving, alias, moment, required):
+    if not (moving.backend.is_lite or required):
+        pytest.skip("shown on Milvus Lite")
+    client = moving.backend.client(Meddling, state_ttl=AN_HOUR)
+    moving.forward(required=required)
+    client.search(alias, data=[moving.items[0]])
+    wanted = set(range(ITEMS))
+    options = {"partial_update": True} if moving.backend.is_lite else {}
+    writes = [
+        ("insert", lambda: client.insert(alias, moving.rows([100])), {100}, set()),
+        ("upsert", lambda: client.upsert(alias, moving.rows([3, 101])), {101}, set()),
+        ("upsert", lambda: client.upsert(alias, moving.rows([4]), **options), set(), set()),
+        ("delete", lambda: client.delete(alias, ids=[5]), set(), {5}),
+        ("delete", lambda: client.delete(alias, filter="id in [6, 100]"), set(), {6, 100}),
+    ]
+    for method, write, added, lost in writes:
+        client.after = lambda step, method=method: getattr(step, "method", None) == method
+        client.then = lambda: moving.plain.alter_alias(moving.target, alias)
+        if moment == "before":
+            client.then()
+            client.then = None
+        write()
+        assert client.then is None
+        wanted = wanted - lost | added
+        held = moving.held(moving.target, "hubness_bias")
+        assert set(held) == wanted
+        biases = moving.biases([row["vector"] for row in held.values()])
+        np.testing.assert_allclose([row["hubness_bias"] for row in held.values()], biases, atol=2e-5)
+        moving.plain.alter_alias(moving.source, alias)
+        client.search(alias, data=[moving.items[0]])
+        client._operations.forget()
+        client.search(alias, data=[moving.items[0]])
+    assert {row["id"]: row["note"] for row in moving.plain.get(moving.target, [3, 4])} == {
+        3: "new 3",
+        4: "new 4",
+    }
+
+
+@pytest.fixture
+def renaming(moving):
+    """Gives the collection's name to its copy, 0.3 s later."""
+    old = f"{moving.source}_old"
+    moving.backend.made.append(old)
+
+    def rename():
+        moving.plain.rename_collection(moving.source, old)
+        time.sleep(0.3)
+        moving.plain.create_alias(moving.target, moving.source)
+
+    yield rename
+    if moving.plain.has_collection(old):
+        moving.plain.drop_alias(moving.source)
+
+
+@pytest.mark.parametrize("state_ttl", [0.0, AN_HOUR])
+def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, state_ttl):
+    moving.forward(required=True)
+    failures, stop, done = [], threading.Event(), [0, 0, 0]
+
+    def loop(number, call):
+        client = moving.backend.hubness_client(state_ttl=state_ttl)
+        try:
+            while not stop.is_set():
+                call(client, done[number])
+                done[number] += 1
+        except BaseException as error:
+            failures.append(error)
+
+    calls = [
+        lambda client, i: client.search(moving.source, data=[moving.items[i % ITEMS]], limit=3),
+        lambda client, i: client.get(moving.source, [i % ITEMS]),
+        lambda client, i: client.upsert(moving.source, moving.rows([1_000 + i])),
+    ]
+    threads = [threading.Thread(target=loop, args=each) for each in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    renaming()
+    before = list(done)
+    time.sleep(0.7)
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not failures, failures[0]
+    assert all(now > then for now, then in zip(done, before, strict=True))
+    held = moving.held(moving.target)
+    assert set(range(1_000, 1_000 + done[2])) <= set(held)
+
+
+def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
+    moving.forward()
+
+    async def search():
+        async with opened(moving.backend, state_ttl=AN_HOUR) as client:
+            await client.search(moving.source, data=[moving.items[0]])
+            moved = asyncio.create_task(asyncio.to_thread(renaming))
+            await asyncio.sleep(0.1)
+            others = 0
+            waiting = asyncio.create_task(client.search(moving.source, data=[moving.items[0]], limit=ITEMS))
+            inserting = asyncio.create_task(client.insert(moving.source, moving.rows([100])))
+            while not waiting.done():
+                await asyncio.sleep(0.01)
+                others += 1
+            await moved
+            await inserting
+            return others, await waiting
+
+    others, [hits] = asyncio.run(search())
+    assert others > 5
+    wanted = moving.items[:1] @ moving.items.T - moving.biases(moving.items)
+    assert next(hit["id"] for hit in hits if hit["id"] < ITEMS) == int(wanted.argmax())
+    assert 100 in moving.held(moving.target)
+
+
+def test_a_collection_that_is_gone_for_good_is_reported(moving, monkeypatch):
+    monkeypatch.setattr("milvus_hubness.client.knowledge.CUT_OVER_SECONDS", 0.2)
+    moving.forward()
+    moving.client.get(moving.source, [1])
+    moving.plain.drop_collection(moving.source)
+    for _ in range(2):
+        with pytest.raises(MilvusException, match=r"(?i)not found|not exist"):
+            moving.client.get(moving.source, [1])

@@ -1,0 +1,91 @@
+"""What Prometheus sees of a migration."""
+
+import math
+from datetime import datetime, timezone
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from milvus_hubness.jobs.migration.events import PHASES, Event, Events
+from milvus_hubness.jobs.migration.metrics import MigrationMetrics
+
+PREFIX = "milvus_hubness_migration_"
+AT = datetime(2025, 1, 2, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def metrics():
+    return MigrationMetrics("products", "products_hubness")
+
+
+def samples(text):
+    """Values by name without the prefix; those of a further label by name and its value."""
+    read = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert (labels.pop("source"), labels.pop("target")) == ("products", "products_hubness")
+            assert sample.name.startswith(PREFIX)
+            read[(sample.name.removeprefix(PREFIX), *labels.values())] = sample.value
+    return read
+
+
+def copied(rows, size, seconds, eta):
+    facts = {"rows": rows, "rows_total": 1_000, "bytes": size, "seconds": seconds, "eta_seconds": eta}
+    return Event("copying", facts, AT)
+
+
+def test_copying_is_counted(metrics):
+    assert math.isnan(samples(metrics.text())[("eta_seconds",)])
+    metrics(copied(100, 4_000, 0.2, None))
+    assert math.isnan(samples(metrics.text())[("eta_seconds",)])
+    metrics(copied(250, 6_000, 3.0, 12.5))
+    read = samples(metrics.text())
+    assert read[("rows_copied_total",)] == 250
+    assert read[("bytes_copied_total",)] == 10_000
+    assert read[("source_rows",)] == 1_000
+    assert read[("eta_seconds",)] == 12.5
+    assert read[("last_progress_timestamp_seconds",)] == AT.timestamp()
+    assert (read[("chunk_seconds_count",)], read[("chunk_seconds_sum",)]) == (2, pytest.approx(3.2))
+    assert (read[("chunk_seconds_bucket", "0.25")], read[("chunk_seconds_bucket", "5.0")]) == (1, 2)
+
+
+def test_passes_are_added_up(metrics):
+    for number, differing, repaired in [(1, 3, 2), (1, 8, 8), (2, 8, 1), (3, 0, 0)]:
+        facts = {"pass": number, "rows": 9, "rows_total": 9, "differing": differing, "repaired": repaired}
+        metrics(Event("catching-up", facts, AT))
+    read = samples(metrics.text())
+    assert (read[("rows_differing_total",)], read[("rows_repaired_total",)]) == (16, 9)
+
+
+@pytest.mark.parametrize(("name", "phase"), PHASES.items())
+def test_exactly_one_phase_holds(metrics, name, phase):
+    metrics(Event("throttled", {"reason": "max-load"}, AT))
+    metrics(Event(name, copied(1, 1, 1, 1).facts | {"pass": 1, "differing": 0, "repaired": 0}, AT))
+    metrics(Event("rate", {}, AT))
+    read = samples(metrics.text())
+    assert [key[1] for key, value in read.items() if key[0] == "phase" and value] == [phase]
+
+
+def test_a_pause_holds_until_all_who_paused_resumed(metrics):
+    events = Events([metrics])
+    told = []
+    for name, reason in [
+        ("paused", "http"), ("throttled", "max-load"), ("resumed", "http"), ("resumed", "max-load"),
+    ]:  # fmt: skip
+        events.tell(name, reason=reason)
+        told.append(samples(metrics.text())[("paused",)])
+    assert told == [1, 1, 1, 0]
+
+
+def test_two_migrations_in_one_process_do_not_mix(metrics):
+    MigrationMetrics("products", "products_hubness")(copied(100, 1, 1, 1))
+    assert samples(metrics.text())[("rows_copied_total",)] == 0
+
+
+def test_a_textfile_holds_the_same(metrics, tmp_path):
+    metrics(copied(100, 4_000, 0.2, 9.0))
+    path = tmp_path / "migration.prom"
+    metrics.write_textfile(path)
+    assert samples(path.read_text()) == samples(metrics.text())
+    assert list(tmp_path.iterdir()) == [path]
