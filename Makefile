@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test crash lint clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -12,6 +12,10 @@ test: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# Some 35 minutes; CRASH_SEED=… repeats those of an earlier time.
+crash: .venv/installed-for-tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash
 
 lint: .venv/installed-for-tests
 	$(BIN)/ruff check .

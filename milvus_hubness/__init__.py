@@ -54,6 +54,7 @@ from milvus_hubness.estimators import (
     Sinkhorn,
 )
 from milvus_hubness.jobs import (
+    BulkTarget,
     Steering,
     clean,
     cutover,
@@ -83,6 +84,7 @@ __all__ = [
     "BankTooLarge",
     "BankTooSmall",
     "Blend",
+    "BulkTarget",
     "CannotMigrate",
     "CollectionExists",
     "CollectionNotFound",

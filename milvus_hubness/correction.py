@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore, to_dict
+from milvus_hubness.estimators.inputs import TargetBank
 from milvus_hubness.halves import Dtype, rounded
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import BankReference, Beside, CollectionState, Profile
@@ -46,9 +47,9 @@ class Correction:
         DimensionMismatch, BankTooSmall, and InvalidInput where the estimator needs what is not given.
         """
         reduced = _reduced_bank(layout, bank)
-        others = {
-            "gallery": None if gallery is None else _sound_items(layout, gallery),
-            "target_bank": None if target_bank is None else _sound_targets(layout, target_bank),
+        others: dict[str, Any] = {
+            "gallery": None if gallery is None else layout.reduce_items(_sound(layout, gallery)),
+            "target_bank": None if target_bank is None else reduced_targets(layout, target_bank),
         }
         if isinstance(estimator, Transport):
             fits = start is not None and start.shape == (len(bank), estimator.potentials)
@@ -67,7 +68,7 @@ class Correction:
         centre: float = 0.0,
     ) -> Correction:
         """An earlier fit from what was kept of it, without the gallery. Raises as `fit` does."""
-        targets = None if target_bank is None else _sound_targets(layout, target_bank)
+        targets = None if target_bank is None else reduced_targets(layout, target_bank)
         fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
         return cls(layout, fitted, centre)
 
@@ -96,6 +97,7 @@ def initial_state(
     gate: int | None = None,
     gate_targets: int | None = None,
     beside: Beside | None = None,
+    stored_in: str | None = None,
 ) -> CollectionState:
     """What a collection says of a field whose biases are its first: one profile, refreshed now."""
     profile = Profile(
@@ -124,6 +126,7 @@ def initial_state(
         phase=phase,
         profiles={"default": profile},
         beside=beside,
+        stored_in=stored_in,
     )
 
 
@@ -132,15 +135,18 @@ def _reduced_bank(layout: Layout, bank: QueryBank) -> QueryBank:
     return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
 
 
-def _sound_targets(layout: Layout, bank: QueryBank) -> Floats:
+def reduced_targets(layout: Layout, bank: QueryBank) -> TargetBank:
+    """A target bank as the layout's metric sees it. Raises DimensionMismatch, and EmptyBank where none of its
+    rows is sound."""
     bank.expect_dim(layout.dim, "the field")
-    return _sound_items(layout, bank.vectors)
+    rows = _sound(layout, bank.vectors)
+    return TargetBank(layout.reduce_items(rows), bank.source, layout.reduce_queries(rows))
 
 
-def _sound_items(layout: Layout, vectors: npt.ArrayLike) -> Floats:
+def _sound(layout: Layout, vectors: npt.ArrayLike) -> Floats:
     """Items an estimator may learn from: rows without a direction or with NaN teach nothing."""
     rows = np.asarray(vectors, np.float32)
-    return layout.reduce_items(rows[~layout.unsound(rows)])
+    return rows[~layout.unsound(rows)]
 
 
 def hidden_columns(

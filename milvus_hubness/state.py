@@ -32,6 +32,8 @@ SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Where biases lie in fields beside the vectors: the slots in turn."""
 SIDE_FIELD = "biases"
 """Where they lie in a collection of their own: a vector field that holds the slots."""
+STORED_FIELD = "hubness_vector"
+"""A second vector field of a collection, which holds the stored form where the user's own keeps theirs."""
 
 SLOTS_PER_PROFILE = 2
 """One that searches read, one that the next refresh fills."""
@@ -101,7 +103,9 @@ class CollectionState(_Frozen):
     suffix: what the names of our fields and our property end with, so that those of several corrected fields
     of a collection differ; empty for the first. profiles: sets of biases by name; active: the one that
     searches use when they name none. source: the collection it was copied from, itself where the biases lie
-    beside. phase: "copying" until the copy is verified. beside: None where the biases lie in the vectors.
+    beside. phase: "copying" until the copy, or the second field, is verified. beside: None where the biases
+    lie in the vectors. stored_in: a second vector field that holds the stored form and is searched in place
+    of `field`, which keeps the vectors as the user gave them; None where that holds the stored form itself.
     offset, scale: the layout's, under L2. dtype: of the numbers in the field.
     """
 
@@ -120,6 +124,7 @@ class CollectionState(_Frozen):
     profiles: dict[str, Profile]
     active: str = "default"
     beside: Beside | None = None
+    stored_in: str | None = None
 
     @property
     def layout(self) -> Layout:
@@ -128,10 +133,25 @@ class CollectionState(_Frozen):
 
     @property
     def form(self) -> StoredForm:
-        """How the layout's rows, or where the biases lie beside the user's own, lie in the field."""
+        """How the layout's rows, or where the biases lie beside the user's own, lie in the searched field."""
         if self.beside is not None:
             return _form(self.dtype, self.dim, 0, 1)
         return form_of(self.layout, self.dtype)
+
+    @property
+    def searched_field(self) -> str:
+        """The vector field that searches of `field` are sent to."""
+        return self.stored_in or self.field
+
+    @property
+    def keeps_vectors(self) -> bool:
+        """Whether `field` holds the vectors as the user gave them."""
+        return self.beside is not None or self.stored_in is not None
+
+    @property
+    def serves(self) -> bool:
+        """Whether searches of `field` can be corrected yet."""
+        return self.stored_in is None or self.phase == "ready"
 
     @property
     def profile(self) -> Profile:
@@ -163,7 +183,7 @@ class CollectionState(_Frozen):
     @property
     def norm_field(self) -> str | None:
         """The scalar field with ‖r‖, where the stored vectors lost it."""
-        return NORM_FIELD + self.suffix if self.metric == "COSINE" and self.beside is None else None
+        return NORM_FIELD + self.suffix if self.metric == "COSINE" and not self.keeps_vectors else None
 
     @property
     def slot_fields(self) -> tuple[str, ...]:
@@ -172,11 +192,11 @@ class CollectionState(_Frozen):
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
-        """The scalar fields this package added, which readers do not see unless they ask by name."""
+        """The fields this package added, which readers do not see unless they ask by name."""
         if self.beside is not None:
             return () if self.beside.side else (*self.slot_fields, self.epoch_field)
-        norm = [self.norm_field] if self.norm_field else []
-        return (self.bias_field, self.epoch_field, *norm)
+        further = [name for name in (self.norm_field, self.stored_in) if name]
+        return (self.bias_field, self.epoch_field, *further)
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:
         """This state with the profile of that name, the active one for None, replaced or added."""

@@ -125,8 +125,10 @@ def shared_backend(running):
 
 
 @pytest.fixture
-def backend(running):
+def backend(running, request):
     here = Backend(*running)
+    if not here.is_lite and request.node.get_closest_marker("shown_on_lite"):
+        pytest.skip("shown on Milvus Lite")
     yield here
     here.clean()
 
@@ -134,5 +136,12 @@ def backend(running):
 @pytest.fixture
 def lite(lite_uri):
     here = Backend("lite", lite_uri)
+    yield here
+    here.clean()
+
+
+@pytest.fixture
+def served(served_uri):
+    here = Backend("server-2.3.5", served_uri)
     yield here
     here.clean()

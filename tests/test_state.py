@@ -53,6 +53,21 @@ def test_a_state_from_before_gates_had_two_sets_is_read(state):
     assert read_states({"hubness": text}) == {state.field: gated}
 
 
+def test_a_state_from_before_second_fields_is_read(state):
+    text = state.to_json().replace(',"stored_in":null', "")
+    assert "stored_in" not in text
+    assert read_states({"hubness": text}) == {state.field: state}
+
+
+def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
+    second = state.model_copy(update={"stored_in": "hubness_vector", "phase": "copying"})
+    assert (second.searched_field, second.serves, second.keeps_vectors) == ("hubness_vector", False, True)
+    assert second.model_copy(update={"phase": "ready"}).serves
+    assert set(second.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
+    assert second.form.width == 400
+    assert (state.searched_field, state.serves, state.keeps_vectors) == ("vector", True, False)
+
+
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
     plain = state.model_copy(update={"metric": "L2"})
     text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "")

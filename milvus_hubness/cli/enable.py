@@ -23,6 +23,7 @@ from milvus_hubness.cli.console import (
 )
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
 from milvus_hubness.jobs.enable import ALLOWED_MISSES
+from milvus_hubness.jobs.migration import steering
 
 
 class Mode(str, Enum):
@@ -37,6 +38,7 @@ class Where(str, Enum):
     auto = "auto"
     fields = "fields"
     side = "side"
+    vectors = "vectors"
 
 
 def enable(
@@ -71,7 +73,11 @@ def enable(
         ),
     ] = None,
     where: Annotated[
-        Where, typer.Option(help="Fields of the collection, or a side collection under the same keys.")
+        Where,
+        typer.Option(
+            help="Fields of the collection, a side collection under the same keys, or a second vector field, "
+            "whose searches need no candidates."
+        ),
     ] = Where.auto,
     side_name: Annotated[
         str | None, typer.Option(help="Name of the side collection. [default: COLLECTION__bias]")
@@ -79,6 +85,13 @@ def enable(
     misses: Annotated[
         float, typer.Option(help="Share of the exact corrected top 10 that candidates may miss.")
     ] = ALLOWED_MISSES,
+    client_ttl: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            help="The longest state_ttl of a HubnessClient that writes, in seconds, for --where vectors.",
+        ),
+    ] = steering.CLIENT_TTL,
     execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Enable though tuning advises against it.")] = False,
     uri: Uri = DEFAULT_URI,
@@ -107,14 +120,18 @@ def enable(
             force=force,
             progress=progress,
         )
-        if not as_json:
+        if not as_json and isinstance(plan, jobs.InPlacePlan):
+            _show_plan_in_place(plan.to_dict())
+        elif not as_json:
             _show_plan(plan.to_dict(), mode)
-        result = jobs.enable(store, plan, progress=progress) if execute else None
+        result = jobs.enable(store, plan, client_ttl=client_ttl, progress=progress) if execute else None
     if as_json:
         done = {"result": result.to_dict()} if result else {}
         show_json({"plan": plan.to_dict(), "executed": execute, **done})
     elif result is None:
         out.print("\nNothing was written. Run it again with --execute to do this.")
+    elif isinstance(result, jobs.EnabledInPlace):
+        _show_result_in_place(result.to_dict())
     else:
         _show_result(result.to_dict())
 
@@ -127,12 +144,20 @@ def disable(
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take back what enable did: searches are raw again, the side collection is dropped, the bank stays."""
-    dropped = jobs.disable(open_store(uri, db, token_file), collection, field=field)
+    """Take back what enable did: searches are raw again, the side collection is dropped, the bank stays, and
+    so does a second vector field where the server cannot drop it."""
+    store = open_store(uri, db, token_file)
+    dropped = jobs.disable(store, collection, field=field)
+    info = store.info(collection)
+    stays = ", ".join(sorted(info.vector_fields.keys() - info.users_fields.keys())) or None
     if as_json:
-        show_json({"disable": {"collection": collection, "dropped": dropped}})
+        show_json({"disable": {"collection": collection, "dropped": dropped, "stays": stays}})
     else:
-        show_facts(f"Disabled {collection}", {"corrected": "no", "dropped": dropped})
+        note = "searches by other clients must still name their field" if stays else None
+        show_facts(
+            f"Disabled {collection}",
+            {"corrected": "no", "dropped": dropped, "stays": stays, "note": note},
+        )
 
 
 def _show_plan(plan: dict[str, Any], mode: Mode) -> None:
@@ -158,6 +183,24 @@ def _show_plan(plan: dict[str, Any], mode: Mode) -> None:
     )
 
 
+def _show_plan_in_place(plan: dict[str, Any]) -> None:
+    added = " (added to it)" if plan["adds_fields"] else ""
+    show_facts(
+        f"Correction of {plan['source']} in place",
+        {
+            "vector field": f"{plan['field']}, {plan['metric']}, not changed",
+            "rows": f"{plan['rows']:,}",
+            "second field": f"{plan['stored_in']}, {plan['width']} wide{added}",
+            "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
+            f"kept as {plan['bank']['collection']}",
+            "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
+            "gate": plan["gate"],
+            "carries on": "what an interrupted run began" if plan["carries_on"] else None,
+            "note": "\n".join(plan["remarks"]),
+        },
+    )
+
+
 def _telling(missed: dict[str, float]) -> list[tuple[str, float]]:
     """The numbers of candidates up to the first that misses nothing."""
     told = []
@@ -176,6 +219,19 @@ def _show_result(result: dict[str, Any]) -> None:
             "biases": result["side"] or "fields of the collection",
             "bank": result["bank"],
             "candidates": f"{result['candidates']} a search, which miss {100 * result['missed']:.1f}%",
+            "took": f"{result['seconds']} s",
+        },
+    )
+
+
+def _show_result_in_place(result: dict[str, Any]) -> None:
+    show_facts(
+        "\nDone",
+        {
+            "corrected": f"{result['collection']}, {result['rows']:,} rows carry a bias",
+            "searched": f"{result['stored_in']}; of {result['searched']} rows searched for "
+            f"{result['found_in_second']} found ({result['found_in_field']} in the first field)",
+            "bank": result["bank"],
             "took": f"{result['seconds']} s",
         },
     )

@@ -56,8 +56,8 @@ class AsyncHubnessClient(AsyncMilvusClient):
 
     strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
-    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; for a bank
-    larger than that the server's own search finds a new row's nearest queries (NNN and CSLS).
+    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
+    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.0001.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
         """What the collection knows about a field's biases now; None where that carries none, and where none
         is named of several that do."""
         self._operations.forget(collection_name)
-        return (await self._run(self._operations.known(collection_name))).searched(anns_field)
+        return (await self._run(self._operations.known(collection_name))).state_of(anns_field)
 
     async def describe_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
@@ -349,6 +349,12 @@ class AsyncHubnessClient(AsyncMilvusClient):
     ) -> Any:
         """As AsyncMilvusClient.describe_index, with the user's metric."""
         return await self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
+
+    async def list_indexes(
+        self, collection_name: str, field_name: str | None = "", **kwargs: Any
+    ) -> list[str]:
+        """As AsyncMilvusClient.list_indexes, without that of a second field that holds the stored form."""
+        return await self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
     # -- what makes a remembered state wrong --------------------------------------------------------------
 

@@ -7,11 +7,25 @@ from dataclasses import dataclass
 
 from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import from_dict
+from milvus_hubness.estimators.nearest import Doubles
 from milvus_hubness.state import CollectionState, Profile
 from milvus_hubness.stores.base import StoredBank
 
 Name = tuple[str, str, str]
 """Collection, field and profile."""
+
+
+@dataclass(frozen=True, eq=False)
+class BankSummary:
+    """What is read once of a bank that is searched instead of kept: no more than its estimator needs.
+
+    mean: (d,) float64 of the queries as the layout reduces them. masses: (p,) float64 τ·log Σ exp(f_i/τ) of
+    each column of potentials. targets: rows of the target bank.
+    """
+
+    mean: Doubles | None
+    masses: Doubles
+    targets: int
 
 
 @dataclass(eq=False)
@@ -28,11 +42,12 @@ class _Kept:
 
 class BankCache:
     """Banks as they were when their profiles were first seen. The one used longest ago goes first; the one in
-    use stays, whatever its size."""
+    use stays, whatever its size. Summaries of others are kept beside them, the latest of each profile."""
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self._kept: OrderedDict[Name, _Kept] = OrderedDict()
+        self._summaries: dict[Name, tuple[Profile, BankSummary]] = {}
 
     def bank(self, name: Name, profile: Profile) -> StoredBank | None:
         """The bank of this very profile, None where it is not kept."""
@@ -49,6 +64,15 @@ class BankCache:
         self._kept[name] = _Kept(profile, bank)
         while len(self._kept) > 1 and sum(each.size for each in list(self._kept.values())) > self.budget:
             self._kept.popitem(last=False)
+
+    def summary(self, name: Name, profile: Profile) -> BankSummary | None:
+        """The summary of this very profile's bank, None where it is not kept."""
+        kept = self._summaries.get(name)
+        return kept[1] if kept is not None and kept[0] == profile else None
+
+    def keep_summary(self, name: Name, profile: Profile, summary: BankSummary) -> None:
+        """Keep it in place of that of an earlier profile."""
+        self._summaries[name] = (profile, summary)
 
     def correction(
         self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank

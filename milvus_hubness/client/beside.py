@@ -15,6 +15,7 @@ from milvus_hubness.client.arguments import RANGE_BOUNDS
 from milvus_hubness.client.hits import keep, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.client.rewrite import RAW_SCORE, Asked, Asking, Question, Rewrite, raised
+from milvus_hubness.client.second_field import SecondFieldRewrite
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
 
@@ -222,6 +223,8 @@ class BesideRewrite(Rewrite):
 
 def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:
     """The rewrite for where this state says that the biases lie."""
+    if state.stored_in:
+        return SecondFieldRewrite(state, reading)
     return Rewrite(state, reading) if state.beside is None else BesideRewrite(state, reading, chains)
 
 

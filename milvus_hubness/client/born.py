@@ -199,7 +199,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
         configs = dict(each.get_index_configs())
         kind = configs.pop("index_type", each.index_type)
         state = states.get(each.field_name)
-        if state is not None and state.beside is None:
+        if state is not None and not state.keeps_vectors:
             asked = str(configs.get("metric_type") or state.metric).upper()
             if asked != state.metric:
                 raise InvalidParameter(

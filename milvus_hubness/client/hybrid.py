@@ -89,7 +89,7 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     queries = rewrite.queries(question)
     return AnnSearchRequest(
         data=rewrite.wrapped(question, queries, rewrite.strength(question)),
-        anns_field=request.anns_field,
+        anns_field=rewrite.state.searched_field,
         param=rewrite.search_params(request.param, queries),
         limit=request.limit,
         expr=request.expr,

@@ -113,7 +113,7 @@ class PagedOperations(Operations):
         state = known.searched(options["anns_field"])
         if state is None:
             fields = known.reading.fields(output_fields)
-            further["output_fields"] = fields.requested
+            further = {**known.uncorrected(further), "output_fields": fields.requested}
             return (
                 yield from _opened(
                     collection, data, further, lambda results: known.reading.hits_out(results, fields)

@@ -54,11 +54,22 @@ class Known:
         """How its rows are read."""
         return Reading(tuple(self.states.values()))
 
-    def searched(self, anns_field: str | None) -> CollectionState | None:
-        """The state of the field that a search is on; the corrected one where none is named."""
+    def state_of(self, anns_field: str | None) -> CollectionState | None:
+        """The state of the field that is named; of the corrected one where none is."""
         if anns_field:
             return self.states.get(anns_field)
         return next(iter(self.states.values())) if len(self.states) == 1 else None
+
+    def searched(self, anns_field: str | None) -> CollectionState | None:
+        """The state by which a search on this field is corrected."""
+        state = self.state_of(anns_field)
+        return state if state and state.serves else None
+
+    def uncorrected(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments of a search that is not corrected. They name the user's field where a second one lies
+        beside it, between which Milvus would not choose."""
+        state = self.state_of(options.get("anns_field"))
+        return {**options, "anns_field": state.field} if state and state.stored_in else options
 
 
 NOTHING = Known("", {})
@@ -160,5 +171,6 @@ class Knowledge:
 
 def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of a search on this field, which they name where its vectors are halves: from the name
-    pymilvus learns what the bytes of queries are."""
-    return {**options, "anns_field": state.field} if state.dtype != "float32" else options
+    pymilvus learns what the bytes of queries are; and where it is not the only one."""
+    named = state.dtype != "float32" or state.stored_in is not None
+    return {**options, "anns_field": state.searched_field} if named else options

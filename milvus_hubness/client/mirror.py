@@ -61,12 +61,12 @@ class Mirroring(Writing, Reads):
         rows = [data] if isinstance(data, dict) else data
         keys = written.get("ids") or [row[known.key_field] for row in rows]
 
-        def in_full() -> Operation[None]:
+        def in_full(mirror: Mirror) -> Operation[None]:
             # An upsert takes a key once; of an auto_id collection's rows only the answer names the keys.
             last = {key: {**row, known.key_field: key} for key, row in zip(keys, rows, strict=True)}
             yield from self._carry(mirror, list(last.values()), timeout, partition_name, bias, options)
 
-        def in_part() -> Operation[None]:
+        def in_part(mirror: Mirror) -> Operation[None]:
             found = yield from self._rows_of(collection, known.key_field, keys, timeout, partition_name)
             if not (yield from self._still_has(mirror, collection, timeout)):
                 # The name is the mirror's by now, and so were the rows found.
@@ -109,17 +109,20 @@ class Mirroring(Writing, Reads):
         if mirror is None:
             return done
 
-        def likewise() -> Operation[None]:
+        def likewise(mirror: Mirror) -> Operation[None]:
             yield from self._drop(mirror, ids, timeout, filter, partition_name, options)
 
-        def lost() -> Operation[None]:
+        def lost(mirror: Mirror) -> Operation[None]:
             # Rows that matched later, or when this was tried before.
-            late = (yield from matching(mirror.collection, known)) if mirror.required else []
+            late: list[Key] = []
+            if mirror.required:
+                yield from self._ensure_loaded(mirror.collection, timeout)
+                late = yield from matching(mirror.collection, known)
             keys = list(dict.fromkeys([*found, *late]))
             held = yield from self._held(collection, known.key_field, keys, timeout, partition_name)
             if not (yield from self._still_has(mirror, collection, timeout)):
                 # The name is the mirror's by now, and so were the keys held.
-                yield from likewise()
+                yield from likewise(mirror)
                 return
             for part in _parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
                 yield from self._drop(mirror, part, timeout, None, partition_name, {})
@@ -147,14 +150,14 @@ class Mirroring(Writing, Reads):
     def _reach(
         self,
         mirror: Mirror,
-        work: Callable[[], Operation[None]],
+        work: Callable[[Mirror], Operation[None]],
         collection: str,
         known: Known,
         timeout: float | None,
     ) -> Operation[None]:
-        """work(), which repeats on the mirror what was done to the collection. Raises MirrorFailed."""
+        """work(mirror), which repeats there what was done to the collection. Raises MirrorFailed."""
         try:
-            yield from work()
+            yield from work(mirror)
             return
         except _FAILURES as error:
             if not mirror.required:
@@ -171,7 +174,10 @@ class Mirroring(Writing, Reads):
             now = yield from self.known(collection, timeout)
             has_ended = now in (NOTHING, replace(known, mirror=None))
             if not has_ended:
-                yield from work()
+                if now.mirror is None and (yield from self.known(mirror.collection, timeout)) == NOTHING:
+                    # A migration was taken back by renaming: the mirror is what has the name now.
+                    mirror = mirror.model_copy(update={"collection": collection})
+                yield from work(mirror)
         except _FAILURES as error:
             raise MirrorFailed(
                 f"written to {collection!r}, but not to {mirror.collection!r}, where its rows are carried: "

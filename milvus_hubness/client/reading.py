@@ -52,7 +52,7 @@ class Reading:
         rows = list(rows)
         for state in self.states:
             with_vector = [row for row in rows if row.get(state.field) is not None]
-            if with_vector and state.beside is None:
+            if with_vector and not state.keeps_vectors:
                 stored = decode([row[state.field] for row in with_vector], state.dtype)
                 if stored.shape[1:] != (state.form.width,):
                     raise StateError(

@@ -85,3 +85,15 @@ class Reads(Knowledge):
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
         known = yield from self.known(collection, timeout)
         return known.reading.index_out(index)
+
+    def list_indexes(
+        self, collection: str, field_name: str | None, options: Mapping[str, Any]
+    ) -> Operation[list[str]]:
+        """The indexes of the fields that the user knows, or of the one that is named."""
+        names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
+        known = yield from self.known(collection)
+        for state in known.states.values():
+            if state.stored_in and not field_name:
+                ours = yield Ask("list_indexes", (collection, state.stored_in), dict(options))
+                names = [name for name in names if name not in ours]
+        return names

@@ -127,7 +127,7 @@ class Rewrite:
         stored = self.form.stored(self.layout.augment(vectors, slots))
         hidden = hidden_columns(self.state, vectors, biases[self.state.active], epoch)
         return [
-            {**row, self.state.field: vector, **columns}
+            {**row, self.state.searched_field: vector, **columns}
             for row, vector, columns in zip(rows, stored, hidden, strict=True)
         ]
 

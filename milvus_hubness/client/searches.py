@@ -67,7 +67,7 @@ class Searching(Biasing, Reads):
             if state is None:
                 fields = known.reading.fields(output_fields)
                 args = (collection, data, filter, limit, fields.requested, search_params)
-                results = yield Ask("search", args, {**options, "ids": ids})
+                results = yield Ask("search", args, {**known.uncorrected(options), "ids": ids})
                 return known.reading.hits_out(results, fields) if known.states else results
             expect_question(data, ids, output_fields, search_params, options)
             rewrite = yield from self._rewrite(known, state)
@@ -121,8 +121,8 @@ class Searching(Biasing, Reads):
         if state.dtype == "float32":
             # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
             data = [query.tobytes() for query in data]
-            described = {"name": state.field, "type": DataType.FLOAT_VECTOR}
-            further |= {"anns_field": state.field, "schema": {"fields": [described]}}
+            described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
+            further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
         if asked.offset:
             further["offset"] = asked.offset
         args = (collection, data, filter, asked.limit, asked.output_fields, asked.search_params)

@@ -10,16 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank, Vectors, as_vectors
-
-
-@runtime_checkable
-class FromNearest(Protocol):
-    """An estimator whose bias follows from an item's nearest bank queries alone."""
-
-    @property
-    def nearest(self) -> tuple[int, float]:
-        """(k, w): b(r) = w · mean of the k largest inner products of r with the bank."""
-        ...
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 
 
 @runtime_checkable
@@ -71,6 +62,23 @@ class Transport(Estimator, Protocol):
         target_bank: npt.ArrayLike | QueryBank | None = None,
     ) -> FittedBias:
         """The fit that had these potentials, without its gallery."""
+        ...
+
+
+@runtime_checkable
+class FromNearest(Estimator, Protocol):
+    """An estimator whose bias follows, up to a known error, from an item's nearest bank rows."""
+
+    @property
+    def needs(self) -> Needs: ...
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Biases (m,) of the items of which these are the nearest queries and the nearest targets, and by how
+        much they may be too small.
+
+        The error is 0 where all rows were seen. Raises BankTooSmall for fewer nearest than the formula takes,
+        InvalidInput without targets where `needs` asks for some.
+        """
         ...
 
 

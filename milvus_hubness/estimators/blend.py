@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FittedBias, Transport, restore
+from milvus_hubness.estimators.base import Estimator, FittedBias, FromNearest, Transport, restore
 from milvus_hubness.estimators.inputs import check_potentials
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
 from milvus_hubness.kernels.arguments import finite_number
@@ -66,6 +67,17 @@ class Blend:
     def potentials(self) -> int:
         return sum(_potentials(part) for part in self.estimators)
 
+    @property
+    def needs(self) -> Needs:
+        """What any part needs. Raises InvalidParameter where a part is not `FromNearest`."""
+        each = [_from_nearest(part).needs for part in self.estimators]
+        return Needs(
+            queries=max(needs.queries for needs in each),
+            targets=max(needs.targets for needs in each),
+            mean=any(needs.mean for needs in each),
+            temperatures=tuple(tau for needs in each for tau in needs.temperatures),
+        )
+
     def fit(
         self,
         bank: QueryBank,
@@ -99,6 +111,19 @@ class Blend:
         ]
         return self._fitted(bank, parts)
 
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Σ_e w_e of what each part says, and of its error. Raises what the parts raise, and InvalidParameter
+        where one is not `FromNearest`."""
+        parts = [
+            _from_nearest(part).from_nearest(queries.with_columns(columns), targets)
+            for part, columns in self._parts()
+        ]
+        weights = np.asarray(self.weights)
+        return Bounded(
+            weights @ np.stack([part.biases for part in parts]),
+            weights @ np.stack([part.errors for part in parts]),
+        )
+
     def _parts(self) -> Iterator[tuple[Estimator, slice]]:
         """Each estimator with its columns of the potentials."""
         start = 0
@@ -118,3 +143,9 @@ class Blend:
 
 def _potentials(part: Estimator) -> int:
     return part.potentials if isinstance(part, Transport) else 0
+
+
+def _from_nearest(part: Estimator) -> FromNearest:
+    if not isinstance(part, FromNearest):
+        raise InvalidParameter(f"{part!r} cannot tell biases from the nearest queries")
+    return part

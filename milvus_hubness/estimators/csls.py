@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
 from milvus_hubness.kernels.arguments import whole_number
 
@@ -30,9 +32,9 @@ class CSLS:
         object.__setattr__(self, "k", whole_number("k", self.k))
 
     @property
-    def nearest(self) -> tuple[int, float]:
-        """(k, ½)."""
-        return self.k, 0.5
+    def needs(self) -> Needs:
+        """The k nearest queries."""
+        return Needs(queries=self.k)
 
     def fit(
         self,
@@ -50,3 +52,7 @@ class CSLS:
             BankDiagnostics(len(bank), bank.dim),
             no_potentials(bank),
         )
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Exact. Raises BankTooSmall for fewer than k nearest."""
+        return Bounded(0.5 * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.kernels.arguments import finite_number
 
 
@@ -29,6 +30,11 @@ class DistributionNormalization:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lam", finite_number("lam", self.lam))
 
+    @property
+    def needs(self) -> Needs:
+        """The mean of all queries and none of the nearest."""
+        return Needs(mean=True)
+
     def fit(
         self,
         bank: QueryBank,
@@ -45,3 +51,7 @@ class DistributionNormalization:
             BankDiagnostics(len(bank), bank.dim),
             no_potentials(bank),
         )
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Exact: mean(bank) · r is the mean score."""
+        return Bounded(self.lam * queries.means, np.zeros(len(queries.means)))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank, Vectors, as_vectors
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators.base import no_potentials
+
+
+@dataclass(frozen=True, eq=False)
+class TargetBank(QueryBank):
+    """Items under a metric that reduces items and queries to different vectors, as L2 is reduced to IP.
+
+    vectors: (t, d) as items, to be balanced against the bank. asking: (t, d) float32 as queries, whose inner
+    products with items are similarities.
+    """
+
+    asking: Vectors = field(default_factory=lambda: np.empty((0, 0), np.float32), repr=False)
 
 
 def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
@@ -32,6 +45,14 @@ def require_target_bank(bank: QueryBank, target_bank: npt.ArrayLike | QueryBank 
     if isinstance(target_bank, QueryBank):
         target_bank = target_bank.vectors
     return _beside(bank, as_vectors(target_bank, "the target bank"), "the target bank")
+
+
+def require_asking_targets(
+    bank: QueryBank, target_bank: npt.ArrayLike | QueryBank | None, who: str
+) -> Vectors:
+    """As `require_target_bank`, the targets as queries."""
+    items = require_target_bank(bank, target_bank, who)
+    return target_bank.asking if isinstance(target_bank, TargetBank) else items
 
 
 def _beside(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:

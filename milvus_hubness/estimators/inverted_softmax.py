@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
+from milvus_hubness.estimators.nearest import LEADING, Bounded, Nearest, Needs, bounded_logsumexp
 from milvus_hubness.kernels import logsumexp
 from milvus_hubness.kernels.arguments import positive_number
 
@@ -30,6 +31,11 @@ class InvertedSoftmax:
     def __post_init__(self) -> None:
         object.__setattr__(self, "tau", positive_number("tau", self.tau))
 
+    @property
+    def needs(self) -> Needs:
+        """The nearest queries, as many as the error asks for."""
+        return Needs(queries=LEADING)
+
     def fit(
         self,
         bank: QueryBank,
@@ -45,3 +51,7 @@ class InvertedSoftmax:
             BankDiagnostics(len(bank), bank.dim),
             no_potentials(bank),
         )
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """The sum over the nearest, and what n − N others that score as the last of these would add."""
+        return bounded_logsumexp(queries, self.tau)

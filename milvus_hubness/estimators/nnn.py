@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import FittedBias, no_potentials
 from milvus_hubness.estimators.inputs import require_gallery
+from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import IvfIndex, topk_mean
 from milvus_hubness.kernels.arguments import finite_number, whole_number
 from milvus_hubness.kernels.ivf import sample_rows
@@ -51,9 +53,9 @@ class NNN:
             raise InvalidParameter(f'kernel must be "dense" or "ivf", not {self.kernel!r}')
 
     @property
-    def nearest(self) -> tuple[int, float]:
-        """(k, alpha)."""
-        return self.k, self.alpha
+    def needs(self) -> Needs:
+        """The k nearest queries."""
+        return Needs(queries=self.k)
 
     def fit(
         self,
@@ -78,6 +80,10 @@ class NNN:
             diagnostics,
             no_potentials(bank),
         )
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Exact. Raises BankTooSmall for fewer than k nearest."""
+        return Bounded(self.alpha * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))
 
     def _fit_ivf(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
         index = IvfIndex(bank.vectors)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator
+from milvus_hubness.estimators.base import Estimator, FromNearest
 from milvus_hubness.estimators.blend import Blend
 from milvus_hubness.estimators.csls import CSLS
 from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
@@ -50,7 +50,7 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
     return {"name": name} | {parameter: getattr(estimator, parameter) for parameter in parameters}
 
 
-def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
+def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest:
     """The estimator that `to_dict` described, to run on `device`; parameters left out have their defaults.
 
     Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
@@ -73,7 +73,7 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
         parameters["estimators"] = tuple(from_dict(part, device=device) for part in parts)
     elif "device" in kind.__dataclass_fields__:
         parameters["device"] = device
-    estimator: Estimator = kind(**parameters)
+    estimator: FromNearest = kind(**parameters)
     return estimator
 
 

@@ -13,6 +13,7 @@ from milvus_hubness.banks import QueryBank, Vectors
 from milvus_hubness.estimators.balance import balance, dense_steps, sparse_steps
 from milvus_hubness.estimators.base import FittedBias
 from milvus_hubness.estimators.inputs import check_potentials, require_gallery
+from milvus_hubness.estimators.nearest import LEADING, Bounded, Nearest, Needs, bounded_logsumexp
 from milvus_hubness.kernels import logsumexp, resolve_device
 from milvus_hubness.kernels.arguments import finite_number, positive_number, whole_number
 from milvus_hubness.kernels.operands import as_tensor
@@ -63,6 +64,11 @@ class Sinkhorn:
         if self.neighbors is not None:
             object.__setattr__(self, "neighbors", whole_number("neighbors", self.neighbors))
 
+    @property
+    def needs(self) -> Needs:
+        """The nearest queries with their potentials, as many as the error asks for."""
+        return Needs(queries=LEADING, temperatures=(self.tau,))
+
     def fit(
         self,
         bank: QueryBank,
@@ -87,6 +93,10 @@ class Sinkhorn:
         """The fit that had these potentials (|bank|, 1). Raises InvalidInput for another shape."""
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
         return self._fitted(bank, check_potentials(bank, potentials, 1), diagnostics)
+
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """The sum over the nearest, and what the others would add if all scored as the last of these."""
+        return bounded_logsumexp(queries, self.tau)
 
     def _balanced(self, bank: QueryBank, items: Vectors, start: npt.ArrayLike | None) -> FittedBias:
         device = resolve_device(self.device)

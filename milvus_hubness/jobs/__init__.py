@@ -2,7 +2,9 @@
 
 from milvus_hubness.jobs.diagnose import diagnose
 from milvus_hubness.jobs.enable import Enabled, EnablePlan, disable, enable, plan_enable
+from milvus_hubness.jobs.in_place import EnabledInPlace, InPlacePlan
 from milvus_hubness.jobs.migrate import MigrationResult, migrate
+from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.checks import Verification
 from milvus_hubness.jobs.migration.clean import clean
 from milvus_hubness.jobs.migration.cutover import Rollback, cutover, rollback
@@ -15,8 +17,11 @@ from milvus_hubness.jobs.status import Status, status
 from milvus_hubness.jobs.tune import tune
 
 __all__ = [
+    "BulkTarget",
     "EnablePlan",
     "Enabled",
+    "EnabledInPlace",
+    "InPlacePlan",
     "MigrationPlan",
     "MigrationResult",
     "RefreshResult",

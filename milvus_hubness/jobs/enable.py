@@ -1,10 +1,11 @@
-"""A collection corrected without touching its vectors: biases beside them, candidates re-ranked by them."""
+"""A collection corrected without touching its vectors: biases beside them, candidates re-ranked by them, or
+the corrected vectors in a second field."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.in_place import EnabledInPlace, InPlacePlan, enable_in_place, plan_in_place
+from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.plan import checked_gate, chosen
@@ -32,7 +35,7 @@ ALLOWED_MISSES = 0.01
 MEASURED_QUERIES = 1_000
 BIAS_TOLERANCE = 1e-5
 
-Where = Literal["fields", "side"]
+Where = Literal["fields", "side", "vectors"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,15 +125,16 @@ def plan_enable(
     gate: int | None = None,
     force: bool = False,
     progress: Progress = silent,
-) -> EnablePlan:
+) -> EnablePlan | InPlacePlan:
     """Look at `source`, fit the biases, and measure what candidates miss. Reads only.
 
     estimator: as plan_migration has it. queries: to measure with, by default some of the bank's. where: by
-    default fields where the collection has them or can be given them, else a side collection. allowed_misses:
+    default fields where the collection has them or can be given them, else a side collection; "vectors" is a
+    second vector field that holds the corrected ones, of which searches need no candidates. allowed_misses:
     the share of the exact corrected top 10 that may lie outside the candidates. gate: see DynamicGate.
 
-    Raises AlreadyCorrected, CannotMigrate, NotAdvised, InvalidParameter, EmptyCollection, CollectionNotFound,
-    DimensionMismatch, BankTooSmall.
+    Raises ResumeRefused, AlreadyCorrected, CannotMigrate, NotAdvised, InvalidParameter, EmptyCollection,
+    CollectionNotFound, DimensionMismatch, BankTooSmall.
     """
     gate = checked_gate(gate)
     if not 0 < allowed_misses < 1:
@@ -138,6 +142,19 @@ def plan_enable(
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank")
+    if where == "vectors":
+        return plan_in_place(
+            store,
+            info,
+            bank,
+            estimator=estimator,
+            target_bank=target_bank,
+            field=field,
+            bank_collection=bank_collection,
+            gate=gate,
+            force=force,
+            progress=progress,
+        )
     field = field or only_field(info)
     if field in info.states:
         raise AlreadyCorrected(f"{info.name!r} carries biases for {field!r} already: refresh it instead")
@@ -201,12 +218,31 @@ def measure(
     return enough_candidates(places, allowed_misses), missed, len(asked)
 
 
-def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> Enabled:
+@overload
+def enable(
+    store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
+) -> Enabled: ...
+@overload
+def enable(
+    store: Store, plan: InPlacePlan, *, client_ttl: float | None = None, progress: Progress = silent
+) -> EnabledInPlace: ...
+def enable(
+    store: Store,
+    plan: EnablePlan | InPlacePlan,
+    *,
+    client_ttl: float | None = None,
+    progress: Progress = silent,
+) -> Enabled | EnabledInPlace:
     """Write the biases beside the vectors, check them, and tell the collection.
 
     On any failure, and when interrupted, what this run created is dropped again; fields that a server added
-    stay. Raises VerificationFailed naming the rows, and what the store raises.
+    stay. With a second vector field, for which see enable_in_place, all stays and the next run carries on;
+    client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds unless given. Raises
+    VerificationFailed naming the rows, and what the store raises.
     """
+    if isinstance(plan, InPlacePlan):
+        ttl = steering.CLIENT_TTL if client_ttl is None else client_ttl
+        return enable_in_place(store, plan, client_ttl=ttl, progress=progress)
     began = time.perf_counter()
     kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
@@ -256,20 +292,24 @@ def enable(store: Store, plan: EnablePlan, *, progress: Progress = silent) -> En
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
     """Take the biases that lie beside a collection away again; its vectors were never changed, and its bank
-    stays. Returns the side collection that was dropped. Raises NotCorrected, and InvalidInput where several
-    fields are corrected and none is named."""
+    stays. A second vector field is taken away too where the server can. Returns what was dropped: the side
+    collection or that field. Raises NotCorrected, and InvalidInput where several fields are corrected and
+    none is named."""
     info = store.info(collection)
     state = info.state_of(field)
     if state is None:
         raise NotCorrected(f"{info.name!r} carries no biases that could be taken away")
-    if state.beside is None:
+    if not state.keeps_vectors:
         raise NotCorrected(
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
     store.drop_state(info.name, state)
-    if state.beside.side:
-        store.drop(state.beside.side)
-    return state.beside.side
+    if state.stored_in:
+        return state.stored_in if store.drop_stored_field(info.name, state) else None
+    side = state.beside.side if state.beside else None
+    if side:
+        store.drop(side)
+    return side
 
 
 def _write(store: Store, plan: EnablePlan, state: CollectionState, progress: Progress) -> int:

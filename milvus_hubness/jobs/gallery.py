@@ -39,11 +39,11 @@ def only_field(info: CollectionInfo) -> str:
     """The vector field, where there is just one. Raises InvalidInput, CannotMigrate."""
     if state := info.state_of(None):
         return state.field
-    if len(info.vector_fields) == 1:
-        return next(iter(info.vector_fields))
-    if info.vector_fields:
+    if len(info.users_fields) == 1:
+        return next(iter(info.users_fields))
+    if info.users_fields:
         raise InvalidInput(
-            f"{info.name!r} has several vector fields, name one: {', '.join(info.vector_fields)}"
+            f"{info.name!r} has several vector fields, name one: {', '.join(info.users_fields)}"
         )
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 

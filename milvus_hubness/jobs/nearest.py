@@ -28,5 +28,5 @@ def _nearest(
     asked = bank.vectors[sound]
     if state.beside is None:
         asked = state.layout.wrap(asked, 0.0, slot=state.profile.slot)
-    found = iter(store.nearest(collection, state.field, asked, k))
+    found = iter(store.nearest(collection, state.searched_field, asked, k))
     return [next(found) if is_sound else [] for is_sound in sound]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction import Correction, read_back
+from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
+from milvus_hubness.halves import SPACING, decode
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
     EPOCH_FIELD,
@@ -20,6 +22,8 @@ from milvus_hubness.state import (
     CollectionState,
 )
 from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
+
+MENDING_ROUNDS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +68,8 @@ class Placement(Protocol):
 
 def placement_of(store: Store, info: CollectionInfo, state: CollectionState) -> Placement:
     """Where this state says that the biases lie."""
+    if state.stored_in is not None:
+        return InSecondField(store, info, state, state.stored_in)
     if state.beside is None:
         return InVectors(store, info, state)
     if state.beside.side is None:
@@ -153,6 +159,92 @@ class InVectors(_Placement):
         shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
         columns = {self.state.bias_field: shown[0]} if shown else {}
         self._replace(self._with_fields(placed.batch, stored, columns, epoch), partition)
+
+
+@dataclass(frozen=True)
+class InSecondField(_Placement):
+    """In columns of a second vector field, beside the user's vectors. A row is pending too while that holds
+    the stored form of another vector, or none."""
+
+    second: str
+
+    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+        return self._read(keys, partition)[0]
+
+    def write(
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
+    ) -> int:
+        """As Placement.write. A client may give a row another vector in between, and this then undo what it
+        wrote to the second field. Reading the row again, afterwards, shows that; or the client writes after
+        that look, both fields, and they stay. Raises NotCaughtUp for a row that changes faster."""
+        written = super().write(keys, partition, corrections, epoch)
+        for _ in range(MENDING_ROUNDS):
+            placed, differing = self._read(keys, partition)
+            keys = [key for key, is_other in zip(placed.batch.keys, differing, strict=True) if is_other]
+            if not keys:
+                return written
+            super().write(keys, partition, corrections, epoch)
+        raise NotCaughtUp(
+            f"rows {name_some(list(keys))} of {self.info.name!r} change faster than {self.second!r} is filled"
+        )
+
+    def _read(self, keys: Sequence[Key], partition: str | None) -> tuple[Placed, npt.NDArray[np.bool_]]:
+        """The rows, and (n,) whether the second field holds another vector."""
+        batch, layout, form = self._fetch(keys, partition), self.state.layout, self.state.form
+        held = np.zeros((len(batch), form.width), np.float32)
+        there = [i for i, row in enumerate(batch.rows) if row.get(self.second) is not None]
+        if there:
+            held[there] = decode([batch.rows[i][self.second] for i in there], form.dtype)
+        stored = form.joined(held)
+        biases = np.column_stack([layout.biases(stored, slot) for slot in range(layout.slots)])
+        wanted = form.joined(decode(self._stored(batch.vectors, biases), form.dtype).reshape(held.shape))
+        differing = self._differing(stored, wanted)
+        return Placed(batch, batch.vectors, biases, self._pending(batch) | differing), differing
+
+    def _put(
+        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+    ) -> None:
+        slots = placed.biases.copy()
+        for slot, column in biases.items():
+            slots[:, slot] = column
+        profile = self.state.profile
+        shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
+        columns = {self.state.bias_field: shown[0]} if shown else {}
+        batch = self._with_fields(placed.batch, placed.vectors, columns, epoch)
+        rows = [
+            {**row, self.second: vector}
+            for row, vector in zip(batch.rows, self._stored(placed.vectors, slots), strict=True)
+        ]
+        changed = [self.second, *columns, *([self.state.epoch_field] if epoch is not None else [])]
+        self._update(Batch(batch.keys, batch.vectors, rows), partition, changed)
+
+    def _update(self, batch: Batch, partition: str | None, changed: Sequence[str]) -> None:
+        """Those of the rows that are still there: the database refuses some fields of a row that is not."""
+        name, field = self.info.name, self.state.field
+        try:
+            self.store.update(name, batch, field, changed, partition=partition)
+        except StoreError:
+            there = set(self._fetch(batch.keys, partition).keys)
+            left = [i for i, key in enumerate(batch.keys) if key in there]
+            if len(left) == len(batch):
+                raise
+            kept = Batch([batch.keys[i] for i in left], batch.vectors[left], [batch.rows[i] for i in left])
+            if left:
+                self.store.update(name, kept, field, changed, partition=partition)
+
+    def _stored(self, vectors: Floats, slots: Floats) -> list[Any]:
+        return self.state.form.stored(self.state.layout.augment(vectors, slots))
+
+    def _differing(self, stored: Floats, wanted: Floats) -> npt.NDArray[np.bool_]:
+        """(n,) whether these are of different vectors, by more than their last place."""
+        last = 2 * SPACING[self.state.dtype]
+        size = np.abs(wanted).max(axis=1, initial=0.0, keepdims=True)
+        same = (np.abs(stored - wanted) <= last * size) | (np.isnan(stored) & np.isnan(wanted))
+        return np.asarray(~same.all(axis=1), np.bool_)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.jobs.restored import restored
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
     SLOTS_PER_PROFILE,
@@ -81,7 +82,8 @@ def refresh(
     info = store.info(collection)
     whole = require_state(info.state_of(field), info.name)
     if whole.phase != "ready":
-        raise UnfinishedMigration(f"{info.name!r} is an unfinished copy of {whole.source!r}")
+        what = "filled only in part: enable it again" if whole.stored_in else f"a copy of {whole.source!r}"
+        raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     is_new = profile is not None and profile not in whole.profiles
     if profile is not None and is_new:
         whole = _with_new_profile(whole, profile, bank, estimator or Blend())
@@ -190,18 +192,6 @@ def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> Tu
     return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
 
 
-def _restored(store: Store, state: CollectionState, profile: Profile) -> Correction:
-    kept = store.load_bank(profile.bank)
-    return Correction.restore(
-        state.layout,
-        from_dict(profile.estimator),
-        kept.queries,
-        kept.potentials,
-        target_bank=kept.targets,
-        centre=profile.centre,
-    )
-
-
 def _fit(
     store: Store,
     info: CollectionInfo,
@@ -233,7 +223,7 @@ def _fill_pending(store: Store, info: CollectionInfo, state: CollectionState, pr
     placement = placement_of(store, info, state)
     corrections: dict[int, Correction] = {}
     for profile in state.profiles.values():
-        correction = _restored(store, state, profile)
+        correction = restored(store, state, profile)
         corrections |= {profile.slot: correction, profile.standby: correction}
     written = 0
     for partition in info.partitions:

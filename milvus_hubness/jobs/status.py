@@ -13,7 +13,8 @@ from milvus_hubness.stores.base import Store
 @dataclass(frozen=True)
 class Status:
     """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias.
-    where: "vectors", "fields", or "side" with the collection `side`; candidates and missed: see state.Beside.
+    where: "vectors", those of the second field `stored_in` where there is one, "fields", or "side" with the
+    collection `side`; candidates and missed: see state.Beside.
     profiles: the field's sets of biases, the active one of which is told of. fields: all corrected ones.
     age_seconds: since the last refresh. Everything but the first four is None where nothing is corrected."""
 
@@ -31,6 +32,7 @@ class Status:
     strength: float | None = None
     bank: dict[str, Any] | None = None
     where: str | None = None
+    stored_in: str | None = None
     side: str | None = None
     candidates: int | None = None
     missed: float | None = None
@@ -71,6 +73,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         strength=profile.strength,
         bank=profile.bank.model_dump(),
         where="vectors" if beside is None else "side" if beside.side else "fields",
+        stored_in=state.stored_in,
         side=beside.side if beside else None,
         candidates=beside.candidates if beside else None,
         missed=beside.missed if beside else None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from milvus_hubness.banks import QueryBank
+from milvus_hubness.correction import reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.jobs.gallery import read_gallery
@@ -52,7 +53,7 @@ def tune(
     found = tuning.tune(
         QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
         layout.reduce_items(gallery.vectors),
-        target_bank=layout.reduce_items(target_bank.vectors) if target_bank else None,
+        target_bank=reduced_targets(layout, target_bank) if target_bank else None,
         queries=layout.reduce_queries(queries.vectors) if queries else None,
         positives=gallery.positions(answers) if answers is not None else None,
         seed=seed,

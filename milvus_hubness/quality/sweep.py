@@ -48,7 +48,7 @@ Progress = Callable[[str, int, int], None]
 def sweep(
     bank: QueryBank,
     gallery: Vectors,
-    target_bank: Vectors | None = None,
+    target_bank: QueryBank | None = None,
     *,
     progress: Progress | None = None,
     device: str = "auto",
@@ -111,7 +111,7 @@ def _from_one_pass(bank: QueryBank, gallery: Vectors, device: str) -> Iterator[T
 
 
 def _fitted_one_by_one(
-    bank: QueryBank, gallery: Vectors, target_bank: Vectors | None, device: str
+    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, device: str
 ) -> Iterator[tuple[Estimator, tuple[float, ...]]]:
     spread = score_spread(bank, gallery)
     n = len(gallery)

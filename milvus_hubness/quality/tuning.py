@@ -12,7 +12,7 @@ import numpy.typing as npt
 from milvus_hubness.banks import QueryBank, Vectors, as_vectors
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Estimator, to_dict
-from milvus_hubness.estimators.inputs import require_gallery, require_target_bank
+from milvus_hubness.estimators.inputs import require_gallery
 from milvus_hubness.kernels.arguments import whole_number
 from milvus_hubness.quality.bootstrap import Interval
 from milvus_hubness.quality.ranking import Positives, checked_positives
@@ -124,7 +124,9 @@ def tune(
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
     items = require_gallery(bank, gallery, "tune")
-    targets = None if target_bank is None else require_target_bank(bank, target_bank, "tune")
+    targets = None if target_bank is None else QueryBank.of(target_bank)
+    if targets is not None:
+        bank.expect_dim(targets.dim, "the target bank")
     asked, wanted = _checked_queries(bank, queries, positives, len(items))
     fitted, asked, wanted = _apart(bank, asked, wanted, rng)
     items, wanted = _some_items(items, wanted, rng)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import Floats, Metric
-from milvus_hubness.state import BankReference, CollectionState, Mirror, TuningRecord
+from milvus_hubness.state import STORED_FIELD, BankReference, CollectionState, Mirror, TuningRecord
 
 Key = int | str
 """A primary key."""
@@ -53,6 +54,11 @@ class CollectionInfo:
     is_bank: bool
     schema: dict[str, Any]
     mirror: Mirror | None = None
+
+    @property
+    def users_fields(self) -> dict[str, VectorField]:
+        """The vector fields but for those that hold the stored form beside another."""
+        return {name: each for name, each in self.vector_fields.items() if not name.startswith(STORED_FIELD)}
 
     @property
     def state(self) -> CollectionState | None:
@@ -126,6 +132,17 @@ class Record:
     body: str
 
 
+@dataclass(frozen=True)
+class ImportJob:
+    """Rows that the database reads from a file by itself. file: as it was asked for, None where the database
+    does not tell; reason: why it failed."""
+
+    id: str
+    file: str | None
+    state: Literal["running", "done", "failed"]
+    reason: str = ""
+
+
 class Store(Protocol):
     """Reads are strongly consistent, but for `scan`. Every method may raise StoreError and its kinds."""
 
@@ -175,6 +192,37 @@ class Store(Protocol):
         """The fields that hold biases beside vectors, 0 in every row and pending."""
         ...
 
+    def stored_field(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> Literal["there", "can be added"]:
+        """Whether `source` has a second vector field that can hold the stored form of `field`, with the
+        fields that go with it. Raises CannotMigrate with the reason where it has not and cannot be given it.
+        """
+        ...
+
+    def stored_field_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        """What the user should know of a second vector field."""
+        ...
+
+    def add_stored_field(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+        """The second vector field and those that go with it, as far as they are missing."""
+        ...
+
+    def serve_stored_field(self, source: CollectionInfo, state: CollectionState) -> None:
+        """The second field indexed as the first is, but by inner product, and loaded."""
+        ...
+
+    def drop_stored_field(self, collection: str, state: CollectionState) -> bool:
+        """Take the second field and those that go with it away. Whether the database can."""
+        ...
+
+    def update(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        """Replace the fields named `changed` of rows that are there, acknowledged on return; where the
+        database replaces whole rows only, by the others of the batch, its vectors those of `field`."""
+        ...
+
     def create_side(self, source: CollectionInfo, side: str) -> None:
         """An empty collection for the biases of `source` under its keys. What an enabling that never finished
         left of it is dropped. Raises CollectionExists."""
@@ -220,6 +268,32 @@ class Store(Protocol):
         """Rows that are not there are no error."""
         ...
 
+    def import_obstacles(self, source: CollectionInfo) -> list[str]:
+        """Why rows of `source` cannot be written to files that the database imports; empty where they can."""
+        ...
+
+    def write_import_file(
+        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
+    ) -> str | None:
+        """A file somewhere in `folder`, which is made, that holds these rows as `collection` is to hold them.
+        Its path from there; None where there are no rows."""
+        ...
+
+    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
+        """Ask the database to insert the rows of a file, as it calls that, beside what it holds. The id of
+        the job, which may still run on return."""
+        ...
+
+    def import_job(self, job: str) -> ImportJob: ...
+
+    def import_jobs(self, collection: str) -> list[ImportJob]:
+        """All that the database remembers of this collection."""
+        ...
+
+    def show_imported(self, collection: str) -> None:
+        """Rows of jobs that are done are indexed and seen by every read on return."""
+        ...
+
     def chunk_rows(self, source: CollectionInfo) -> int:
         """How many rows of this collection make a chunk of comfortable size."""
         ...
@@ -230,6 +304,10 @@ class Store(Protocol):
 
     def finish(self, collection: str) -> None:
         """Everything written is durable, indexed and loaded on return."""
+        ...
+
+    def serve(self, collection: str) -> None:
+        """What is durable is indexed and loaded on return."""
         ...
 
     def settle(self, collection: str) -> None:

@@ -24,8 +24,9 @@ from milvus_hubness.state import (
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
 from milvus_hubness.stores.milvus_banks import BANK_PROPERTY
-from milvus_hubness.stores.milvus_ledger import MilvusLedger
+from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_rpc import connect, translated
+from milvus_hubness.stores.milvus_second_field import MilvusSecondField
 
 __all__ = ["MilvusStore", "connect"]
 
@@ -37,7 +38,7 @@ SIDE_PROPERTY = "hubness_side"
 """In a collection that holds biases: the collection that they are of."""
 
 
-class MilvusStore(MilvusLedger):
+class MilvusStore(MilvusBulk, MilvusSecondField):
     """A Store over a plain MilvusClient, see `connect`."""
 
     # -- what is there ------------------------------------------------------------------------------
@@ -173,13 +174,17 @@ class MilvusStore(MilvusLedger):
     def drop_state(self, collection: str, state: CollectionState) -> None:
         # Milvus 2.3 cannot take a property away, and an empty one says as little.
         with translated(collection):
-            self.client.alter_collection_properties(collection, {state.property_name: ""})
+            self._alter_properties(collection, {state.property_name: ""})
 
     # -- what is done to a whole collection -------------------------------------------------------------
 
     def finish(self, collection: str) -> None:
         with translated(collection):
             self.client.flush(collection)
+        self.serve(collection)
+
+    def serve(self, collection: str) -> None:
+        with translated(collection):
             for index in self.client.list_indexes(collection):
                 unfinished = retry_if_result(
                     lambda seen: seen["state"] != "Finished" or seen["pending_index_rows"]
@@ -189,22 +194,27 @@ class MilvusStore(MilvusLedger):
                 )
             self.client.load_collection(collection)
 
+    def show_imported(self, collection: str) -> None:
+        self.finish(collection)
+        with translated(collection):
+            self.client.refresh_load(collection)
+
     def settle(self, collection: str) -> None:
         self.count(collection)
 
     def write_state(self, collection: str, state: CollectionState) -> None:
         with translated(collection):
-            self.client.alter_collection_properties(collection, {state.property_name: state.to_json()})
+            self._alter_properties(collection, {state.property_name: state.to_json()})
 
     def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
         # As in `drop_state`: what says nothing stands for what is not there.
         with translated(collection):
             said = mirror.model_dump_json() if mirror else ""
-            self.client.alter_collection_properties(collection, {MIRROR_PROPERTY: said})
+            self._alter_properties(collection, {MIRROR_PROPERTY: said})
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         with translated(collection):
-            self.client.alter_collection_properties(collection, {TUNING_PROPERTY: tuning.model_dump_json()})
+            self._alter_properties(collection, {TUNING_PROPERTY: tuning.model_dump_json()})
 
     def drop(self, collection: str) -> None:
         with translated(collection):
@@ -235,16 +245,16 @@ class MilvusStore(MilvusLedger):
     def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
         info = self.info(collection)
         if field is None:
-            if len(info.vector_fields) != 1:
-                names = ", ".join(info.vector_fields) or "none"
+            if len(info.users_fields) != 1:
+                names = ", ".join(info.users_fields) or "none"
                 raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
-            [field] = info.vector_fields
+            [field] = info.users_fields
         info.require_field(field)
         vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
         state = info.states.get(field)
-        if state is not None and state.beside is None:
+        if state is not None and not state.keeps_vectors:
             raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
         return QueryBank(vectors, source=f"milvus:{collection}")
 

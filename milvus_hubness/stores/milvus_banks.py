@@ -23,9 +23,23 @@ _GENERATION_STRIDE = 2**32
 _TARGETS_FROM = 2**31
 
 
-def only_queries(reference: BankReference) -> str:
-    """The filter that picks a generation's queries, and not its targets."""
-    return f"generation == {reference.generation} and id < {_first_target(reference)}"
+def all_targets(reference: BankReference) -> str:
+    """The filter that picks a generation's targets."""
+    return f"generation == {reference.generation} and id >= {_first_target(reference)}"
+
+
+def queries_between(reference: BankReference, start: int, end: int) -> str:
+    """The filter that picks a generation's queries from number `start` to before number `end`."""
+    return _between(reference, reference.generation * _GENERATION_STRIDE, start, end)
+
+
+def targets_between(reference: BankReference, start: int, end: int) -> str:
+    """The filter that picks a generation's targets from number `start` to before number `end`."""
+    return _between(reference, _first_target(reference), start, end)
+
+
+def _between(reference: BankReference, first: int, start: int, end: int) -> str:
+    return f"generation == {reference.generation} and id >= {first + start} and id < {first + end}"
 
 
 def _first_target(reference: BankReference) -> int:
@@ -197,4 +211,4 @@ class MilvusBanks(MilvusRequests):
 
     def _write_generations(self, collection: str, generations: dict[str, Any]) -> None:
         with translated(collection):
-            self.client.alter_collection_properties(collection, {BANK_PROPERTY: json.dumps(generations)})
+            self._alter_properties(collection, {BANK_PROPERTY: json.dumps(generations)})

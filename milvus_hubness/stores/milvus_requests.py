@@ -122,8 +122,11 @@ class MilvusRequests:
 
     def delete(self, collection: str, keys: Sequence[Key]) -> None:
         with translated(collection):
+            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
             for start in range(0, len(keys), ROWS_PER_REQUEST):
-                self.client.delete(collection, ids=list(keys[start : start + ROWS_PER_REQUEST]))
+                # By ids, pymilvus would not escape those that are texts.
+                part = keys[start : start + ROWS_PER_REQUEST]
+                self.client.delete(collection, filter=is_one_of(key_field, part))
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """Key-ordered pages, each beginning behind the last key seen."""
@@ -233,6 +236,12 @@ class MilvusRequests:
             in_fitting_parts(
                 lambda part: self.client.upsert(collection, list(part), partition_name=partition or ""), rows
             )
+
+    def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
+        """Change these properties and keep the others."""
+        # Restarted, Milvus 2.3 forgets the latest change of a collection's properties, and only that.
+        for _ in range(1 if self.is_lite else 2):
+            self.client.alter_collection_properties(collection, properties)
 
     def _serve_flat(self, collection: str, metric: str) -> None:
         """Its field `vector` indexed exactly and the collection loaded, whatever of that is done already."""

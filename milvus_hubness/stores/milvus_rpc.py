@@ -86,8 +86,28 @@ def adds_fields(server_version: str) -> bool:
     return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 6)
 
 
+def imports_parquet(server_version: str) -> bool:
+    """Whether a server of this version reads rows from Parquet files: Milvus from 2.3.4, Lite never."""
+    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 3, 4)
+
+
+def adds_vector_fields(server_version: str) -> bool:
+    """Whether it can be given a vector field, null in all its rows: Milvus from 2.6.18, Lite never."""
+    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 6, 18)
+
+
+def drops_fields(server_version: str) -> bool:
+    """Whether a field can be taken from a live collection: Milvus from 3.0, Lite never."""
+    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (3, 0)
+
+
+def updates_fields(server_version: str) -> bool:
+    """Whether some fields of a row can be replaced and the others left: Milvus from 2.6, Lite from 3.2."""
+    return _numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (2, 6))
+
+
 def _numbers(server_version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", server_version)[:2]))
+    return tuple(map(int, re.findall(r"\d+", server_version)[:3]))
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:

@@ -87,9 +87,9 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
 
 def form_of(schema: dict[str, Any], field: str) -> StoredForm:
     """How a vector field's rows lie in it: those of a layout where it is corrected."""
-    state = read_states(schema["properties"]).get(field)
-    if state is not None:
-        return state.form
+    for state in read_states(schema["properties"]).values():
+        if field == state.searched_field:
+            return state.form
     [described] = [each for each in schema["fields"] if each["name"] == field]
     return StoredForm(DTYPES[described["type"]], int(described["params"]["dim"]))
 

@@ -19,6 +19,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.correction import reduced_targets
 from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
 DIM, ITEMS = 12, 200
@@ -50,7 +51,9 @@ class Served:
         layout = self.plan.layout
         bank = QueryBank(layout.reduce_queries(self.bank))
         return estimator.fit(
-            bank, gallery=layout.reduce_items(gallery), target_bank=layout.reduce_items(self.targets)
+            bank,
+            gallery=layout.reduce_items(gallery),
+            target_bank=reduced_targets(layout, QueryBank(self.targets)),
         )
 
     def scores(self, extra=0):

@@ -22,12 +22,14 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
+from milvus_hubness.client import bank_search
 from milvus_hubness.client.knowledge import Known
 from milvus_hubness.state import MIRROR_PROPERTY, Mirror
 from tests.congruence.test_async import opened
 from tests.galleries import nnn, plain_collection, vectors
 
 DIM, ITEMS, K, AN_HOUR = 10, 60, 4, 3_600.0
+LITE = pytest.mark.shown_on_lite
 
 
 class Moving:
@@ -116,7 +118,7 @@ def write(moving, asynchronous, method, arguments):
     return asyncio.run(written())
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=LITE)], ids=["sync", "async"])
 def test_both_hold_what_was_written_to_one(moving, asynchronous):
     moving.forward()
     twin = moving.backend.name("twin")
@@ -132,6 +134,7 @@ def test_both_hold_what_was_written_to_one(moving, asynchronous):
         assert sorted(held) == sorted(row["id"] for row in left)
 
 
+@pytest.mark.shown_on_lite
 def test_a_mirrored_row_is_the_row_that_is_written_to_the_copy_itself(moving):
     [row] = moving.rows([100])
     moving.forward()
@@ -141,7 +144,7 @@ def test_a_mirrored_row_is_the_row_that_is_written_to_the_copy_itself(moving):
     assert {**mirrored, "id": 101} == direct
 
 
-@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+@pytest.mark.parametrize("metric", [pytest.param("IP", marks=LITE), "COSINE"])
 def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
     moving = Moving(backend, metric).backward()
     rows = moving.rows([100, 101, 7])
@@ -195,15 +198,17 @@ def test_rows_whose_keys_the_server_makes_have_the_same_in_both(lite):
         np.testing.assert_array_equal(np.float32(held[key]["vector"]), vector)
 
 
-def test_a_vector_without_a_direction_has_bias_0_in_the_copy(backend):
-    moving = Moving(backend, "COSINE").forward(required=True)
+def test_a_vector_without_a_direction_has_bias_0_in_the_copy(lite):
+    moving = Moving(lite, "COSINE").forward(required=True)
     moving.client.insert(moving.source, moving.rows([100], vector=[0.0] * DIM))
     row = moving.held(moving.target, "hubness_bias")[100]
     assert row["hubness_bias"] == 0
     assert row["vector"] == [0.0] * DIM
 
 
-def test_a_bank_too_large_for_memory_leaves_the_bias_to_the_migration(lite):
+def test_a_bank_too_large_to_be_searched_leaves_the_bias_to_the_migration(lite, monkeypatch):
+    monkeypatch.setattr(bank_search, "WINDOW", 4)
+    monkeypatch.setattr(bank_search, "WHOLE", 4)
     moving = Moving(lite, estimator=Sinkhorn(0.1)).forward(required=True)
     small = lite.hubness_client(bank_budget=1)
     small.insert(moving.source, moving.rows([100]))
@@ -255,6 +260,7 @@ def assert_written(moving):
     assert not {4, 5} & set(held)
 
 
+@pytest.mark.shown_on_lite
 def test_while_the_copy_is_made_its_failures_are_logged(moving, caplog):
     moving.forward()
     moving.client.drop_collection(moving.target)
@@ -268,6 +274,7 @@ def test_while_the_copy_is_made_its_failures_are_logged(moving, caplog):
     assert_written(moving)
 
 
+@pytest.mark.shown_on_lite
 def test_once_the_copy_is_complete_its_failures_are_raised(moving):
     moving.forward(required=True)
     moving.client.drop_collection(moving.target)
@@ -280,6 +287,7 @@ def test_once_the_copy_is_complete_its_failures_are_raised(moving):
     assert_written(moving)
 
 
+@pytest.mark.shown_on_lite
 def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     moving.client = moving.backend.hubness_client(state_ttl=AN_HOUR)
     moving.forward(required=True)
@@ -293,6 +301,7 @@ def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     assert_written(moving)
 
 
+@pytest.mark.shown_on_lite
 def test_a_delete_that_failed_can_be_repeated(moving):
     moving.forward(required=True)
     moving.plain.delete(moving.source, filter="id in [3, 4]")  # as if the copy had not answered
@@ -324,11 +333,9 @@ def alias(moving):
     moving.plain.drop_alias(name)
 
 
-@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("required", [pytest.param(False, marks=LITE), True])
 @pytest.mark.parametrize("moment", ["before", "between"])
 def test_the_alias_moves_while_rows_are_written(moving, alias, moment, required):
-    if not (moving.backend.is_lite or required):
-        pytest.skip("shown on Milvus Lite")
     client = moving.backend.client(Meddling, state_ttl=AN_HOUR)
     moving.forward(required=required)
     client.search(alias, data=[moving.items[0]])
@@ -380,7 +387,7 @@ def renaming(moving):
         moving.plain.drop_alias(moving.source)
 
 
-@pytest.mark.parametrize("state_ttl", [0.0, AN_HOUR])
+@pytest.mark.parametrize("state_ttl", [pytest.param(0.0, marks=LITE), AN_HOUR])
 def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, state_ttl):
     moving.forward(required=True)
     failures, stop, done = [], threading.Event(), [0, 0, 0]
@@ -415,6 +422,7 @@ def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, sta
     assert set(range(1_000, 1_000 + done[2])) <= set(held)
 
 
+@pytest.mark.shown_on_lite
 def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
     moving.forward()
 
@@ -440,6 +448,7 @@ def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
     assert 100 in moving.held(moving.target)
 
 
+@pytest.mark.shown_on_lite
 def test_a_collection_that_is_gone_for_good_is_reported(moving, monkeypatch):
     monkeypatch.setattr("milvus_hubness.client.knowledge.CUT_OVER_SECONDS", 0.2)
     moving.forward()

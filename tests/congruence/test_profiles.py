@@ -7,8 +7,6 @@ from pymilvus import AnnSearchRequest, RRFRanker
 from milvus_hubness import (
     CSLS,
     NNN,
-    BankTooLarge,
-    Blend,
     InvalidInput,
     InvalidParameter,
     NoRoom,
@@ -164,17 +162,6 @@ def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric):
         found = small.search(here.name, data=list(here.queries), profile=profile, limit=20)
         here.assert_found(found, profile, np.r_[here.items, new])
     assert not small._operations._banks._kept
-
-
-def test_a_bank_that_must_be_held_whole_is_refused_beyond_the_budget(lite):
-    here = Collection(lite, "IP")
-    refresh(here.store, here.name, estimator=Blend())
-    small = lite.hubness_client(bank_budget=1_000)
-    row = {"id": 9_000, "vector": here.queries[0], "group": 0}
-    with pytest.raises(BankTooLarge, match=r"1,000 bytes.*pending"):
-        small.insert(here.name, [row])
-    small.insert(here.name, [row], bias="pending")
-    assert status(here.store, here.name).pending == 1
 
 
 def test_banks_share_their_budget(lite):

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import threading
+import time
 
 import pytest
 
@@ -102,3 +104,18 @@ def test_a_hook_on_no_event_is_refused_with_those_there_are(spec):
 def test_a_hook_without_a_command_is_refused(spec):
     with pytest.raises(InvalidParameter, match="EVENT=COMMAND"):
         parse_hooks([spec])
+
+
+def test_a_hook_that_hangs_ends_when_the_migration_is_stopped(tmp_path):
+    stopped = threading.Event()
+    hooks = Hooks(
+        {"copying": [f"touch {tmp_path}/began; sleep 60; touch {tmp_path}/ended"]}, cancelled=stopped
+    )
+    telling = threading.Thread(target=Events([], hooks).tell, args=["copying"])
+    telling.start()
+    while not (tmp_path / "began").exists():
+        time.sleep(0.01)
+    stopped.set()
+    telling.join(10)
+    assert not telling.is_alive()
+    assert not (tmp_path / "ended").exists()

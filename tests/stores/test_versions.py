@@ -2,7 +2,13 @@
 
 import pytest
 
-from milvus_hubness.stores.milvus_rpc import adds_fields, runs_function_chains
+from milvus_hubness.stores.milvus_rpc import (
+    adds_fields,
+    adds_vector_fields,
+    drops_fields,
+    runs_function_chains,
+    updates_fields,
+)
 
 
 @pytest.mark.parametrize(
@@ -20,3 +26,23 @@ from milvus_hubness.stores.milvus_rpc import adds_fields, runs_function_chains
 def test_versions(version, adds, chains):
     assert adds_fields(version) == adds
     assert runs_function_chains(version) == chains
+
+
+@pytest.mark.parametrize(
+    ("version", "adds", "drops", "updates"),
+    [
+        ("v2.3.5-lite", False, False, False),
+        ("2.5.14", False, False, False),
+        ("v2.6.2", False, False, True),
+        ("v2.6.17", False, False, True),
+        ("v2.6.18", True, False, True),
+        ("2.7.0", True, False, True),
+        ("3.0.0-rc1", True, True, True),
+        ("milvus_lite-3.1.4", False, False, False),
+        ("milvus_lite-3.2.2", False, False, True),
+    ],
+)
+def test_versions_for_a_second_vector_field(version, adds, drops, updates):
+    assert adds_vector_fields(version) == adds
+    assert drops_fields(version) == drops
+    assert updates_fields(version) == updates

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from milvus_hubness.cli.console import err, known_tokens
@@ -14,6 +16,7 @@ from milvus_hubness.cli.migrate.stream import stream
 from milvus_hubness.cli.migrate.timeline import Timeline
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.jobs import Steering
+from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.control import Controls, CutoverGate
 from milvus_hubness.jobs.migration.control_file import ControlFile, write_control
 from milvus_hubness.jobs.migration.control_server import ControlServer
@@ -37,13 +40,20 @@ class Course:
         postponed: bool = False,
         as_json: bool = False,
     ) -> None:
-        self._writers, self._watching, self._pace = writers, watching, pace or Pace()
+        self._watching, self._pace = watching, pace or Pace()
         self._as_json = as_json
         self._hooks = parse_hooks(watching.on or [])
         self._throttle = Throttle(
             self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
         )
         self._gate = CutoverGate(postponed=postponed)
+        self._steering = Steering(
+            frozen=writers.frozen,
+            client_ttl=writers.client_ttl,
+            throttle=self._throttle,
+            gate=self._gate,
+            bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
+        )
         self.timeline = Timeline()
 
     @contextmanager
@@ -57,8 +67,9 @@ class Course:
             if path := self._watching.metrics_file:
                 listeners.append(_MetricsFile(path, metrics))
             listeners.append(stream if self._as_json else stack.enter_context(narrated()))
-            events = Events(listeners, hooks=Hooks(self._hooks, secrets=secrets))
-            stack.enter_context(stoppable(self._throttle))
+            stopped = threading.Event()
+            events = Events(listeners, hooks=Hooks(self._hooks, secrets=secrets, cancelled=stopped))
+            stack.enter_context(stoppable(self._throttle, stopped))
             if path := self._watching.control:
                 if self._gate.postponed:
                     write_control(path, cutover="postponed")
@@ -78,13 +89,7 @@ class Course:
                     secrets=secrets,
                 )
             )
-            yield Steering(
-                frozen=self._writers.frozen,
-                client_ttl=self._writers.client_ttl,
-                throttle=self._throttle,
-                events=events,
-                gate=self._gate,
-            )
+            yield replace(self._steering, events=events)
 
 
 class _MetricsFile:

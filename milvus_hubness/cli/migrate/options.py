@@ -179,7 +179,7 @@ ChunkSeconds = Annotated[
 
 @dataclass(frozen=True)
 class Pace:
-    """How much of the server the copying takes."""
+    """How the rows are copied, and how much of the server that takes."""
 
     rows_per_second: RowsPerSecond = None
     bytes_per_second: BytesPerSecond = None
@@ -193,6 +193,14 @@ class Pace:
     load_every: Annotated[
         float, typer.Option(min=0.1, help="Seconds between two runs of the load commands.")
     ] = 5.0
+    bulk_folder: Annotated[
+        str | None,
+        typer.Option(
+            help="Copy by Parquet files that the server imports from this folder; it calls it REMOTE, or the "
+            "same. Needs --frozen and milvus-hubness[bulk].",
+            metavar="LOCAL[=REMOTE]",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milvus_hubness import jobs
-from milvus_hubness.cli.console import show_facts
+from milvus_hubness.cli.console import out, show_facts
 from milvus_hubness.cli.migrate.course import Course
 from milvus_hubness.cli.migrate.options import AsEvents, Connection, Name, Watching, Writers
 from milvus_hubness.cli.migrate.stream import stream_result
@@ -21,6 +21,12 @@ def rollback(
     course = Course(writers, watching, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name)
+    if migration.phase == "rolled back":
+        if as_json:
+            stream_result({"source": migration.source, "target": migration.target, "carried": 0})
+        else:
+            out.print(f"{migration.source} is rolled back already: the application reads it.")
+        return
     with course.open(migration.source, migration.target) as steering:
         done = jobs.rollback(store, migration.target, steering=steering)
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -26,12 +27,13 @@ STOPS: dict[signal.Signals, type[SystemExit]] = {
 
 
 @contextmanager
-def stoppable(throttle: Throttle) -> Iterator[None]:
-    """Exit codes are 128 plus the signal's number. Writers that wait for `throttle` are let go, so that the
-    threads end that they are in."""
+def stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
+    """Exit codes are 128 plus the signal's number. Writers that wait for `throttle`, and commands that end
+    when `stopped` is set, are let go, so that the threads end that they are in."""
 
     def stop(number: int, frame: Any) -> None:
         error = STOPS[signal.Signals(number)](128 + number)
+        stopped.set()
         throttle.stop(error)
         raise error
 

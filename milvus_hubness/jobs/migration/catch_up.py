@@ -15,6 +15,9 @@ from milvus_hubness.stores.base import Batch, Key
 SECOND_LOOKS = (0.0, 0.2, 1.0)
 """Seconds to wait before each look at a row that differs: a client may be between its two writes."""
 
+FROZEN_LOOKS = (0.0,)
+"""The same where nobody writes."""
+
 MENDING_ROUNDS = 20
 BYTES_PER_NUMBER = 4
 
@@ -38,16 +41,18 @@ def catch_up(
     rows_total: int,
     throttle: Throttle,
     events: Events,
+    looks: Sequence[float] = SECOND_LOOKS,
 ) -> Pass:
     """Compare all rows once, and make those of the copy that differ what they are in the origin.
 
-    number: of the pass, from 1. Raises NotCaughtUp for a row that changes faster than it can be carried.
+    number: of the pass, from 1. looks: seconds to wait before each further look at a row that differs. Raises
+    NotCaughtUp for a row that changes faster than it can be carried.
     """
 
     def mend(broken: dict[Key, str], partition: str | None) -> None:
         _mend(pair, list(broken), partition, throttle)
 
-    return _compare(pair, partitions, rows_per_page, mend, number, rows_total, throttle, events)
+    return _compare(pair, partitions, rows_per_page, mend, number, rows_total, throttle, events, looks)
 
 
 def compare(
@@ -68,7 +73,7 @@ def compare(
             f"rows {name_some(told)}"
         )
 
-    return _compare(pair, partitions, rows_per_page, refuse, 0, rows_total, throttle, events)
+    return _compare(pair, partitions, rows_per_page, refuse, 0, rows_total, throttle, events, SECOND_LOOKS)
 
 
 def _compare(
@@ -80,13 +85,14 @@ def _compare(
     rows_total: int,
     throttle: Throttle,
     events: Events,
+    looks: Sequence[float],
 ) -> Pass:
     rows = fields = differing = 0
     for partition in partitions:
         for wanted, copied in pair.pages(partition, rows_per_page):
             throttle.admit(0, 0)
             found = pair.differences(wanted, copied)
-            if found and (broken := _still_differing(pair, list(found), partition)):
+            if found and (broken := _still_differing(pair, list(found), partition, looks)):
                 on_broken(broken, partition)
                 differing += len(broken)
             rows += len(wanted)
@@ -96,10 +102,12 @@ def _compare(
     return Pass(rows, fields, differing)
 
 
-def _still_differing(pair: Pair, keys: list[Key], partition: str | None) -> dict[Key, str]:
-    """Those of the rows that differ at a second, third and fourth look."""
+def _still_differing(
+    pair: Pair, keys: list[Key], partition: str | None, looks: Sequence[float]
+) -> dict[Key, str]:
+    """Those of the rows that differ at every further look."""
     found: dict[Key, str] = {}
-    for seconds in SECOND_LOOKS:
+    for seconds in looks:
         time.sleep(seconds)
         found = pair.differences(*pair.fetch(keys, partition))
         keys = list(found)

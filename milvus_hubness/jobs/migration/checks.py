@@ -18,7 +18,10 @@ SAMPLED_CHUNKS = 16
 SAMPLED_ROWS = 16
 BIAS_TOLERANCE = 1e-5
 TOP = 10
-FEWER_ALLOWED = 0.05
+SEARCHED = 100
+"""Results asked for, so that a graph is searched as widely: what it finds narrowly is the plan's matter."""
+
+FEWER_ALLOWED = 0.1
 FEWEST_MISSES = 3
 KEYS_PER_PAGE = 16_384
 
@@ -120,8 +123,8 @@ def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
     wrapped = layout.wrap(vectors, 0.0, slot=pair.state.profile.slot)
     for face in (pair.origin, pair.copy):
         asked = wrapped if isinstance(face, Corrected) else vectors
-        found = pair.store.nearest(face.collection, field, asked, TOP)
-        counts.append(sum(key in best for key, best in zip(keys, found, strict=True)))
+        found = pair.store.nearest(face.collection, field, asked, SEARCHED)
+        counts.append(sum(key in best[:TOP] for key, best in zip(keys, found, strict=True)))
     return len(keys), counts[0], counts[1]
 
 

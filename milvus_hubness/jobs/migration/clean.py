@@ -46,12 +46,16 @@ def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
             store.write_mirror(migration.source_now, None)
     if state is not None and store.exists(target):
         store.drop(target)
-    if state is not None and store.exists(migration.bank_collection):
-        bank = state.profile.bank
-        if migration.made_bank != "nothing":
-            store.drop_bank_generation(bank)
-        if migration.made_bank == "collection" and not store.count(bank.collection):
-            store.drop(bank.collection)
+    bank = migration.bank_collection
+    if migration.made_bank != "nothing" and store.exists(bank):
+        if state is not None:
+            store.drop_bank_generation(state.profile.bank)
+        others = [
+            each for each in ledger.migrations() if each.target != target and each.bank_collection == bank
+        ]
+        unsaved = state is None and not others
+        if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
+            store.drop(bank)
     ledger.forget(target)
 
 

@@ -107,7 +107,7 @@ def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Ro
 
 def _warm(store: Store, migration: Migration) -> None:
     """Have the copy indexed and loaded, and searched so that its index is in memory."""
-    store.finish(migration.target)
+    store.serve(migration.target)
     state = migration.corrected()
     queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
     sound = queries[~state.layout.unsound(queries)]
@@ -169,7 +169,7 @@ def _moved(store: Store, ledger: Ledger, migration: Migration) -> Migration:
     if switch.kept_as:
         store.write_state(target, state)
     store.write_mirror(migration.source_now, None)
-    return ledger.write(migration, phase="switched", switch=done, state=state, runner=None)
+    return ledger.write(migration, phase="switched", switch=done, state=state)
 
 
 def _moved_back(store: Store, ledger: Ledger, migration: Migration, switch: Switch) -> Migration:
@@ -185,7 +185,7 @@ def _moved_back(store: Store, ledger: Ledger, migration: Migration, switch: Swit
     if switch.kept_as:
         store.write_state(migration.target, state)
     store.write_mirror(migration.target, None)
-    return ledger.write(migration, phase="rolled back", switch=None, state=state, runner=None)
+    return ledger.write(migration, phase="rolled back", switch=None, state=state)
 
 
 def _confirm(store: Store, alias: str, collection: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from milvus_hubness.errors import NotCaughtUp
-from milvus_hubness.jobs.migration.catch_up import Pass, catch_up
+from milvus_hubness.jobs.migration.catch_up import FROZEN_LOOKS, SECOND_LOOKS, Pass, catch_up
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Runner, now
 from milvus_hubness.jobs.migration.steering import Steering
@@ -61,4 +61,5 @@ def one_pass(
         rows_total=migration.rows,
         throttle=steering.throttle,
         events=steering.events,
+        looks=FROZEN_LOOKS if steering.frozen else SECOND_LOOKS,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ class Hooks:
     They find the name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>, as JSON where it is
     neither a text nor a number, and nothing where it is None. commands: by the name of the event. secrets are
     kept from the commands, and out of what is told of them. timeout in seconds, None for none; a command that
-    takes longer is killed and has failed. Raises InvalidParameter for events that do not exist.
+    takes longer is killed and has failed, and so is one that runs when `cancelled` is set. Raises
+    InvalidParameter for events that do not exist.
     """
 
     def __init__(
@@ -29,11 +31,13 @@ class Hooks:
         *,
         secrets: Collection[str] = (),
         timeout: float | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
         _require_known(commands)
         self._commands = {name: tuple(each) for name, each in commands.items()}
         self._secrets = tuple(secrets)
         self._timeout = timeout
+        self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
         """Raises HookFailed where a command of a before-* event fails. Failures of others are logged."""
@@ -43,6 +47,7 @@ class Hooks:
                 variables=self._variables(event),
                 secrets=self._secrets,
                 timeout=self._timeout,
+                cancelled=self._cancelled,
             )
             if outcome.exit_code == 0:
                 continue

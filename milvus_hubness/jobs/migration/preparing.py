@@ -31,6 +31,7 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
         phase="preparing",
         begun_at=moment,
         changed_at=moment,
+        made_bank=known.made_bank if known and known.phase == "preparing" else "nothing",
         runner=known.runner if known else None,
     )
 
@@ -39,6 +40,8 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     """Fit, keep the bank, and record the state and the chunks. Done again from the start if interrupted."""
     correction = _fit(store, plan)
     kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    if not store.exists(plan.bank_collection):
+        migration = ledger.write(migration, made_bank="collection")
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
     state = initial_state(
         correction.layout,
@@ -60,7 +63,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         migration,
         phase="copying",
         state=state,
-        made_bank=made_bank,
+        made_bank=migration.made_bank if migration.made_bank == "collection" else made_bank,
         rows=plan.survey.rows,
         chunks=len(plan.survey.chunks),
     )

@@ -10,10 +10,12 @@ from milvus_hubness.errors import ResumeRefused
 from milvus_hubness.jobs.migration.checks import verified
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.clean import drop_copy
-from milvus_hubness.jobs.migration.copying import KEYS_NAMED, copy_chunks
+from milvus_hubness.jobs.migration.copying import copy_chunks
 from milvus_hubness.jobs.migration.following import announced, until_equal
+from milvus_hubness.jobs.migration.importing import half_imported, import_chunks, settle_imports
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.preparing import begun, forward, prepared
+from milvus_hubness.jobs.migration.recording import KEYS_NAMED, Recorder
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.plan import MigrationPlan
@@ -25,10 +27,12 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
     """Copy, catch up and verify, from wherever an earlier run of the same plan ended.
 
     Raises ResumeRefused where the plan or the source's schema is not that of the earlier run,
-    MigrationRunning, NotCaughtUp, VerificationFailed, and what the store raises. Whatever it raises, it can
-    be run again.
+    MigrationRunning, NotCaughtUp, VerificationFailed, CannotMigrate where the database cannot import files
+    that it is to, and what the store raises. Whatever it raises, it can be run again.
     """
     steering = steering or Steering()
+    if steering.bulk:
+        steering.bulk.require(store, plan.source)
     ledger = Ledger(store)
     known = ledger.of_target(plan.target)
     if plan.restart and known is not None:
@@ -56,6 +60,8 @@ def resume(store: Store, name: str, steering: Steering | None = None) -> Migrati
         info = store.info(migration.source_now)
         if migration.arguments["schema"] != store.schema_facts(info):
             raise ResumeRefused(f"the schema of {info.name!r} is not what it was when this began: --restart")
+        if steering.bulk and migration.phase == "copying":
+            steering.bulk.require(store, info)
     with steering.telling(), ledger.at_work(migration) as migration:
         return _carry_on(store, ledger, migration, steering)
 
@@ -66,6 +72,7 @@ def _carry_on(store: Store, ledger: Ledger, migration: Migration, steering: Stee
     source = store.info(migration.source)
     if migration.phase == "copying":
         store.create_copy(source, migration.target, migration.corrected())
+        migration = _settled(store, ledger, migration, steering)
     if not steering.frozen:
         mirror = Mirror(collection=migration.target)
         migration = announced(store, ledger, migration, source.name, mirror)
@@ -76,6 +83,17 @@ def _carry_on(store: Store, ledger: Ledger, migration: Migration, steering: Stee
     return _verified(store, ledger, migration, source, steering)
 
 
+def _settled(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+    """Before anybody writes to the copy: no import of an earlier run is under way, and where this run will
+    import, no rows of chunks that are still to be copied are there."""
+    chunks = ledger.chunks(migration.target)
+    if not half_imported(chunks) and not (steering.bulk and store.count(migration.target)):
+        return migration
+    recorder = Recorder(migration, chunks, ledger, steering.events)
+    settle_imports(store, migration.target, chunks, ledger, recorder, steering.throttle)
+    return recorder.migration
+
+
 def _copied(
     store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
 ) -> Migration:
@@ -83,10 +101,15 @@ def _copied(
     steering.events.tell("before-copy", **facts, rows_total=migration.rows)
     store.count(source.name)
     pair = forward(store, migration)
-    migration = copy_chunks(
-        pair, migration, ledger.chunks(migration.target), ledger, steering.throttle, steering.events
-    )
-    store.finish(migration.target)
+    chunks = ledger.chunks(migration.target)
+    recorder = Recorder(migration, chunks, ledger, steering.events)
+    if steering.bulk:
+        import_chunks(pair, chunks, ledger, recorder, steering.bulk, steering.throttle)
+        store.show_imported(migration.target)
+    else:
+        copy_chunks(pair, chunks, recorder, steering.throttle)
+        store.finish(migration.target)
+    migration = recorder.migration
     state = migration.corrected()
     state = keep_nearest(store, migration.target, state, store.load_bank(state.profile.bank))
     steering.events.tell("after-copy", **facts, rows=migration.rows)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.control import CutoverGate
 from milvus_hubness.jobs.migration.events import Event, Events
 from milvus_hubness.jobs.migration.ledger import now
@@ -22,13 +24,23 @@ CLIENT_TTL = 5.0
 class Steering:
     """frozen: nobody writes to the source while this runs, so that clients need not be told, and what differs
     after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that writes,
-    in seconds. gate: the cut-over waits until it is opened, catching up meanwhile."""
+    in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are copied by
+    files that the database imports, rather than by upserts; only where frozen, since an import does not
+    replace what a client wrote before it. Raises InvalidParameter."""
 
     frozen: bool = False
     client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
     throttle: Throttle = field(default_factory=Throttle)
     events: Events = field(default_factory=lambda: Events([]))
     gate: CutoverGate | None = None
+    bulk: BulkTarget | None = None
+
+    def __post_init__(self) -> None:
+        if self.bulk and not self.frozen:
+            raise InvalidParameter(
+                "imported rows come beside those that clients write meanwhile, not in their place: copy by "
+                "files only where nobody writes, and say so with --frozen"
+            )
 
     def wait_for_clients(self, since: datetime | None) -> None:
         """Until every client knows what was written into a collection's properties at that time."""

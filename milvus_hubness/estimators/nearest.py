@@ -1,0 +1,110 @@
+"""Biases from an item's nearest bank rows alone, for banks that are searched instead of held in memory.
+
+A log-sum-exp is dominated by its largest terms: those seen are summed, and the others are bounded by the
+score of the last one seen (as in Mussmann and Ermon, Learning and Inference via Maximum Inner Product Search,
+ICML 2016, with a bound that always holds in place of their estimate from a sample):
+
+    S = Σ_seen exp((s_i + f_i)/τ)     T = exp(s_N/τ) · Σ_unseen exp(f_i/τ)     τ log S ≤ b(r) ≤ τ log(S + T)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.errors import BankTooSmall
+
+Doubles = npt.NDArray[np.float64]
+
+LEADING = 64
+"""How many terms of a log-sum-exp to look at first."""
+
+ROUNDING = 1e-9
+"""The least share of Σ exp(f_i/τ) that the unseen are taken to have: it is a difference of float64 sums."""
+
+
+class Needs(NamedTuple):
+    """What an estimator has to know of a bank to tell biases.
+
+    queries, targets: how many of the nearest queries, and of the target bank's nearest items, to look at
+    first; 0 for none. mean: whether the mean over all queries. temperatures: τ of each column of potentials.
+    """
+
+    queries: int = 0
+    targets: int = 0
+    mean: bool = False
+    temperatures: tuple[float, ...] = ()
+
+
+class Bounded(NamedTuple):
+    """biases (m,) and errors (m,), by which each is at most too small: 0 where it is exact. Both float64."""
+
+    biases: Doubles
+    errors: Doubles
+
+
+@dataclass(frozen=True, eq=False)
+class Nearest:
+    """What is known of m items from the N nearest of a bank's rows.
+
+    scores: (m, N) float64 inner products, falling along each row. rest: how many rows of the bank are not
+    among them; none scores above the last. means: (m,) float64 mean inner product with the whole bank, where
+    it was needed. potentials: (m, N, p) float64 of the rows seen, and masses: (p,) float64 τ·log Σ exp(f_i/τ)
+    over the whole bank; p = 0 where there are none.
+    """
+
+    scores: Doubles
+    rest: int
+    means: Doubles
+    potentials: Doubles
+    masses: Doubles
+
+    def with_columns(self, columns: slice) -> Nearest:
+        """The same with these columns of the potentials only."""
+        return replace(self, potentials=self.potentials[..., columns], masses=self.masses[columns])
+
+
+def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt.ArrayLike) -> Doubles:
+    """(p,) float64 τ·log Σ_i exp(f_i/τ) of potentials (n, p), n ≥ 1, and of those that gave `before` (p,).
+
+    temperatures: (p,) the τ of each column. before: −inf to begin with.
+    """
+    # exp(before/τ) is one more term.
+    rows = np.vstack([np.asarray(potentials, np.float64), np.asarray(before, np.float64)])
+    tau, largest = np.array(temperatures, np.float64), rows.max(0)
+    with np.errstate(over="ignore"):
+        joined: Doubles = largest + tau * np.log(np.exp((rows - largest) / tau).sum(0))
+    return joined
+
+
+def mean_of_largest(nearest: Nearest, k: int) -> Doubles:
+    """(m,) float64 mean of the k largest scores. Raises BankTooSmall where fewer were seen."""
+    seen = nearest.scores.shape[1]
+    if seen < k:
+        raise BankTooSmall(f"the {k} nearest are needed, and {seen} were found")
+    means: Doubles = nearest.scores[:, :k].mean(1)
+    return means
+
+
+def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
+    """τ·log Σ_i exp((s_i + f_i)/τ) over the rows seen, f_i = 0 without potentials and else their only column,
+    and what the others can add to it."""
+    scores, values = nearest.scores, nearest.scores
+    with np.errstate(over="ignore", divide="ignore"):
+        if nearest.potentials.shape[-1]:
+            potentials, mass = nearest.potentials[..., 0], nearest.masses[0]
+            values = scores + potentials
+            seen = np.exp((potentials - mass) / tau).sum(1)
+            unseen = np.maximum(1 - seen, ROUNDING)
+        else:
+            mass, unseen = 0.0, np.full(len(scores), float(nearest.rest))
+        largest = values.max(1, keepdims=True)
+        biases = largest[:, 0] + tau * np.log(np.exp((values - largest) / tau).sum(1))
+        if not nearest.rest:
+            return Bounded(biases, np.zeros(len(biases)))
+        excess = (mass + scores[:, -1] - biases) / tau + np.log(unseen)
+        return Bounded(biases, tau * np.logaddexp(0, excess))

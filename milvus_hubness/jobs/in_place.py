@@ -1,0 +1,346 @@
+"""A collection corrected in place: a second vector field holds the stored form, the user's stays as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.correction import Correction, initial_state
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    CannotMigrate,
+    NotCaughtUp,
+    ResumeRefused,
+    VerificationFailed,
+)
+from milvus_hubness.estimators import Estimator, to_dict
+from milvus_hubness.jobs.gallery import only_field, read_gallery
+from milvus_hubness.jobs.migration.checks import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
+from milvus_hubness.jobs.migration.differences import same_rows
+from milvus_hubness.jobs.nearest import keep_nearest
+from milvus_hubness.jobs.placement import Placement, placement_of
+from milvus_hubness.jobs.plan import chosen
+from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.jobs.restored import restored
+from milvus_hubness.layout import Layout, as_metric
+from milvus_hubness.state import STORED_FIELD, CollectionState, form_of, slots_for, suffix_for
+from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank, undo_save_bank
+
+BIAS_TOLERANCE = 1e-5
+MOST_PASSES = 20
+SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class InPlacePlan:
+    """The stored form of `field` in a second vector field of `source`, which is `stored_in`.
+
+    adds_fields: that field is yet to be added. unfinished: what an interrupted run left, which is carried on.
+    remarks: what the user should know first.
+    """
+
+    source: CollectionInfo
+    field: str
+    suffix: str
+    bank: QueryBank
+    target_bank: QueryBank | None
+    bank_collection: str
+    correction: Correction
+    strength: float
+    adds_fields: bool
+    gate: int | None
+    unfinished: CollectionState | None
+    remarks: tuple[str, ...]
+
+    @property
+    def stored_in(self) -> str:
+        """The second vector field."""
+        return STORED_FIELD + self.suffix
+
+    @property
+    def width(self) -> int:
+        """Of the second vector field."""
+        return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for people and for --json."""
+        return {
+            "source": self.source.name,
+            "field": self.field,
+            "metric": self.correction.layout.metric,
+            "rows": self.source.rows,
+            "where": "vectors",
+            "stored_in": self.stored_in,
+            "width": self.width,
+            "adds_fields": self.adds_fields,
+            "carries_on": self.unfinished is not None,
+            "bank": {
+                "collection": self.bank_collection,
+                "source": self.bank.source,
+                "queries": len(self.bank),
+                "fingerprint": self.bank.fingerprint,
+                "targets": len(self.target_bank) if self.target_bank else 0,
+            },
+            "estimator": to_dict(self.correction.fitted.estimator),
+            "strength": self.strength,
+            "gate": self.gate,
+            "remarks": list(self.remarks),
+        }
+
+
+@dataclass(frozen=True)
+class EnabledInPlace:
+    """rows: how many carry the stored form now. searched: rows whose own vector was searched for;
+    found_in_field, found_in_second: how many of them were among the best ten."""
+
+    collection: str
+    stored_in: str
+    bank: str
+    rows: int
+    searched: int
+    found_in_field: int
+    found_in_second: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def plan_in_place(
+    store: Store,
+    info: CollectionInfo,
+    bank: QueryBank,
+    *,
+    estimator: Estimator | None,
+    target_bank: QueryBank | None,
+    field: str | None,
+    bank_collection: str | None,
+    gate: int | None,
+    force: bool,
+    progress: Progress = silent,
+) -> InPlacePlan:
+    """Look at `info` and fit the biases. Reads only. Arguments as plan_enable has them.
+
+    Raises CannotMigrate naming every obstacle, AlreadyCorrected, ResumeRefused where an interrupted run was
+    begun with another bank, estimator or gate, NotAdvised, EmptyCollection, DimensionMismatch, BankTooSmall.
+    """
+    field = field or only_field(info)
+    info.require_field(field)
+    vector = info.vector_fields[field]
+    unfinished = info.states.get(field)
+    if unfinished is not None:
+        if unfinished.serves:
+            raise AlreadyCorrected(f"{info.name!r} carries biases for {field!r} already: refresh it instead")
+        _expect(unfinished, bank, estimator, target_bank, gate)
+        suffix, layout = unfinished.suffix, unfinished.layout
+    else:
+        if not vector.metric:
+            raise CannotMigrate(
+                f"field {field!r} has no index, so its metric is unknown: create an index first"
+            )
+        suffix = suffix_for(field, info.states.values())
+        layout = Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
+    holds = store.stored_field(info, field, suffix, form_of(layout, vector.dtype).width)
+    if unfinished is not None:
+        correction, strength = restored(store, unfinished, unfinished.profile), unfinished.profile.strength
+        bank_collection = unfinished.profile.bank.collection
+    else:
+        bank.expect_dim(layout.dim, "the field")
+        estimator, strength = chosen(info, bank, estimator, force=force)
+        correction = _fit(store, info, field, layout, estimator, bank, target_bank, progress)
+    return InPlacePlan(
+        source=info,
+        field=field,
+        suffix=suffix,
+        bank=bank,
+        target_bank=target_bank,
+        bank_collection=bank_collection or f"{info.name}__bank",
+        correction=correction,
+        strength=strength,
+        adds_fields=holds == "can be added",
+        gate=gate,
+        unfinished=unfinished,
+        remarks=tuple(store.stored_field_remarks(info, suffix)),
+    )
+
+
+def enable_in_place(
+    store: Store, plan: InPlacePlan, *, client_ttl: float, progress: Progress = silent
+) -> EnabledInPlace:
+    """Add the second field, fill it, check it, and let clients search it.
+
+    Clients write both fields as soon as they have heard of it, and search the user's until all rows are
+    filled. client_ttl: the seconds in which all will have heard. Interrupted or failed, it is carried on by
+    the same plan made anew, or taken back by disable. Raises NotCaughtUp, VerificationFailed.
+    """
+    began = time.perf_counter()
+    name = plan.source.name
+    state = plan.unfinished or _begun(store, plan)
+    told = time.monotonic()
+    info = store.info(name)
+    store.serve_stored_field(info, state)
+    placement = placement_of(store, info, state)
+    _fill(store, info, placement, plan.correction, "filling the second field", progress)
+    time.sleep(max(0.0, told + client_ttl - time.monotonic()))
+    for _ in range(MOST_PASSES):
+        rows, mended = _fill(store, info, placement, plan.correction, "verifying", progress)
+        if not mended:
+            break
+    else:
+        raise NotCaughtUp(f"rows of {name!r} change faster than their second field can be filled")
+    store.finish(name)
+    searched, in_field, in_second = _find_themselves(store, info, state)
+    if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
+        raise VerificationFailed(
+            f"of {searched} rows searched for by their own vectors {in_field} are found in {state.field!r} "
+            f"and {in_second} in {state.searched_field!r}: is its index built?"
+        )
+    kept = store.load_bank(state.profile.bank)
+    ready = keep_nearest(store, name, state, kept).model_copy(update={"phase": "ready"})
+    store.write_state(name, ready)
+    return EnabledInPlace(
+        collection=name,
+        stored_in=plan.stored_in,
+        bank=plan.bank_collection,
+        rows=rows,
+        searched=searched,
+        found_in_field=in_field,
+        found_in_second=in_second,
+        seconds=round(time.perf_counter() - began, 2),
+    )
+
+
+def _expect(
+    state: CollectionState,
+    bank: QueryBank,
+    estimator: Estimator | None,
+    target_bank: QueryBank | None,
+    gate: int | None,
+) -> None:
+    given = bank.fingerprint + (f"+{target_bank.fingerprint}" if target_bank else "")
+    others = {
+        "bank": given != state.profile.bank.fingerprint,
+        "estimator": estimator is not None and to_dict(estimator) != state.profile.estimator,
+        "gate": gate != state.profile.gate,
+    }
+    if differing := [name for name, differs in others.items() if differs]:
+        raise ResumeRefused(
+            f"{state.source!r} was begun to be corrected in place with another {', '.join(differing)}: "
+            "give the same again, or disable it first"
+        )
+
+
+def _fit(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    layout: Layout,
+    estimator: Estimator,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+    progress: Progress,
+) -> Correction:
+    """Fitted on the bank and the gallery, centred on the mean bias, the layout's constants measured."""
+    gallery = read_gallery(store, info, field, progress=progress)
+    fitted = Correction.fit(
+        layout.measured_on(gallery.vectors),
+        estimator,
+        bank,
+        gallery=gallery.vectors if estimator.needs_gallery else None,
+        target_bank=target_bank,
+    )
+    centre = float(fitted.centred(gallery.vectors).mean(dtype=np.float64))
+    return Correction(fitted.layout, fitted.fitted, centre)
+
+
+def _begun(store: Store, plan: InPlacePlan) -> CollectionState:
+    """The fields added, the bank kept, and the clients told. The fields come first: once they have heard of
+    them, clients write them."""
+    kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
+    bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
+    try:
+        if plan.adds_fields:
+            store.add_stored_field(plan.source, plan.field, plan.suffix, plan.width)
+        state = initial_state(
+            plan.correction.layout,
+            plan.correction.fitted.estimator,
+            bank,
+            field=plan.field,
+            suffix=plan.suffix,
+            dtype=plan.source.vector_fields[plan.field].dtype,
+            source=plan.source.name,
+            phase="copying",
+            centre=plan.correction.centre,
+            strength=plan.strength,
+            gate=plan.gate,
+            stored_in=plan.stored_in,
+        )
+        store.write_state(plan.source.name, state)
+    except BaseException:
+        undo_save_bank(store, bank, made_bank)
+        raise
+    return state
+
+
+def _fill(
+    store: Store,
+    info: CollectionInfo,
+    placement: Placement,
+    correction: Correction,
+    doing: str,
+    progress: Progress,
+) -> tuple[int, int]:
+    """How many rows there are, and how many of them had to be written to hold what they should. Raises
+    NotCaughtUp."""
+    rows = mended = 0
+    for partition in info.partitions:
+        keys = store.keys(info.name, partition=partition)
+        for part in chunks(keys, store.chunk_rows(info), doing, progress):
+            rows += len(part)
+            off = _off(placement, part, partition, correction)
+            mended += len(off)
+            if off:
+                placement.write(off, partition, dict.fromkeys((0, 1), correction), 1)
+    return rows, mended
+
+
+def _off(
+    placement: Placement, keys: Sequence[Key], partition: str | None, correction: Correction
+) -> list[Key]:
+    """Those of the rows whose second field does not hold what it should."""
+    placed = placement.read(keys, partition)
+    wanted = correction.centred(placed.vectors)[:, None]
+    near = np.abs(placed.biases - wanted) <= BIAS_TOLERANCE * np.maximum(1, np.abs(wanted))
+    off = placed.pending | ~near.all(axis=1)
+    return [key for key, is_off in zip(placed.batch.keys, off, strict=True) if is_off]
+
+
+def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
+    """How many rows were searched for, and how many found themselves by either field. Rows that a client
+    changes meanwhile are left out."""
+    counts = np.zeros(3, np.int64)
+    for partition in info.partitions:
+        there = store.keys(info.name, partition=partition)
+        picked = there[:: max(1, -(-len(there) * len(info.partitions) // SAMPLED_ROWS))]
+        before = store.fetch(info.name, picked, state.field, partition=partition)
+        sound = ~state.layout.unsound(before.vectors)
+        keys = [key for key, fine in zip(before.keys, sound, strict=True) if fine]
+        vectors = before.vectors[sound]
+        if not keys:
+            continue
+        wrapped = state.layout.wrap(vectors, 0.0, slot=state.profile.slot)
+        by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
+        by_second = store.nearest(info.name, state.searched_field, wrapped, SEARCHED)
+        after = store.fetch(info.name, keys, state.field, partition=partition)
+        same = {key for key, is_same in same_rows(before, after).items() if is_same}
+        for key, first, second in zip(keys, by_field, by_second, strict=True):
+            if key in same:
+                counts += [1, key in first[:TOP], key in second[:TOP]]
+    searched, in_field, in_second = counts.tolist()
+    return searched, in_field, in_second

@@ -1,0 +1,218 @@
+"""Chunks copied as files that the database imports by itself, several chunks a file.
+
+An import inserts, whatever is there already, so that one which is done twice doubles its rows. Therefore the
+ledger names the file of a chunk before the database is asked to import it. Whoever finds such a name later
+waits until no import runs any more, and imports again only what is not there then.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from tenacity import Retrying, retry_if_result, wait_exponential
+
+from milvus_hubness.errors import StoreError
+from milvus_hubness.jobs.migration.bulk import BulkTarget
+from milvus_hubness.jobs.migration.catch_up import BYTES_PER_NUMBER, carried
+from milvus_hubness.jobs.migration.chunks import KEYS_PER_PAGE, Chunk
+from milvus_hubness.jobs.migration.differences import Pair
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.migration.recording import Recorder, with_unsound
+from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.stores.base import Batch, Key, Store
+
+T = TypeVar("T")
+
+FILE_BYTES = 32_000_000
+"""Of stored vectors in one file: until it is written, the bulk writer keeps ten times as much in memory."""
+CHUNKS_PER_FILE = 500
+LONGEST_PAUSE = 2.0
+
+
+def half_imported(chunks: Sequence[Chunk]) -> bool:
+    """Whether a file of some chunk may be being imported, or half imported."""
+    return any(chunk.importing is not None and chunk.seconds is None for chunk in chunks)
+
+
+def settle_imports(
+    store: Store,
+    target: str,
+    chunks: Sequence[Chunk],
+    ledger: Ledger,
+    recorder: Recorder,
+    throttle: Throttle,
+) -> None:
+    """Bring what an earlier run left half done to an end: no import into `target` runs any more, chunks that
+    were imported are recorded as done, and of all others it holds no row."""
+    jobs = _ended(
+        lambda: store.import_jobs(target),
+        lambda seen: any(job.state == "running" for job in seen),
+        throttle,
+        recorder,
+    )
+    store.show_imported(target)
+    store.count(target)
+    imported = {job.file for job in jobs if job.state == "done" and job.file is not None}
+    settled = []
+    for chunk in chunks:
+        if chunk.seconds is not None:
+            continue
+        if chunk.importing in imported:
+            settled.append(chunk.model_copy(update={"seconds": 0.0}))
+        else:
+            _clear(store, target, chunk)
+            settled.append(chunk.model_copy(update={"importing": None}))
+    ledger.write_chunks(target, settled)
+
+
+def import_chunks(
+    pair: Pair,
+    chunks: Sequence[Chunk],
+    ledger: Ledger,
+    recorder: Recorder,
+    bulk: BulkTarget,
+    throttle: Throttle,
+) -> None:
+    """Copy the chunks that are not recorded as done; the copy holds none of their rows, and shows them once
+    asked to show what was imported. Nobody else may write to it: the import of a key that was upserted before
+    would double it.
+
+    Raises StoreError with the database's reason where it could not import a file.
+    """
+    _Importing(pair, ledger, recorder, bulk, throttle).run(chunks)
+
+
+class _Importing:
+    def __init__(
+        self, pair: Pair, ledger: Ledger, recorder: Recorder, bulk: BulkTarget, throttle: Throttle
+    ) -> None:
+        self._pair, self._ledger, self._recorder = pair, ledger, recorder
+        self._bulk, self._throttle = bulk, throttle
+        self._target = pair.copy.collection
+        self._folder = bulk.folder / self._target
+        self._bytes_per_row = BYTES_PER_NUMBER * pair.state.form.width
+
+    def run(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks are read ahead, and a file is written while the one before it is imported."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        todo = [chunk for chunk in chunks if chunk.seconds is None]
+        with ThreadPoolExecutor(2, "importing") as pool:
+            batches = self._read_ahead(pool, todo)
+            behind: Future[None] | None = None
+            for group in self._groups(todo):
+                began = time.perf_counter()
+                file, written, rows = self._write(group, batches)
+                if behind is not None:
+                    behind.result()
+                behind = pool.submit(self._import, file, written, rows, began)
+            if behind is not None:
+                behind.result()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_ahead(self, pool: ThreadPoolExecutor, chunks: Sequence[Chunk]) -> Iterator[Batch]:
+        """The rows of each chunk in turn."""
+        ahead = [pool.submit(self._read, chunk) for chunk in chunks[:1]]
+        for i in range(len(chunks)):
+            batch = ahead.pop().result()
+            ahead += [pool.submit(self._read, after) for after in chunks[i + 1 : i + 2]]
+            yield batch
+
+    def _read(self, chunk: Chunk) -> Batch:
+        return self._pair.store.scan(
+            self._pair.origin.collection,
+            self._pair.state.field,
+            after=chunk.after,
+            upto=chunk.upto,
+            partition=chunk.partition,
+        )
+
+    def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Neighbours in one partition that make a file of comfortable size."""
+        group: list[Chunk] = []
+        rows = 0
+        for chunk in chunks:
+            is_full = (rows + chunk.rows) * self._bytes_per_row > FILE_BYTES or len(group) == CHUNKS_PER_FILE
+            if group and (is_full or chunk.partition != group[0].partition):
+                yield group
+                group, rows = [], 0
+            group.append(chunk)
+            rows += chunk.rows
+        if group:
+            yield group
+
+    def _write(self, group: list[Chunk], batches: Iterator[Batch]) -> tuple[str | None, list[Chunk], int]:
+        """The file, None where the group holds no row any more; the chunks, and how many rows they have."""
+        pair = self._pair
+        written: list[Chunk] = []
+        rows = 0
+
+        def as_copied() -> Iterator[Batch]:
+            nonlocal rows
+            for chunk in group:
+                batch = next(batches)
+                unsound = pair.state.layout.unsound(pair.origin.read(batch).vectors)
+                written.append(with_unsound(chunk, [batch.keys[i] for i in np.flatnonzero(unsound)]))
+                rows += len(batch)
+                self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
+                yield carried(pair, batch)
+
+        file = pair.store.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
+        return file, written, rows
+
+    def _import(self, file: str | None, chunks: list[Chunk], rows: int, began: float) -> None:
+        if file is not None:
+            name = self._bulk.seen_by_database(f"{self._target}/{file}")
+            chunks = [chunk.model_copy(update={"importing": name}) for chunk in chunks]
+            self._ledger.write_chunks(self._target, chunks)
+            self._import_file(name, chunks[0].partition)
+            (self._folder / file).unlink(missing_ok=True)
+        seconds = time.perf_counter() - began
+        of_each = round(seconds / len(chunks), 3)
+        done = [chunk.model_copy(update={"seconds": of_each}) for chunk in chunks]
+        self._recorder.done(done, self._bytes_per_row * rows, seconds)
+
+    def _import_file(self, name: str, partition: str | None) -> None:
+        store = self._pair.store
+        job = store.bulk_import(self._target, name, partition=partition)
+        ended = _ended(
+            lambda: store.import_job(job),
+            lambda seen: seen.state == "running",
+            self._throttle,
+            self._recorder,
+        )
+        if ended.state == "failed":
+            raise StoreError(f"the database could not import {name}: {ended.reason or 'it gives no reason'}")
+
+
+def _ended(
+    look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle, recorder: Recorder
+) -> T:
+    """What `look` shows once nothing runs any more; the throttle may end the waiting."""
+
+    def meanwhile(_: Any) -> None:
+        throttle.admit(0, 0)
+        recorder.sign_of_life()
+
+    retrying = Retrying(
+        retry=retry_if_result(is_running),
+        wait=wait_exponential(0.1, max=LONGEST_PAUSE),
+        before_sleep=meanwhile,
+    )
+    return retrying(look)
+
+
+def _clear(store: Store, target: str, chunk: Chunk) -> None:
+    """Delete what the copy holds of a chunk's keys."""
+    after: Key | None = chunk.after
+    while page := store.scan_keys(target, after=after, limit=KEYS_PER_PAGE, partition=chunk.partition):
+        of_chunk = bisect_right(cast("list[Any]", page), chunk.upto)
+        store.delete(target, page[:of_chunk])
+        if of_chunk < len(page):
+            return
+        after = page[-1]

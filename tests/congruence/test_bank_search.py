@@ -1,0 +1,205 @@
+"""Biases of new rows from a bank that is searched, beside those from the same bank in memory."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    BankTooLarge,
+    Blend,
+    DistributionNormalization,
+    DualBankSinkhorn,
+    DualInvertedSoftmax,
+    EmptyBank,
+    InvertedSoftmax,
+    QueryBank,
+    Sinkhorn,
+    migrate,
+    plan_migration,
+    refresh,
+    status,
+)
+from milvus_hubness.client import bank_search
+from milvus_hubness.client.steps import Ask, drive
+from tests.congruence.test_async import opened
+from tests.galleries import METRICS, plain_collection, similarity, vectors
+
+DIM, ITEMS, BANK, TARGETS, NEW = 9, 80, 500, 300, 3
+
+ESTIMATORS = [
+    NNN(5, 0.75),
+    CSLS(70),
+    InvertedSoftmax(0.05),
+    Sinkhorn(0.1),
+    DualInvertedSoftmax(0.05, 0.3),
+    DualBankSinkhorn(0.1),
+    DistributionNormalization(0.5),
+    Blend(),
+    Blend(
+        [Sinkhorn(0.2), DualInvertedSoftmax(0.1, 0.1), DistributionNormalization(0.5), Sinkhorn(0.05)],
+        [0.25, 0.25, 0.25, 0.25],
+    ),
+]
+
+
+class Searched:
+    def __init__(self, backend, metric):
+        rng = np.random.default_rng(41)
+        self.backend, self.metric = backend, metric
+        self.new = vectors(rng, NEW, DIM)
+        source = backend.name("searched")
+        plain_collection(backend.client(), source, vectors(rng, ITEMS, DIM), metric)
+        self.store = backend.store()
+        self.bank, self.targets = (QueryBank(vectors(rng, n, DIM)) for n in (BANK, TARGETS))
+        plan = plan_migration(self.store, source, self.bank, estimator=NNN(3))
+        self.name = migrate(self.store, plan, frozen=True).target
+        self.reader = backend.hubness_client()
+
+    def fit(self, estimator):
+        refresh(self.store, self.name, estimator=estimator, target_bank=self.targets)
+
+    def rows(self, first=ITEMS):
+        return [{"id": first + i, "vector": row, "group": 0} for i, row in enumerate(self.new)]
+
+    def biases(self):
+        """Those of the new rows."""
+        found = self.reader.query(self.name, f"id >= {ITEMS}", ["hubness_bias"])
+        return np.array([row["hubness_bias"] for row in sorted(found, key=lambda row: row["id"])])
+
+    def written_by(self, client):
+        client.upsert(self.name, self.rows())
+        return self.biases()
+
+
+@pytest.fixture(scope="module", params=METRICS)
+def searched(shared_backend, request):
+    if request.param != "COSINE" and not shared_backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    return Searched(shared_backend, request.param)
+
+
+@pytest.fixture
+def small(lite):
+    """Under IP on Milvus Lite, its estimator a log-sum-exp that is too flat to be cut off early."""
+    here = Searched(lite, "IP")
+    here.fit(Sinkhorn(0.5))
+    return here
+
+
+def asked(client):
+    """What the client asks of banks: (method, limit) each."""
+    calls, answer = [], client._answer
+
+    def listening(step):
+        if isinstance(step, Ask) and step.method in ("query", "search") and "__bank" in step.args[0]:
+            calls.append((step.method, step.options.get("limit")))
+        return answer(step)
+
+    client._answer = listening
+    return calls
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda each: f"{type(each).__name__}{each.needs}")
+def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
+    searched.fit(estimator)
+    wanted = searched.written_by(searched.backend.hubness_client())
+    small = searched.backend.hubness_client(bank_budget=0)
+    np.testing.assert_allclose(searched.written_by(small), wanted, atol=1e-4 + 5e-6)
+    assert not small._operations._banks._kept
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_targets_are_as_near_as_the_metric_says(lite, metric):
+    """The dual inverted softmax by its definition, from a bank in memory and from one that is searched."""
+    here = Searched(lite, metric)
+    here.fit(DualInvertedSoftmax(0.1, 0.3))
+    by_queries, by_targets = (
+        tau * np.log(np.exp(similarity(bank, here.new, metric) / tau).sum(0))
+        for bank, tau in ((here.bank.vectors, 0.1), (here.targets.vectors, 0.3))
+    )
+    wanted = 0.75 * by_queries + 0.25 * by_targets - here.store.info(here.name).state.profile.centre
+    for budget in (0, 1 << 20):
+        client = lite.hubness_client(bank_budget=budget)
+        np.testing.assert_allclose(here.written_by(client), wanted, atol=1e-4 + 5e-6)
+
+
+def test_more_is_asked_for_only_where_it_is_needed(small):
+    client = small.backend.hubness_client(bank_budget=0)
+    calls = asked(client)
+    small.written_by(client)
+    searches = [("search", 64), ("search", 256), ("search", 1_024)]
+    assert calls == [("query", None), *searches]
+    calls.clear()
+    small.written_by(client)
+    assert calls == searches
+    small.fit(InvertedSoftmax(0.002))
+    calls.clear()
+    small.written_by(client)
+    assert calls == [("search", 64)]
+
+
+def test_large_banks_are_read_in_pages(small, monkeypatch):
+    monkeypatch.setattr(bank_search, "NUMBERS_PER_PAGE", 700)
+    for estimator in (DistributionNormalization(), ESTIMATORS[-1]):
+        small.fit(estimator)
+        wanted = small.written_by(small.backend.hubness_client())
+        client = small.backend.hubness_client(bank_budget=0)
+        calls = asked(client)
+        np.testing.assert_allclose(small.written_by(client), wanted, atol=1e-4 + 5e-6)
+        assert sum(method == "query" for method, _ in calls) > 6
+
+
+@pytest.mark.parametrize("estimator", [Sinkhorn(0.5), ESTIMATORS[-1], NNN(201)], ids=repr)
+def test_where_the_nearest_do_not_do_all_are_asked_for(small, monkeypatch, estimator):
+    small.fit(estimator)
+    wanted = small.written_by(small.backend.hubness_client())
+    monkeypatch.setattr(bank_search, "WINDOW", 200)
+    client = small.backend.hubness_client(bank_budget=0)
+    calls = asked(client)
+    np.testing.assert_allclose(small.written_by(client), wanted, atol=5e-6)
+    assert ("search", 200) in calls
+    assert max(limit or 0 for _, limit in calls) == 200
+
+
+def test_a_bound_that_cannot_be_met_is_named(small, monkeypatch):
+    monkeypatch.setattr(bank_search, "WINDOW", 200)
+    monkeypatch.setattr(bank_search, "WHOLE", BANK - 1)
+    client = small.backend.hubness_client(bank_budget=0)
+    with pytest.raises(BankTooLarge, match=r"0 bytes, and Sinkhorn .* 200 nearest .*e-0\d and not .*pending"):
+        client.insert(small.name, small.rows())
+    client.insert(small.name, small.rows(), bias="pending")
+    assert status(small.store, small.name).pending == NEW
+    small.fit(NNN(201))
+    with pytest.raises(BankTooLarge, match="needs the 201 nearest"):
+        client.upsert(small.name, small.rows())
+
+
+@pytest.mark.parametrize("estimator", [NNN(3), DistributionNormalization()], ids=repr)
+def test_a_bank_that_is_gone_is_named(small, estimator):
+    small.fit(estimator)
+    bank = small.store.info(small.name).state.profile.bank
+    small.backend.client().delete(bank.collection, filter=f"generation == {bank.generation}")
+    client = small.backend.hubness_client(bank_budget=0)
+    with pytest.raises(EmptyBank, match=bank.collection):
+        client.insert(small.name, small.rows())
+
+
+def test_a_vector_without_a_direction_has_none_here_either(lite):
+    here = Searched(lite, "COSINE")
+    operations = here.backend.hubness_client(bank_budget=0)
+    state = here.store.info(here.name).state
+    vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
+    steps = operations._operations._biases_by_search(here.name, state, "default", vectors, None)
+    biases = drive(steps, operations._answer)
+    assert biases[-1] == 0
+    assert (biases[:-1] != 0).all()
+
+
+async def test_the_same_for_tasks(lite):
+    here = Searched(lite, "L2")
+    here.fit(ESTIMATORS[-1])
+    wanted = here.written_by(lite.hubness_client())
+    async with opened(lite, bank_budget=0) as client:
+        await client.upsert(here.name, here.rows())
+    np.testing.assert_allclose(here.biases(), wanted, atol=1e-4 + 5e-6)

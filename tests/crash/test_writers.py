@@ -1,0 +1,26 @@
+"""Nobody who writes or reads through HubnessClient notices that a migration goes on."""
+
+import pytest
+
+from tests.conftest import Backend
+from tests.crash.writers import ROWS_PER_SECOND, migrate_beside_writers
+
+SECONDS = 12
+
+
+@pytest.fixture
+def served(served_uri):
+    here = Backend("server-2.3.5", served_uri)
+    yield here
+    here.clean()
+
+
+@pytest.mark.parametrize("rename", [False, True], ids=["alias", "rename"])
+def test_nothing_is_lost_and_nothing_comes_back(served, rename):
+    name = served.name("written")
+    served.made.append(f"{name}__before_hubness")
+    application = migrate_beside_writers(
+        served.client, name, SECONDS, rename=rename, rows_per_second=ROWS_PER_SECOND[served.kind]
+    )
+    assert application.reads
+    assert all(application.written.values())

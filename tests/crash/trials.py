@@ -1,0 +1,581 @@
+"""Trials: a migration that is killed at a random moment and run again, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from milvus_lite.server_manager import server_manager_instance
+from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import HubnessClient, HubnessError, MilvusStore, QueryBank, migrate, plan_migration
+from milvus_hubness.estimators import NNN
+from milvus_hubness.jobs import verify
+from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from milvus_hubness.state import MIRROR_PROPERTY
+from milvus_hubness.stores.milvus_rpc import connect, is_one_of
+from tests.crash import driver
+from tests.crash.driver import Moment, Order
+from tests.crash.sources import DIM, PARTITIONS, Rows, Shape, assert_same, counted, held, make_source
+from tests.galleries import nnn, vectors
+from tests.servers import MilvusServer, lite_uri
+
+BACKENDS = ("server-2.3.5", "lite")
+K, ALPHA, QUERIES = 8, 0.75, 64
+PATIENCE = 180
+TOUCHED = 8
+CONSOLE_LINES = 12
+KINDS = ["run"] * 20 + ["rollback"] * 7 + ["plan"] * 3
+REQUESTS = {
+    "run": {
+        "planning": 24, "preparing": 70, "creating": 26, "copying": 120, "catching up": 96, "verifying": 170,
+        "verified": 28, "switching": 100, "moving": 11,
+    },
+    "rollback": {"planning": 31, "rolling back": 300, "moving back": 9},
+    "plan": {"planning": 24},
+}  # fmt: skip
+"""About how many requests each stage of a command makes. Whoever asks for a later one gets the next stage."""
+SERVER_KILLS = {0, 1, 5, 8, 11, 14, 17, 20, 22, 24}
+CONSOLE = {3, 9, 15, 25}
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["tests.crash.driver"])
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """kind: the command that is killed. how: at a request, at a time, or, run as a user would, after a line
+    that it printed. victim: the process, the server, or both. app_writes: the application goes on writing
+    between the two runs."""
+
+    seed: int
+    backend: str
+    number: int
+    kind: str
+    how: str
+    victim: str
+    frozen: bool
+    rename: bool
+    app_writes: bool
+    method: str
+    shape: Shape
+
+    @property
+    def random(self) -> random.Random:
+        return random.Random(f"{self.seed} {self.backend} {self.number}")
+
+    @property
+    def course(self) -> tuple[str, bool]:
+        """What decides how long the command takes, by and large."""
+        return self.kind, self.frozen
+
+    def __str__(self) -> str:
+        how = ["frozen" if self.frozen else "mirrored", *(["rename"] if self.rename else [])]
+        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.placement}"
+        return f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {self.method}, {shape})"
+
+
+def trials(seed: int, backend: str) -> list[Trial]:
+    """The thirty of a backend."""
+    is_lite = backend == "lite"
+    made = []
+    for number, kind in enumerate(KINDS):
+        rng = random.Random(f"trial {seed} {backend} {number}")
+        victim = "process"
+        if not is_lite and number in SERVER_KILLS:
+            victim = rng.choice(["server", "both"])
+        how = "console" if number in CONSOLE else rng.choice(["request", "request", "request", "time"])
+        frozen = number % 2 == 0
+        made.append(
+            Trial(
+                seed,
+                backend,
+                number,
+                kind,
+                "request" if victim != "process" else how,
+                victim,
+                frozen,
+                rename=rng.random() < 0.3,
+                app_writes=not frozen and kind == "run",
+                method=rng.choice(["nnn", "nnn", "blend"]),
+                shape=Shape(
+                    key=["int", "varchar"][number // 2 % 2],
+                    metric=rng.choice(["IP", "COSINE", "L2"]),
+                    index=rng.choice(["FLAT", "HNSW"]),
+                    placement=rng.choice(["partition key", "partitions", "none"]),
+                    nullable=is_lite,
+                ),
+            )
+        )
+    return made
+
+
+class Place:
+    """Where a trial happens. server: None on Milvus Lite, where a file has one process at a time."""
+
+    def __init__(self, folder: Path, server: MilvusServer | None, uri: str) -> None:
+        self.folder, self.server, self.uri = folder, server, uri
+
+    @property
+    def is_served(self) -> bool:
+        return "://" in self.uri
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[MilvusClient]:
+        client = connect(self.uri)
+        try:
+            yield client
+        finally:
+            client.close()
+            if not self.is_served:
+                server_manager_instance.release_server(self.uri)
+
+
+@dataclass
+class Outcome:
+    """ledger: the migration's phase when the killed process was dead. seconds: of the whole trial."""
+
+    trial: Trial
+    moment: str = ""
+    ledger: str = ""
+    first_exit: int | None = None
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        ended = f"FAILED: {self.problem}" if self.problem else "ok"
+        return (
+            f"seed {self.trial.seed} {self.trial}: killed {self.trial.victim} {self.moment}, ledger "
+            f"{self.ledger!r}, {self.seconds:.1f} s: {ended}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = vars(self.trial) | {"shape": vars(self.trial.shape)}
+        mine = {name: value for name, value in vars(self).items() if name != "trial"}
+        return {**facts, **mine, "seconds": round(self.seconds, 1)}
+
+
+@dataclass
+class _Names:
+    source: str
+    target: str
+    alias: str
+    application: str
+    kept_as: str
+    bank: str
+    ours: set[str] = field(default_factory=set)
+
+
+class Runner:
+    """Runs the trials of one backend, one after the other. folder: for banks, logs and Milvus Lite's files.
+    uri: of a server that is not killed, and that others may use."""
+
+    def __init__(self, folder: Path, *, server: MilvusServer | None = None, uri: str = "") -> None:
+        self._folder, self._server, self._uri = folder, server, uri
+        self._seconds: dict[tuple[str, bool], float] = {}
+        self._bank = folder / "bank.npy"
+        np.save(self._bank, vectors(np.random.default_rng(99), QUERIES, DIM))
+
+    def run(self, trial: Trial) -> Outcome:
+        """What happened. Its `problem` is empty where all that must hold does."""
+        outcome, began = Outcome(trial), time.monotonic()
+        try:
+            _Attempt(self, trial, outcome).run()
+        except AssertionError as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            outcome.problem = str(error).partition("\nassert")[0] or f"not so: {frame.line}"
+        except Exception as error:
+            outcome.problem = f"{type(error).__name__}: {error}"
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its server, if it has one, came back after it was killed."""
+        return self._server is None or self._server.is_running
+
+    @property
+    def bank(self) -> Path:
+        return self._bank
+
+    def place(self) -> Place:
+        folder = Path(tempfile.mkdtemp(prefix="trial-", dir=self._folder))
+        uri = self._server.uri if self._server else self._uri
+        return Place(folder, self._server, uri or lite_uri(folder))
+
+    def seconds(self, trial: Trial) -> float:
+        """How long the trial's command takes from its first request on, if nothing disturbs it."""
+        if trial.course not in self._seconds:
+            self._seconds[trial.course] = _Attempt(self, trial, Outcome(trial)).undisturbed()
+        return self._seconds[trial.course]
+
+
+class _Attempt:
+    def __init__(self, runner: Runner, trial: Trial, outcome: Outcome) -> None:
+        self._runner, self._trial, self._outcome = runner, trial, outcome
+        self._place = runner.place()
+        stem = f"crash_{os.getpid()}_{next(_numbers)}"
+        application = stem if trial.rename else f"{stem}_live"
+        self._names = _Names(
+            source=stem,
+            target=f"{stem}_copy",
+            alias=f"{stem}_live",
+            application=application,
+            kept_as=f"{stem}__before_hubness" if trial.rename else stem,
+            bank=f"{stem}__bank",
+        )
+        self._source: Rows = {}
+        self._wanted: Rows = {}
+        self._before: dict[str, Any] = {}
+        self._others: set[str] = set()
+
+    # -- the course of a trial --------------------------------------------------------------------------
+
+    def run(self) -> None:
+        seconds = self._runner.seconds(self._trial) if self._trial.how == "time" else 0.0
+        try:
+            self._prepare()
+            self._outcome.first_exit = self._killed(seconds)
+            with self._place.open() as client:
+                self._outcome.ledger = self._phase(client)
+                if self._trial.app_writes:
+                    self._write_as_the_application(client, 9_000_000)
+            self._run_again()
+            self._check()
+        finally:
+            self._clean()
+
+    def undisturbed(self) -> float:
+        """The seconds from the first request to the end."""
+        timing = self._place.folder / "seconds"
+        try:
+            self._prepare()
+            code = self._finished(self._forked(Order(self._argv, self._log, timing=timing)))
+            assert code == 0, f"an undisturbed {self._trial.kind} exited with {code}: {self._told()}"
+            return float(timing.read_text())
+        finally:
+            self._clean()
+
+    def _prepare(self) -> None:
+        trial, names = self._trial, self._names
+        with self._place.open() as client:
+            self._others = set(client.list_collections()) | {LEDGER}
+            make_source(client, names.source, trial.shape, trial.seed * 100 + trial.number)
+            if not trial.rename:
+                client.create_alias(names.source, names.alias)
+            self._source = held(client, names.source)
+            self._wanted = dict(self._source)
+            self._before = self._described(client, names.source)
+            if trial.kind == "rollback":
+                store = MilvusStore(client)
+                plan = plan_migration(
+                    store,
+                    names.source,
+                    QueryBank.load(str(self._runner.bank)),
+                    estimator=NNN(K, ALPHA) if trial.method == "nnn" else None,
+                    target=names.target,
+                    **self._switch,
+                )
+                migrate(store, plan, frozen=True)
+                self._write_as_the_application(client, 8_000_000)
+
+    def _killed(self, seconds: float) -> int | None:
+        """Run the command and kill it. Its exit code."""
+        trial, rng = self._trial, self._trial.random
+        if trial.how == "console":
+            return self._console(rng)
+        moment = self._moment(seconds, rng)
+        self._outcome.moment = str(moment)
+        server = self._place.server
+        victims = {"process": (0,), "server": (server and server.pid,), "both": (server and server.pid, 0)}
+        process = self._forked(Order(self._argv, self._log, moment, victims[trial.victim]))
+        if trial.victim == "process":
+            code = self._finished(process)
+            assert code in (0, -signal.SIGKILL), f"exited with {code}: {self._told()}"
+            return code
+        while server.is_running and process.is_alive():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        struck = not server.is_running or process.exitcode == -signal.SIGKILL
+        assert struck, f"the moment never came: {self._told()}"
+        server.kill()
+        server.start()
+        return self._finished(process)
+
+    def _moment(self, seconds: float, rng: random.Random) -> Moment:
+        if self._trial.how == "time":
+            return Moment(None, seconds=rng.uniform(0, seconds))
+        requests = REQUESTS[self._trial.kind]
+        stage = rng.choice(list(requests))
+        return Moment(stage, rng.randint(1, requests[stage]), rng.choice(["before", "after"]))
+
+    def _run_again(self) -> None:
+        code = self._finished(self._forked(Order(self._argv, self._log)))
+        if self._trial.kind == "rollback" and self._outcome.ledger == "rolled back":
+            assert code == 1, f"run again after it had ended, rollback exited with {code}: {self._told()}"
+            return
+        assert code == 0, f"run again, it exited with {code}: {self._told()}"
+
+    # -- the process --------------------------------------------------------------------------------------
+
+    @property
+    def _switch(self) -> dict[str, Any]:
+        return {"rename": True} if self._trial.rename else {"alias": self._names.alias}
+
+    @property
+    def _argv(self) -> tuple[str, ...]:
+        trial, names = self._trial, self._names
+        writers = ("--frozen",) if trial.frozen else ("--client-ttl", "0")
+        common = ("--uri", self._place.uri, "--json")
+        if trial.kind == "rollback":
+            return ("migrate", "rollback", names.application, *writers, *common)
+        method = ("--k", str(K), "--alpha", str(ALPHA)) if trial.method == "nnn" else ("--method", "blend")
+        planned = (names.source, "--bank", str(self._runner.bank), "--target", names.target, *method)
+        switch = ("--rename",) if trial.rename else ("--alias", names.alias)
+        if trial.kind == "plan":
+            return ("migrate", "plan", *planned, *switch, *common)
+        return ("migrate", "run", *planned, *switch, *writers, *common)
+
+    @property
+    def _log(self) -> Path:
+        return self._place.folder / "log"
+
+    def _told(self) -> str:
+        lines = self._log.read_text(errors="replace").strip().splitlines()
+        return lines[-1][-400:] if lines else "nothing was printed"
+
+    def _forked(self, order: Order) -> BaseProcess:
+        process = _forks.Process(target=driver.run, args=(order,), daemon=True)
+        process.start()
+        return process
+
+    def _finished(self, process: BaseProcess) -> int | None:
+        process.join(PATIENCE)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise AssertionError(f"not ended after {PATIENCE} s: {self._told()}")
+        return process.exitcode
+
+    def _console(self, rng: random.Random) -> int:
+        """Run the command as it is installed, and kill it a moment after it has printed some lines."""
+        lines, seconds = rng.randint(1, CONSOLE_LINES), rng.uniform(0, 0.2)
+        self._outcome.moment = f"{seconds:.2f} s after line {lines}"
+        command = [str(Path(sys.executable).with_name("milvus-hubness")), *self._argv]
+        with self._log.open("w") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            with process:
+                for _ in zip(range(lines), process.stdout, strict=False):
+                    pass
+                time.sleep(seconds)
+                process.kill()
+        return process.returncode
+
+    # -- what the application does, and what must hold ------------------------------------------------------
+
+    def _write_as_the_application(self, client: MilvusClient, new: int) -> None:
+        """Insert, update and delete some rows through the name that the application uses."""
+        names, trial = self._names, self._trial
+        if not client.has_collection(names.application):
+            return  # in the middle of a renaming, when a HubnessClient waits
+        leads_to = client.describe_collection(names.application)["collection_name"]
+        reads_source = leads_to in {names.source, names.kept_as}
+        partition = "north" if trial.shape.placement == "partitions" else ""
+        tenants = PARTITIONS.get(partition)
+        keys = sorted(key for key, row in self._wanted.items() if not tenants or row["tenant"] in tenants)
+        first = trial.random.randrange(len(keys) - 3 * TOUCHED)
+        models = keys[first : first + 3 * TOUCHED]
+        fresh = vectors(np.random.default_rng(trial.number), 2 * TOUCHED, DIM)
+        rows = []
+        for i, vector in enumerate(fresh):
+            key = models[i] if i < TOUCHED else type(models[0])(new + i)
+            rows.append({**self._wanted[models[i]], "pk": key, "count": new + i, "vec": vector.tolist()})
+        gone = models[-TOUCHED:]
+        client.load_collection(leads_to)
+        hubness = HubnessClient(self._place.uri, state_ttl=0.0)
+        hubness.upsert(names.application, rows, partition_name=partition)
+        hubness.delete(names.application, filter=is_one_of("pk", gone))
+        for reference in (self._wanted, *([self._source] if reads_source else [])):
+            for row in rows:
+                reference[row["pk"]] = dict(row)
+            for key in gone:
+                reference.pop(key, None)
+
+    def _phase(self, client: MilvusClient) -> str:
+        known = Ledger(MilvusStore(client)).of_target(self._names.target)
+        return known.phase if known else "none"
+
+    def _described(self, client: MilvusClient, name: str) -> dict[str, Any]:
+        """All that a user set up. An empty property says as little as none, see MilvusStore.write_mirror."""
+        found = client.describe_collection(name)
+        properties = {k: v for k, v in found["properties"].items() if (k, v) != (MIRROR_PROPERTY, "")}
+        indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]
+        counts = {"total_rows", "indexed_rows", "pending_index_rows"}
+        return {
+            "fields": found["fields"],
+            "properties": properties,
+            "partitions": sorted(client.list_partitions(name)),
+            "indexes": [{k: v for k, v in each.items() if k not in counts} for each in indexes],
+        }
+
+    def _check(self) -> None:
+        with self._place.open() as client:
+            if self._trial.kind == "plan":
+                self._check_plan(client)
+            elif self._trial.kind == "run":
+                self._check_switched(client)
+            else:
+                self._check_rolled_back(client)
+
+    def _check_plan(self, client: MilvusClient) -> None:
+        names = self._names
+        made = set(client.list_collections()) - self._others
+        assert made == {names.source}, f"a plan left {made - {names.source}}"
+        assert self._phase(client) == "none", "a plan is in the ledger"
+        assert_same(held(client, names.source), self._source)
+        assert self._described(client, names.source) == self._before, "the source was changed"
+        if not self._trial.rename:
+            assert self._behind(client) == {names.source}
+
+    def _check_switched(self, client: MilvusClient) -> None:
+        names, trial = self._names, self._trial
+        self._check_collections(client, names.kept_as)
+        assert_same(held(client, names.kept_as), self._source)
+        assert self._described(client, names.kept_as) == self._before, "the source was changed"
+        self._check_copy(client)
+        assert self._behind(client) == {names.target}, f"the alias leads to {self._behind(client)}"
+        known = Ledger(MilvusStore(client)).of_target(names.target)
+        assert known is not None
+        assert known.phase == "switched", f"the ledger says {known.phase!r}"
+        state = MilvusStore(client).info(names.target).state
+        assert state is not None
+        assert (state.phase, state.source) == ("ready", names.kept_as)
+        if self._source == self._wanted:
+            verify(MilvusStore(client), names.target)
+        if trial.method == "nnn":
+            self._check_biases(client)
+
+    def _check_rolled_back(self, client: MilvusClient) -> None:
+        names = self._names
+        self._check_collections(client, names.source)
+        assert_same(
+            held(client, names.source), self._wanted, within_a_unit=self._trial.shape.metric == "COSINE"
+        )
+        assert counted(client, names.source) == len(self._wanted), "rows of the source are doubled"
+        assert self._described(client, names.source) == self._before, "the source was changed"
+        self._check_copy(client)
+        wanted = set() if self._trial.rename else {names.source}
+        assert self._behind(client) == wanted, f"the alias leads to {self._behind(client)}"
+        assert self._phase(client) == "rolled back", f"the ledger says {self._phase(client)!r}"
+        info = MilvusStore(client).info(names.target)
+        assert info.mirror is None, "clients are still told to write from the copy to the source"
+        assert info.state is not None
+        assert info.state.source == names.source
+
+    def _check_collections(self, client: MilvusClient, source: str) -> None:
+        names = self._names
+        made = set(client.list_collections()) - self._others
+        assert made == {source, names.target, names.bank}, f"there are {sorted(made)}"
+        assert counted(client, names.bank) == QUERIES, "the bank is there twice, or not whole"
+
+    def _check_copy(self, client: MilvusClient) -> None:
+        names = self._names
+        hubness = HubnessClient(self._place.uri, state_ttl=0.0)
+        within = self._trial.shape.metric == "COSINE"
+        assert_same(held(hubness, names.target), self._wanted, within_a_unit=within)
+        there = counted(client, names.target)
+        assert there == len(self._wanted), f"{there} rows for {len(self._wanted)} keys"
+
+    def _check_biases(self, client: MilvusClient) -> None:
+        found = client.query(
+            self._names.target,
+            filter="",
+            output_fields=["pk", "hubness_bias"],
+            limit=16_384,
+            consistency_level="Strong",
+        )
+        got = np.array([row["hubness_bias"] for row in found])
+        items = np.float32([self._wanted[row["pk"]]["vec"] for row in found])
+        wanted = nnn(np.load(self._runner.bank), items, self._trial.shape.metric, K, ALPHA)
+        off = (got - wanted) - np.median(got - wanted)
+        assert np.abs(off).max() < 1e-4, f"biases are off by up to {np.abs(off).max()}"
+
+    def _behind(self, client: MilvusClient) -> set[str]:
+        """The collections that the application's name is an alias of."""
+        there = set(client.list_collections()) - self._others
+        return {name for name in there if self._names.application in client.list_aliases(name)["aliases"]}
+
+    def _clean(self) -> None:
+        """Of a server that did not come back there is nothing to clean."""
+        with contextlib.suppress(MilvusException, HubnessError):
+            if self._place.is_served:
+                self._drop_collections()
+        shutil.rmtree(self._place.folder, ignore_errors=True)
+
+    def _drop_collections(self) -> None:
+        names = self._names
+        with self._place.open() as client:
+            there = {names.source, names.target, names.kept_as, names.bank} & set(client.list_collections())
+            for name in there:
+                for alias in client.list_aliases(name)["aliases"]:
+                    client.drop_alias(alias)
+                client.drop_collection(name)
+            Ledger(MilvusStore(client)).forget(names.target)
+
+
+def run_trials(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
+    """These trials of a backend, one after the other; prints a line for each."""
+    be_quiet()
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="crash-") as folder, contextlib.ExitStack() as stack:
+        runner: Runner | None = None
+        for trial in trials(seed, backend):
+            if trial.number not in numbers:
+                continue
+            if runner is None or not runner.is_served:
+                server = stack.enter_context(MilvusServer()) if backend != "lite" else None
+                runner = Runner(Path(folder), server=server)
+            outcomes.append(runner.run(trial))
+            print(outcomes[-1].line, flush=True)
+    return outcomes
+
+
+def be_quiet() -> None:
+    torch.set_num_threads(1)
+    for library in ("pymilvus", "milvus_lite", "milvus_hubness"):
+        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """How many trials there were, of which kinds, and how they ended."""
+    failed = [each for each in outcomes if each.problem]
+    return {
+        "trials": len(outcomes),
+        "failed": len(failed),
+        "killed": sum(each.first_exit != 0 for each in outcomes),
+        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
+        "phases_at_the_kill": dict(Counter(each.ledger for each in outcomes)),
+        "seconds": round(sum(each.seconds for each in outcomes), 1),
+    }

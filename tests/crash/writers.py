@@ -1,0 +1,245 @@
+"""An application that writes and reads while its collection is migrated and migrated back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pymilvus import MilvusClient
+
+from milvus_hubness import (
+    NNN,
+    HubnessClient,
+    MilvusStore,
+    QueryBank,
+    Steering,
+    cutover,
+    plan_migration,
+    rollback,
+)
+from milvus_hubness.jobs import run
+from milvus_hubness.jobs.migration.throttle import Throttle
+from tests.crash.trials import be_quiet
+from tests.galleries import plain_collection, vectors
+from tests.servers import MilvusServer, lite_uri
+
+DIM, STEADY, RANGE = 16, 300, 1_200
+BATCH = 10
+ROWS_PER_SECOND = {"lite": 60, "server-2.3.5": 200}
+"""Milvus Lite shares one interpreter with the application and the migration."""
+STATE_TTL, CLIENT_TTL = 1.0, 1.2
+ENDLESS = 10**6
+
+Reference = dict[int, tuple[int, bytes]]
+Step = Callable[[], None]
+
+
+class Application:
+    """Three writers, each with keys of its own, and a reader. uses: the name of what it writes and reads.
+    rows_per_second: of all writers together."""
+
+    def __init__(
+        self, client: Callable[[], HubnessClient], uses: str, items: np.ndarray, rows_per_second: float
+    ) -> None:
+        self.uses, self._client, self._items = uses, client, items
+        self.failures: list[str] = []
+        self.written = dict.fromkeys(("insert", "update", "delete"), 0)
+        self.reads = 0
+        self._stop = threading.Event()
+        self._versions = itertools.count(ENDLESS)
+        self.steady = range(STEADY)
+        everything = {i: (i % 5, vector.tobytes()) for i, vector in enumerate(items)}
+        self.reference: Reference = everything
+        self._acknowledged: list[int] = []
+        pause = 3 * BATCH / rows_per_second
+        self._threads = [
+            threading.Thread(target=self._repeat, args=(make, every), name=make.__name__)
+            for make, every in (
+                (self._inserts, pause),
+                (self._updates, pause),
+                (self._deletes, pause),
+                (self._reads, 0.02),
+            )
+        ]
+
+    def __enter__(self) -> Application:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+        stuck = [thread.name for thread in self._threads if thread.is_alive()]
+        self.failures += [f"{name} did not end" for name in stuck]
+
+    def _repeat(self, make: Callable[[HubnessClient], Iterator[None]], pause: float) -> None:
+        try:
+            due = time.monotonic()
+            for _ in make(self._client()):
+                due = max(due + pause, time.monotonic() - 1)
+                if self._stop.wait(max(0.0, due - time.monotonic())):
+                    return
+        except Exception:
+            self.failures.append(f"{make.__name__}: {traceback.format_exc()}")
+
+    def _rows(self, keys: list[int], rng: np.random.Generator) -> list[dict[str, Any]]:
+        return [
+            {"id": key, "vector": vector, "group": next(self._versions), "note": f"n{key}"}
+            for key, vector in zip(keys, vectors(rng, len(keys), DIM), strict=True)
+        ]
+
+    def _take(self, rows: list[dict[str, Any]]) -> None:
+        self.reference.update({row["id"]: (row["group"], row["vector"].tobytes()) for row in rows})
+
+    def _inserts(self, client: HubnessClient) -> Iterator[None]:
+        rng = np.random.default_rng(1)
+        for first in itertools.count(ENDLESS, BATCH):
+            rows = self._rows(list(range(first, first + BATCH)), rng)
+            client.insert(self.uses, rows)
+            self._take(rows)
+            self._acknowledged += [row["id"] for row in rows]
+            self.written["insert"] += BATCH
+            yield
+
+    def _updates(self, client: HubnessClient) -> Iterator[None]:
+        rng = np.random.default_rng(2)
+        while True:
+            keys = rng.choice(np.arange(STEADY, STEADY + RANGE), BATCH, replace=False).tolist()
+            rows = self._rows(keys, rng)
+            client.upsert(self.uses, rows)
+            self._take(rows)
+            self.written["update"] += BATCH
+            yield
+
+    def _deletes(self, client: HubnessClient) -> Iterator[None]:
+        """By key or by filter, and some of what was deleted comes back."""
+        rng = np.random.default_rng(3)
+        mine = np.arange(STEADY + RANGE, STEADY + 2 * RANGE)
+        for turn in itertools.count():
+            keys = rng.choice(mine, BATCH, replace=False).tolist()
+            there = [key for key in keys if key in self.reference]
+            if turn % 3 == 2:
+                rows = self._rows([key for key in keys if key not in self.reference], rng)
+                if rows:
+                    client.insert(self.uses, rows)
+                self._take(rows)
+                self.written["delete"] += len(rows)
+            else:
+                how = {"ids": there} if turn % 3 else {"filter": f"id in {there}"}
+                if there:
+                    client.delete(self.uses, **how)
+                for key in there:
+                    self.reference.pop(key)
+                self.written["delete"] += len(there)
+            yield
+
+    def _reads(self, client: HubnessClient) -> Iterator[None]:
+        rng = np.random.default_rng(4)
+        while True:
+            found = client.search(self.uses, data=[self._items[rng.integers(STEADY)]], limit=10)
+            assert len(found[0]) == 10, f"a search found {len(found[0])} rows"
+            wanted = [*rng.choice(STEADY, 5, replace=False).tolist(), *self._acknowledged[-5:]]
+            got = {row["id"] for row in client.get(self.uses, wanted, output_fields=["id"])}
+            assert got == set(wanted), f"{sorted(set(wanted) - got)} were not there"
+            self.reads += 1
+            yield
+
+
+def migrate_beside_writers(
+    connected: Callable[..., MilvusClient],
+    name: str,
+    seconds: float,
+    *,
+    rename: bool,
+    rows_per_second: float,
+) -> Application:
+    """There and back while the application goes on, for so many seconds at least. connected: a new client of
+    the class given, with its options. Raises AssertionError for what the application would notice."""
+    plain = connected(MilvusClient)
+    items = vectors(np.random.default_rng(5), STEADY + 2 * RANGE, DIM)
+    plain_collection(plain, name, items, "IP")
+    uses = name if rename else f"{name}_live"
+    if not rename:
+        plain.create_alias(name, uses)
+    store = MilvusStore(connected(MilvusClient))
+    bank = QueryBank(vectors(np.random.default_rng(6), 64, DIM))
+    copying = Throttle(rows_per_second=4 * len(items) / seconds)
+    steering = Steering(client_ttl=CLIENT_TTL, throttle=copying)
+    ends = time.monotonic() + seconds
+    with Application(
+        lambda: connected(HubnessClient, state_ttl=STATE_TTL), uses, items, rows_per_second
+    ) as application:
+        time.sleep(min(1.0, seconds / 10))
+        plan = plan_migration(store, name, bank, estimator=NNN(8))
+        run(store, plan, steering)
+        cutover(store, plan.target, alias=None if rename else uses, rename=rename, steering=steering)
+        assert store.info(uses).name == plan.target
+        _go_on(application, min(seconds / 4, ends - time.monotonic()))
+        assert_nothing_lost(connected(HubnessClient, state_ttl=0.0), application, sure=False)
+        copying.set_rate(rows_per_second=None)
+        rollback(store, plan.target, steering=steering)
+        assert store.info(uses).name == name
+        _go_on(application, ends - time.monotonic())
+    assert not application.failures, application.failures[0]
+    assert_nothing_lost(connected(HubnessClient, state_ttl=0.0), application, sure=True)
+    [counted] = plain.query(uses, filter="", output_fields=["count(*)"], consistency_level="Strong")
+    assert counted["count(*)"] == len(application.reference), "rows are there twice"
+    return application
+
+
+def run_writers(backend: str, seconds: float, *, rename: bool) -> dict[str, Any]:
+    """What the application did and noticed; prints a line."""
+    be_quiet()
+    began = time.monotonic()
+    facts: dict[str, Any] = {"backend": backend, "moves": "its own name" if rename else "an alias"}
+    with tempfile.TemporaryDirectory(prefix="writers-") as folder, contextlib.ExitStack() as stack:
+        is_lite = backend == "lite"
+        uri = lite_uri(Path(folder)) if is_lite else stack.enter_context(MilvusServer()).uri
+
+        def connected(cls: type[MilvusClient], **options: Any) -> MilvusClient:
+            return cls(uri, **options)
+
+        try:
+            done = migrate_beside_writers(
+                connected, "written", seconds, rename=rename, rows_per_second=ROWS_PER_SECOND[backend]
+            )
+            facts |= {"written": done.written, "reads": done.reads, "problem": ""}
+        except Exception as error:
+            facts["problem"] = f"{type(error).__name__}: {error}"
+    facts["seconds"] = round(time.monotonic() - began, 1)
+    print(f"writers: {facts}", flush=True)
+    return facts
+
+
+def _go_on(application: Application, seconds: float) -> None:
+    ends = time.monotonic() + max(seconds, 1.0)
+    while time.monotonic() < ends:
+        assert not application.failures, application.failures[0]
+        time.sleep(0.05)
+
+
+def assert_nothing_lost(client: HubnessClient, application: Application, *, sure: bool) -> None:
+    """What the application's name leads to holds what was acknowledged; while it writes, only the rows that
+    it never writes are sure."""
+    found = client.query(
+        application.uses, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
+    )
+    got = {row["id"]: (row["group"], np.float32(row["vector"]).tobytes()) for row in found}
+    wanted = dict(application.reference)
+    if not sure:
+        wanted, got = ({key: held[key] for key in application.steady} for held in (wanted, got))
+    lost, risen = wanted.keys() - got.keys(), got.keys() - wanted.keys()
+    stale = [key for key in wanted.keys() & got.keys() if wanted[key] != got[key]]
+    assert not lost, f"{len(lost)} rows are lost: {sorted(lost)[:5]}"
+    assert not risen, f"{len(risen)} deleted rows are there again: {sorted(risen)[:5]}"
+    assert not stale, f"{len(stale)} rows are not as they were last written: {sorted(stale)[:5]}"

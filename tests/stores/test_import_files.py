@@ -1,0 +1,84 @@
+"""What pymilvus's bulk writer makes of rows: the same values that an insert would send."""
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from pymilvus import CollectionSchema, DataType, FieldSchema
+
+from milvus_hubness.errors import StoreError
+from milvus_hubness.halves import encode
+from milvus_hubness.stores import Batch, MilvusStore
+
+
+class Server:
+    """Says what it is and what its only collection looks like."""
+
+    def __init__(self, fields, version="v2.6.0"):
+        schema = CollectionSchema(fields, enable_dynamic_field=True)
+        self._version, self._schema = version, {**schema.to_dict(), "properties": {}}
+
+    def get_server_version(self):
+        return self._version
+
+    def describe_collection(self, name):
+        return self._schema
+
+
+ID = FieldSchema("id", DataType.INT64, is_primary=True)
+
+
+def written(folder, fields, vectors, rows, field="vec"):
+    store = MilvusStore(Server([ID, *fields]))
+    batch = Batch([row["id"] for row in rows], vectors, rows)
+    file = store.write_import_file("c", [batch], field, folder)
+    return pq.read_table(folder / file).to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(DataType.FLOAT16_VECTOR, "float16"), (DataType.BFLOAT16_VECTOR, "bfloat16")]
+)
+def test_halves_are_written_as_their_bytes(tmp_path, kind, dtype):
+    vectors = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+    rows = [{"id": i} for i in range(3)]
+    found = written(tmp_path, [FieldSchema("vec", kind, dim=4)], vectors, rows)
+    assert [bytes(row["vec"]) for row in found] == encode(vectors, dtype)
+
+
+def test_other_vectors_come_along(tmp_path):
+    fields = [
+        FieldSchema("vec", DataType.FLOAT_VECTOR, dim=4),
+        FieldSchema("small", DataType.INT8_VECTOR, dim=4),
+        FieldSchema("bits", DataType.BINARY_VECTOR, dim=16),
+        FieldSchema("words", DataType.SPARSE_FLOAT_VECTOR),
+    ]
+    row = {"id": 1, "small": bytes([255, 0, 1, 128]), "bits": b"\x05\xff", "words": {3: 0.5, 70_000: 0.25}}
+    [found] = written(tmp_path, fields, np.ones((1, 4), np.float32), [row])
+    assert found["small"] == [-1, 0, 1, -128]
+    assert bytes(found["bits"]) == b"\x05\xff"
+    assert json.loads(found["words"]) == {"3": 0.5, "70000": 0.25}
+    assert found["vec"] == [1.0] * 4
+
+
+@pytest.mark.parametrize("value", ["12", "plain", 12, 1.5, True, None, [1, None], {"a": {"b": "é"}}, ""])
+def test_json_keeps_its_type(tmp_path, value):
+    fields = [
+        FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2),
+        FieldSchema("doc", DataType.JSON, nullable=True),
+    ]
+    [found] = written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 1, "doc": value, "free": value}])
+    assert json.loads(found["doc"]) == value
+    assert json.loads(found["$meta"]) == {"free": value}
+
+
+def test_a_row_that_cannot_be_written_is_named(tmp_path):
+    fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("n", DataType.INT8)]
+    with pytest.raises(StoreError, match=r"row 7 cannot be written .*'n'"):
+        written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 7, "n": 1_000}])
+
+
+def test_no_rows_make_no_file(tmp_path):
+    store = MilvusStore(Server([ID, FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2)]))
+    assert store.write_import_file("c", [], "vec", tmp_path) is None
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,88 @@
+"""What a server is asked for to give a collection a second vector field, and why it is not."""
+
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import CannotMigrate
+from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, STORED_FIELD
+from milvus_hubness.stores.base import CollectionInfo, VectorField
+from milvus_hubness.stores.milvus_second_field import MilvusSecondField
+
+WIDTH = 16
+
+
+class Server:
+    """Answers as a server of that version does, and takes down what it is asked for."""
+
+    def __init__(self, version):
+        self.version, self.asked = version, []
+
+    def get_server_version(self):
+        return self.version
+
+    def __getattr__(self, method):
+        def call(*args, **options):
+            self.asked.append((method, args, options))
+            return []
+
+        return call
+
+
+def info(*further, **of_key):
+    fields = [
+        {"name": "id", "type": DataType.INT64, "is_primary": True, "params": {}, **of_key},
+        {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 12}},
+        *further,
+    ]
+    schema = {"fields": fields, "properties": {}}
+    vector = VectorField("vector", 12, "COSINE", "HNSW", {"M": "8", "efConstruction": "64"})
+    return CollectionInfo("shop", "id", {"vector": vector}, 5, (None,), (), {}, None, False, schema)
+
+
+def second(dim=WIDTH, kind=DataType.FLOAT_VECTOR):
+    return {"name": STORED_FIELD, "type": kind, "params": {"dim": dim}}
+
+
+def scalars():
+    kinds = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
+    return [{"name": name, "type": kind, "params": {}} for name, kind in kinds.items()]
+
+
+def test_a_server_that_adds_vector_fields_is_asked_for_what_is_missing():
+    server = Server("v2.6.18")
+    store, source = MilvusSecondField(server), info(scalars()[0])
+    assert store.stored_field(source, "vector", "", WIDTH) == "can be added"
+    store.add_stored_field(source, "vector", "", WIDTH)
+    assert server.asked == [
+        (
+            "add_collection_field",
+            ("shop", STORED_FIELD, DataType.FLOAT_VECTOR),
+            {"nullable": True, "dim": WIDTH},
+        ),
+        (
+            "add_collection_field",
+            ("shop", EPOCH_FIELD, DataType.INT64),
+            {"nullable": True, "default_value": 0},
+        ),
+    ]
+
+
+@pytest.mark.parametrize("version", ["v2.6.17", "v2.3.5-lite", "milvus_lite-3.2.2"])
+def test_others_must_have_them(version):
+    store = MilvusSecondField(Server(version))
+    with pytest.raises(CannotMigrate, match=rf"lacks {STORED_FIELD}, .* from 2\.6\.18 on, this is {version}"):
+        store.stored_field(info(*scalars()), "vector", "", WIDTH)
+    assert store.stored_field(info(second(), *scalars()), "vector", "", WIDTH) == "there"
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (info(second(17), *scalars()), "has 17 dimensions, the stored form has 16"),
+        (info(second(kind=DataType.FLOAT16_VECTOR), *scalars()), "is FLOAT16_VECTOR, not FLOAT_VECTOR"),
+        (info(auto_id=True), "auto_id"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_reason(source, told):
+    with pytest.raises(CannotMigrate, match=told):
+        MilvusSecondField(Server("3.0.1")).stored_field(source, "vector", "", WIDTH)
