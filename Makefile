@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test crash lint clean
+.PHONY: demo test test-long crash lint clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -12,6 +12,10 @@ test: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# What more would take make test beyond its time.
+test-long: .venv/installed-for-tests
+	$(BIN)/pytest -m long
 
 # Some 35 minutes; CRASH_SEED=… repeats those of an earlier time.
 crash: .venv/installed-for-tests

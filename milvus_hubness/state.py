@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,6 +40,9 @@ SLOTS_PER_PROFILE = 2
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
+
+
+Told = TypeVar("Told", bound=BaseModel)
 
 
 class _Frozen(BaseModel):
@@ -241,17 +244,9 @@ class TuningRecord(_Frozen):
     tuned_at: datetime
 
 
-def read_tuning(properties: dict[str, str]) -> TuningRecord | None:
+def read_tuning(properties: Mapping[str, str]) -> TuningRecord | None:
     """What tuning left among a collection's properties. Raises StateError where it is broken."""
-    text = properties.get(TUNING_PROPERTY)
-    if not text:
-        return None
-    try:
-        return TuningRecord.model_validate_json(text)
-    except ValidationError as error:
-        raise StateError(
-            f"the collection property {TUNING_PROPERTY!r} is broken: {error.errors()[0]['msg']}"
-        ) from None
+    return _read(properties, TUNING_PROPERTY, TuningRecord)
 
 
 class Mirror(_Frozen):
@@ -268,15 +263,19 @@ class Mirror(_Frozen):
 
 def read_mirror(properties: Mapping[str, str]) -> Mirror | None:
     """What a migration left among a collection's properties. Raises StateError where it is broken."""
-    text = properties.get(MIRROR_PROPERTY)
+    return _read(properties, MIRROR_PROPERTY, Mirror)
+
+
+def _read(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:
+    """The record in a property; None where that is not there or, as servers that cannot drop it have it,
+    empty."""
+    text = properties.get(name)
     if not text:
         return None
     try:
-        return Mirror.model_validate_json(text)
+        return kind.model_validate_json(text)
     except ValidationError as error:
-        raise StateError(
-            f"the collection property {MIRROR_PROPERTY!r} is broken: {error.errors()[0]['msg']}"
-        ) from None
+        raise StateError(f"the collection property {name!r} is broken: {error.errors()[0]['msg']}") from None
 
 
 def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:

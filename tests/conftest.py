@@ -133,6 +133,13 @@ def backend(running, request):
     here.clean()
 
 
+@pytest.fixture(scope="module")
+def shared_lite(lite_uri):
+    here = Backend("lite", lite_uri)
+    yield here
+    here.clean()
+
+
 @pytest.fixture
 def lite(lite_uri):
     here = Backend("lite", lite_uri)

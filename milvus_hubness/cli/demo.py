@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -18,7 +18,9 @@ from milvus_hubness.cli.console import (
     progress_bars,
     show_json,
 )
-from milvus_hubness.demo.run import DemoResult, Measured, run
+
+if TYPE_CHECKING:
+    from milvus_hubness.demo.run import DemoResult, Measured
 
 
 def demo(
@@ -38,6 +40,9 @@ def demo(
     Questions are docstrings, answers are function bodies. Everything is searched through Milvus; nothing is
     downloaded.
     """
+    # What it is built with takes a second to import, for which no other command should wait.
+    from milvus_hubness.demo.run import run
+
     if keep and not uri:
         raise typer.BadParameter("--keep needs --uri: a temporary file keeps nothing")
     with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, progress_bars() as progress:

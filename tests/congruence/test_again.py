@@ -40,10 +40,8 @@ class Asked:
 
 
 @pytest.fixture(scope="module", params=METRICS)
-def asked(shared_backend, request):
-    if request.param != "COSINE" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
-    return Asked(shared_backend, request.param)
+def asked(shared_lite, request):
+    return Asked(shared_lite, request.param)
 
 
 def test_every_query_has_its_own_answer(asked):

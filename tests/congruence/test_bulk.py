@@ -51,7 +51,7 @@ def counted(client, name):
     return row["count(*)"]
 
 
-@pytest.mark.parametrize("key", ["int", "varchar"])
+@pytest.mark.parametrize("key", [pytest.param("int", marks=pytest.mark.long), "varchar"])
 def test_rows_of_every_kind_arrive_once_and_whole(served, tmp_path, key):
     client, name = served.client(), served.name()
     client.create_collection(
@@ -83,6 +83,7 @@ def test_rows_of_every_kind_arrive_once_and_whole(served, tmp_path, key):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_named_partitions_keep_their_rows(served, tmp_path):
     client, name = served.client(), served.name()
     items = vectors(np.random.default_rng(3), 200, 8)
@@ -100,7 +101,12 @@ def test_named_partitions_keep_their_rows(served, tmp_path):
 
 @pytest.mark.parametrize(
     ("moment", "names_files"),
-    [("asking", True), ("waiting", True), ("recording", True), ("recording", False)],
+    [
+        pytest.param("asking", True, marks=pytest.mark.long),
+        pytest.param("waiting", True, marks=pytest.mark.long),
+        ("recording", True),
+        pytest.param("recording", False, marks=pytest.mark.long),
+    ],
 )
 def test_an_interrupted_import_is_neither_lost_nor_done_twice(
     served, tmp_path, monkeypatch, moment, names_files
@@ -150,6 +156,7 @@ def test_an_interrupted_import_is_neither_lost_nor_done_twice(
     assert verify(served.store(), name).rows == 900
 
 
+@pytest.mark.long
 def test_a_copy_begun_by_files_is_finished_by_upserts_and_the_other_way(served, tmp_path, monkeypatch):
     class Stopping(MilvusStore):
         def put_records(self, ledger, records):
@@ -171,6 +178,7 @@ def test_a_copy_begun_by_files_is_finished_by_upserts_and_the_other_way(served, 
         assert counted(client, migration.target) == 300
 
 
+@pytest.mark.long
 def test_the_server_says_why_it_could_not_import(served, tmp_path):
     client, name = served.client(), served.name()
     plain_collection(client, name, vectors(np.random.default_rng(6), 50, 8), "IP")

@@ -28,7 +28,11 @@ def recall_at_1(client, collection, task, **options):
 @needs_real_data
 @pytest.mark.parametrize(
     ("name", "metric"),
-    [("text_video_msrvtt t2v", "IP"), ("text_video_msrvtt v2t", "IP"), ("caption_translation", "COSINE")],
+    [
+        ("text_video_msrvtt t2v", "IP"),
+        ("text_video_msrvtt v2t", "IP"),
+        pytest.param("caption_translation", "COSINE", marks=pytest.mark.shown_on_lite),
+    ],
 )
 def test_recall_through_milvus_is_the_references(backend, name, metric):
     task, cells = load_task(name), reference()[name]

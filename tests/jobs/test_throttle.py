@@ -261,3 +261,12 @@ def test_the_snapshot_says_who_paused():
         "rows_per_request": None,
         "stopped": None,
     }
+
+
+def test_who_only_asks_whether_to_stop_does_not_wait():
+    throttle = Throttle()
+    throttle.pause("somebody")
+    throttle.check()
+    throttle.stop(ValueError("enough"))
+    with pytest.raises(ValueError, match="enough"):
+        throttle.check()

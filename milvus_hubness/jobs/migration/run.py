@@ -38,9 +38,9 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
     if plan.restart and known is not None:
         drop_copy(store, ledger, ledger.claim(known))
     with steering.telling(), ledger.at_work(begun(ledger, plan)) as migration:
-        steering.throttle.admit(0, 0)
         if migration.phase == "preparing":
             migration = prepared(store, ledger, plan, migration)
+        steering.throttle.check()
         return _carry_on(store, ledger, migration, steering)
 
 

@@ -62,6 +62,12 @@ class Throttle:
             if rows:
                 self._bytes_per_row = size / rows
 
+    def check(self) -> None:
+        """Raises the error that `stop` was given; waits for nothing."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+
     def pause(self, reason: str) -> bool:
         """Admit nothing until each reason to pause was resumed. Whether this reason is a new one."""
         with self._changed:
