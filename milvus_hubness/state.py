@@ -38,6 +38,9 @@ STORED_FIELD = "hubness_vector"
 SLOTS_PER_PROFILE = 2
 """One that searches read, one that the next refresh fills."""
 
+STATE_TTL = 5.0
+"""For how many seconds a client believes what a collection says of itself, unless told otherwise."""
+
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
 

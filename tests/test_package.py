@@ -117,6 +117,7 @@ def test_errors_are_drawn_in_their_docstring():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path):
     dist, venv = tmp_path / "dist", tmp_path / "venv"
     quiet = ["-q", "--disable-pip-version-check"]

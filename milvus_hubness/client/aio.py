@@ -26,9 +26,9 @@ from milvus_hubness.client.steps import (
     T,
     drive_async,
 )
-from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET, DEFAULT_STATE_TTL
+from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET
 from milvus_hubness.rerank import GloballyCorrected
-from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.state import STATE_TTL, BankReference, CollectionState
 from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus import MilvusStore, connect
 
@@ -70,7 +70,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
         timeout: float | None = None,
         *,
         strength: float | None = None,
-        state_ttl: float = DEFAULT_STATE_TTL,
+        state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
     ) -> None:

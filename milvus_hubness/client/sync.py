@@ -17,10 +17,9 @@ from milvus_hubness.client.refusals import as_milvus
 from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Operation, Pause, Step, T, drive
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import GloballyCorrected
-from milvus_hubness.state import CollectionState
+from milvus_hubness.state import STATE_TTL, CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
 
-DEFAULT_STATE_TTL = 5.0
 DEFAULT_BANK_BUDGET = 1 << 30
 
 
@@ -48,7 +47,7 @@ class HubnessClient(MilvusClient):
         timeout: float | None = None,
         *,
         strength: float | None = None,
-        state_ttl: float = DEFAULT_STATE_TTL,
+        state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
     ) -> None:

@@ -137,6 +137,8 @@ class MilvusBanks(MilvusRequests):
         """Whether any collection's biases come from this generation."""
         with translated(reference.collection):
             for name in self.client.list_collections():
+                if not self.client.has_collection(name):
+                    continue  # dropped meanwhile
                 states = read_states(self.client.describe_collection(name)["properties"]).values()
                 banks = [profile.bank for state in states for profile in state.profiles.values()]
                 if any(

@@ -65,7 +65,9 @@ def milvus_literal(key):
     return '"' + escaped.replace("\n", "\\n").replace("\t", "\\t") + '"'
 
 
-@pytest.mark.parametrize(("key", "count"), [("int", 20_000), ("varchar", 4_000)])
+@pytest.mark.parametrize(
+    ("key", "count"), [("int", 20_000), pytest.param("varchar", 4_000, marks=pytest.mark.shown_on_lite)]
+)
 def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
     rng = np.random.default_rng(1)
     client, name = backend.client(), backend.name()
@@ -516,6 +518,7 @@ def test_a_copy_taken_back_takes_what_it_added_to_a_bank_that_was_there(lite):
     assert counted[0]["count(*)"] == 40
 
 
+@pytest.mark.shown_on_lite
 def test_writes_to_the_source_after_the_plan_arrive_too(backend):
     client, name, bank = small(backend)
     store = backend.store()

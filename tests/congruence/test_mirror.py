@@ -334,7 +334,7 @@ def alias(moving):
 
 
 @pytest.mark.parametrize("required", [pytest.param(False, marks=LITE), True])
-@pytest.mark.parametrize("moment", ["before", "between"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=LITE), "between"])
 def test_the_alias_moves_while_rows_are_written(moving, alias, moment, required):
     client = moving.backend.client(Meddling, state_ttl=AN_HOUR)
     moving.forward(required=required)

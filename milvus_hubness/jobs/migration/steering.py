@@ -15,9 +15,10 @@ from milvus_hubness.jobs.migration.events import Event, Events
 from milvus_hubness.jobs.migration.ledger import now
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
+from milvus_hubness.state import STATE_TTL
 
-CLIENT_TTL = 5.0
-"""For how many seconds a HubnessClient believes what it knows of a collection, unless told otherwise."""
+CLIENT_TTL = STATE_TTL
+"""The longest state_ttl of the clients that write, unless told otherwise."""
 
 
 @dataclass(frozen=True)
