@@ -322,6 +322,27 @@ def clean_up(store, name, target):
         Ledger(store).write(store_migration)
 
 
+@pytest.mark.parametrize("rename", [False, True], ids=["alias", "rename"])
+def test_a_copy_that_was_refreshed_since_goes_back_and_comes_again_as_it_is(lite, rename):
+    client, name, bank = small(lite)
+    lite.made.append(f"{name}__before_hubness")
+    store, alias = lite.store(), None if rename else lite.name("live")
+    result = migrate(store, plan_migration(store, name, bank, estimator=NNN(4), alias=alias, rename=rename))
+    refresh(store, result.target, bank=QueryBank(bank.vectors[:20]))
+    refreshed = store.info(result.target).state
+    assert (refreshed.profile.slot, refreshed.profile.bank.count) == (1, 20)
+    lite.hubness_client().delete(alias or name, ids=[7])
+    assert rollback(store, result.target).carried == 1
+    assert store.info(result.target).state.profiles == refreshed.profiles
+    assert store.info(name).state is None
+    client.upsert(name, {"id": 8, "vector": bank.vectors[0], "group": 1})
+    resume(store, result.target)
+    cutover(store, result.target, alias=alias, rename=rename)
+    assert store.info(result.target).state.profiles == refreshed.profiles
+    assert verify(store, result.target).rows == 59
+    rollback(store, result.target)
+
+
 def test_the_old_collection_is_dropped_only_by_name_and_only_after_the_switch(lite):
     client, name, bank = small(lite)
     store, alias = lite.store(), lite.name("live")

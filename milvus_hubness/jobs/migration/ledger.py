@@ -156,7 +156,9 @@ class Ledger:
         return found
 
     def of_target(self, target: str) -> Migration | None:
-        return next((each for each in self.migrations() if each.target == target), None)
+        """The migration to this collection, with the state that it has now."""
+        known = next((each for each in self.migrations() if each.target == target), None)
+        return self._up_to_date(known) if known else None
 
     def find(self, name: str) -> Migration:
         """The migration that this collection or alias belongs to; of several, that to it rather than from it,
@@ -173,7 +175,17 @@ class Ledger:
             raise NoMigration(f"no migration of {name!r} in this database, there are: {of}")
         over = {"rolled back", "finished"}
         copy = behind or name
-        return max(found, key=lambda each: (each.phase not in over, each.target == copy, each.begun_at))
+        best = max(found, key=lambda each: (each.phase not in over, each.target == copy, each.begun_at))
+        return self._up_to_date(best)
+
+    def _up_to_date(self, migration: Migration) -> Migration:
+        """With the state that the copy itself has, once it is complete: refreshes have changed it since."""
+        if migration.state is None or not self._store.exists(migration.target):
+            return migration
+        lives = self._store.info(migration.target).states.get(migration.field)
+        if lives is None or lives.phase != "ready":
+            return migration
+        return migration.model_copy(update={"state": lives})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
         """`migration` with these changes, kept."""
