@@ -35,6 +35,9 @@ steering.CLIENT_TTL = 0.0
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 
+ON_THE_SERVER = ("test_bulk.py", "test_writers.py", "test_on_a_server", "outlives_the_server")
+MIGRATIONS = ("/crash/", "test_migrate.py")
+
 _numbers = itertools.count()
 
 
@@ -77,12 +80,14 @@ class Backend:
 
 
 class ByDatabase(LoadScopeScheduling):
-    """Tests of one file on one database share its collections, and so a worker; all others go where there is
-    room."""
+    """Tests on the server share two workers, as each worker starts a server of its own. Others of one file on
+    databases share a worker, and with it what was made for the module; all others go where there is room."""
 
     def _split_scope(self, nodeid):
-        kind = next((kind for kind in DATABASES if f"[{kind}" in nodeid), None)
-        return f"{nodeid.split('::')[0]} {kind}" if kind else nodeid
+        file = nodeid.split("::")[0]
+        if "[server-2.3.5" in nodeid or any(part in nodeid for part in ON_THE_SERVER):
+            return f"server, {any(part in nodeid for part in MIGRATIONS)}"
+        return file if "/congruence/" in file else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)

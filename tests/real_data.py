@@ -28,6 +28,8 @@ TASKS = (
     "reranker_scores t2v",
 )
 EMBEDDING_TASKS = TASKS[:-1]
+LARGEST = "caption_translation"
+LARGEST_APART = [*(task for task in TASKS if task != LARGEST), pytest.param(LARGEST, marks=pytest.mark.long)]
 
 needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no real data in {DATA}")
 

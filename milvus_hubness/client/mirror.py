@@ -73,7 +73,7 @@ class Mirroring(Writing, Reads):
                 yield from self._carry(mirror, rows, timeout, partition_name, bias, options)
                 return
             description = yield Ask("describe_collection", (mirror.collection, timeout))
-            whole = [milvus_schema.as_written(row, description) for row in found]
+            whole = milvus_schema.as_written(found, description)
             for part in _parts(whole, ROWS_PER_REQUEST):
                 yield from self._carry(mirror, part, timeout, partition_name, bias, {})
 

@@ -28,6 +28,8 @@ from milvus_hubness.stores.milvus_rpc import (
 KEYS_PER_PAGE = 16_384
 ROWS_PER_REQUEST = 2_000
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
+_AS_ARRAYS = {"strict_float32": True}
+"""Has pymilvus give float vectors as slices of one array, in a thousandth of the time that lists take."""
 
 
 class MilvusRequests:
@@ -171,6 +173,7 @@ class MilvusRequests:
                 partition_names=[partition] if partition else None,
                 limit=limit,
                 **_IN_KEY_ORDER,
+                **_AS_ARRAYS,
             )
         )
 
@@ -197,13 +200,11 @@ class MilvusRequests:
         schema: dict[str, Any], field: str, keys: list[Key], by_key: dict[Key, dict[str, Any]]
     ) -> Batch:
         form = milvus_schema.form_of(schema, field)
+        rows = [by_key[key] for key in keys]
         vectors = np.empty((len(keys), form.width), np.float32)
-        others = []
-        for i, key in enumerate(keys):
-            row = by_key[key]
+        for i, row in enumerate(rows):
             vectors[i] = unpacked(row.pop(field), form.dtype)
-            others.append(milvus_schema.as_written(row, schema))
-        return Batch(keys, form.joined(vectors), others)
+        return Batch(keys, form.joined(vectors), milvus_schema.as_written(rows, schema))
 
     def _rows(
         self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
@@ -216,6 +217,7 @@ class MilvusRequests:
                     output_fields=["*"],
                     partition_names=[partition] if partition else None,
                     consistency_level="Strong",
+                    **_AS_ARRAYS,
                 )
             ),
             keys,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
@@ -94,16 +95,21 @@ def form_of(schema: dict[str, Any], field: str) -> StoredForm:
     return StoredForm(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
-def as_written(row: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """A row of a query as pymilvus takes it back: without what the server computes, and the bytes of vectors
-    out of the lists that it gives them in."""
+def as_written(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of a query as pymilvus takes them back: without what the server computes, the bytes of vectors out
+    of the lists that it gives them in, and other vectors as lists, which compare."""
     written_by_server = function_outputs(schema)
     in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _READ_AS_LISTS_OF_BYTES}
-    return {
-        name: value[0] if name in in_bytes and value else value
-        for name, value in row.items()
-        if name not in written_by_server
-    }
+
+    def taken(name: str, value: Any) -> Any:
+        if name in in_bytes and value:
+            return value[0]
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    return [
+        {name: taken(name, value) for name, value in row.items() if name not in written_by_server}
+        for row in rows
+    ]
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ def asked(shared_lite, request):
 def test_every_query_has_its_own_answer(asked):
     ways = itertools.product((None, 0, 0.5, 1.0), (None, ["vector"], ["*"]), (False, True))
     for strength, output_fields, with_raw_score in ways:
-        for query in asked.queries:
+        for query in asked.queries[:2]:
             for given in ([query], [query.tolist()], query[None, :]):
                 [hits] = asked.client.search(
                     asked.name,

@@ -104,7 +104,7 @@ def test_named_partitions_keep_their_rows(served, tmp_path):
     [
         pytest.param("asking", True, marks=pytest.mark.long),
         pytest.param("waiting", True, marks=pytest.mark.long),
-        ("recording", True),
+        pytest.param("recording", True, marks=pytest.mark.long),
         pytest.param("recording", False, marks=pytest.mark.long),
     ],
 )

@@ -87,12 +87,8 @@ class Shop:
 
 
 @pytest.fixture(scope="module", params=[("COSINE", "L2"), ("L2", "COSINE"), ("IP", "IP")], ids=" ".join)
-def shop(lite_uri, request):
-    from tests.conftest import Backend
-
-    here = Backend("lite", lite_uri)
-    yield Shop(here, *request.param)
-    here.clean()
+def shop(shared_lite, request):
+    return Shop(shared_lite, *request.param)
 
 
 def plainly(results):

@@ -66,7 +66,12 @@ def milvus_literal(key):
 
 
 @pytest.mark.parametrize(
-    ("key", "count"), [("int", 20_000), pytest.param("varchar", 4_000, marks=pytest.mark.shown_on_lite)]
+    ("key", "count"),
+    [
+        ("int", 5_000),
+        pytest.param("int", 20_000, marks=pytest.mark.long),
+        pytest.param("varchar", 4_000, marks=pytest.mark.shown_on_lite),
+    ],
 )
 def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
     rng = np.random.default_rng(1)

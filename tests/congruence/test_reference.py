@@ -29,9 +29,9 @@ def recall_at_1(client, collection, task, **options):
 @pytest.mark.parametrize(
     ("name", "metric"),
     [
-        ("text_video_msrvtt t2v", "IP"),
+        pytest.param("text_video_msrvtt t2v", "IP", marks=pytest.mark.shown_on_lite),
         ("text_video_msrvtt v2t", "IP"),
-        pytest.param("caption_translation", "COSINE", marks=pytest.mark.shown_on_lite),
+        pytest.param("caption_translation", "COSINE", marks=pytest.mark.long),
     ],
 )
 def test_recall_through_milvus_is_the_references(backend, name, metric):

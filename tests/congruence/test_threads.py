@@ -8,7 +8,7 @@ import pytest
 from milvus_hubness import CSLS, NNN, HubnessClient, QueryBank, migrate, plan_migration, refresh
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
-DIM, ITEMS, THREADS, OWN, SECONDS = 16, 400, 8, 1_000, 30
+DIM, ITEMS, THREADS, OWN = 16, 400, 8, 1_000
 
 
 class Shared:
@@ -95,13 +95,14 @@ def shared(backend):
     return Shared(backend)
 
 
-def test_eight_threads_search_and_write(shared):
+@pytest.mark.parametrize("seconds", [8, pytest.param(30, marks=pytest.mark.long)])
+def test_eight_threads_search_and_write(shared, seconds):
     written = [{} for _ in range(THREADS // 2)]
     threads = shared.start(
         *((shared.search, i) for i in range(THREADS // 2)),
         *((shared.write, i, rows) for i, rows in enumerate(written)),
     )
-    shared.stop.wait(SECONDS)
+    shared.stop.wait(seconds)
     shared.finish(threads)
     assert shared.responses[0] > 50
     wanted = {key: row for rows in written for key, row in rows.items()} | dict(enumerate(shared.items))

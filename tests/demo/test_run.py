@@ -7,6 +7,7 @@ from milvus_hubness.demo.run import run
 from milvus_hubness.demo.towers import Retriever
 
 
+@pytest.mark.shown_on_lite
 def test_recall_rises_by_at_least_five_points(backend):
     before = set(backend.client().list_collections())
     stages = []

@@ -18,6 +18,7 @@ from milvus_hubness.estimators import (
 from milvus_hubness.quality import hits, k_occurrence, nearest, ranks, skewness
 from tests.real_data import (
     EMBEDDING_TASKS,
+    LARGEST,
     TASKS,
     fit_on,
     load_task,
@@ -43,11 +44,11 @@ COLUMNS = {
 
 
 # The largest task: benchmarks/quality.py meets its other columns.
-LARGEST = "caption_translation"
 OF_THE_LARGEST = ("raw", "nnn k=32 a=.75", "is tau=.05", "sn tau=.02 T=10")
+LONG = dict.fromkeys([LARGEST, "caption_document"], pytest.mark.long)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", [pytest.param(task, marks=LONG.get(task, ())) for task in TASKS])
 def test_recall_of_every_column(task):
     row = reference()[task]
     mine = [column for column in COLUMNS if column in row]
@@ -58,7 +59,7 @@ def test_recall_of_every_column(task):
     assert found == {column: pytest.approx(row[column][0], abs=0.15) for column in mine}
 
 
-@pytest.mark.parametrize("task", ["docstring_code", "text_video_msrvtt v2t", "caption_document"])
+@pytest.mark.parametrize("task", ["docstring_code", "text_video_msrvtt v2t"])
 def test_ranks_find_the_same_recall(task):
     data, fitted = load_task(task), fit_on(task, NNN(32, 0.75))
     by_rank = [
@@ -77,6 +78,7 @@ def test_skewness_of_n10(task):
         assert skewness(counts) == pytest.approx(row[column][1], abs=0.02)
 
 
+@pytest.mark.long
 def test_sparse_sinkhorn_loses_little():
     tasks = [task for task in EMBEDDING_TASKS if task != LARGEST]
     dense = [reference()[task]["sn tau=.02 T=10"][0] for task in tasks]

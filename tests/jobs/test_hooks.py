@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 
@@ -19,6 +20,8 @@ def variables(path):
 
 
 def test_a_hook_finds_the_facts_in_its_environment_and_not_the_token(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("MILVUS_HUBNESS_")]:
+        monkeypatch.delenv(name)
     monkeypatch.setenv("MILVUS_HUBNESS_TOKEN", TOKEN)
     monkeypatch.setenv("MILVUS_TOKEN", TOKEN)
     monkeypatch.setenv("OTHER", f"Bearer {TOKEN}")
