@@ -17,7 +17,7 @@ test: .venv/installed-for-tests
 test-long: .venv/installed-for-tests
 	$(BIN)/pytest -m long
 
-# Some 35 minutes; CRASH_SEED=… repeats those of an earlier time.
+# About an hour; CRASH_SEED=… repeats those of an earlier time.
 crash: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash
 

@@ -34,11 +34,40 @@ Vectors: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
+class Origins:
+    """Where each of n queries came from. numbers (n,) int64: of a live query that of its sample, from 0 up;
+    below 0 of one that a bank began with. at (n,) int64: when it was asked or given, Unix time in seconds."""
+
+    numbers: npt.NDArray[np.int64]
+    at: npt.NDArray[np.int64]
+
+    @classmethod
+    def seeds(cls, count: int, at: int) -> Origins:
+        """Of queries that a bank begins with."""
+        return cls(-1 - np.arange(count, dtype=np.int64), np.full(count, at, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @property
+    def are_seeds(self) -> npt.NDArray[np.bool_]:
+        """(n,) whether a bank began with it."""
+        seeds: npt.NDArray[np.bool_] = self.numbers < 0
+        return seeds
+
+    def __getitem__(self, which: npt.NDArray[Any]) -> Origins:
+        return Origins(self.numbers[which], self.at[which])
+
+    def __add__(self, others: Origins) -> Origins:
+        return Origins(np.r_[self.numbers, others.numbers], np.r_[self.at, others.at])
+
+
+@dataclass(frozen=True, eq=False)
 class QueryBank:
     """Queries of the kind that will be asked, one vector a row; what they are copied from may change freely.
 
     vectors: (n, d) of numbers, n and d at least 1; kept as float32, C-contiguous and read-only. All-zero
-    rows are allowed. source: where they came from, for people.
+    rows are allowed. source: where they came from, for people. origins: where each did, as far as known.
 
     Raises EmptyBank, NonFiniteVectors (naming the rows), DimensionMismatch (rows of unequal length) and
     InvalidInput (not 2-D, not numbers).
@@ -46,6 +75,7 @@ class QueryBank:
 
     vectors: Vectors = field(repr=False)
     source: str = "array"
+    origins: Origins | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         given: Any = self.vectors
@@ -54,6 +84,8 @@ class QueryBank:
         vectors = np.array(as_vectors(given, f"the bank from {self.source}"))
         vectors.flags.writeable = False
         object.__setattr__(self, "vectors", vectors)
+        if self.origins is not None and len(self.origins) != len(vectors):
+            raise InvalidInput(f"{len(self.origins)} origins are told of {len(vectors)} queries")
 
     @classmethod
     def of(cls, bank: QueryBank | npt.ArrayLike | torch.Tensor) -> QueryBank:

@@ -140,7 +140,7 @@ def reduced_targets(layout: Layout, bank: QueryBank) -> TargetBank:
     rows is sound."""
     bank.expect_dim(layout.dim, "the field")
     rows = _sound(layout, bank.vectors)
-    return TargetBank(layout.reduce_items(rows), bank.source, layout.reduce_queries(rows))
+    return TargetBank(layout.reduce_items(rows), bank.source, asking=layout.reduce_queries(rows))
 
 
 def _sound(layout: Layout, vectors: npt.ArrayLike) -> Floats:

@@ -9,13 +9,15 @@ HubnessError
 │   ├── BankTooSmall                      the estimator needs more queries than the bank holds
 │   ├── BankTooLarge                      the bank does not fit into the memory that was granted
 │   ├── InvalidParameter                  an estimator, layout or job parameter out of range
+│   │   └── InvalidConfig                 a configuration file, with every line that is wrong
 │   └── UnreadableFile                    a bank file that is missing, broken or of an unknown kind
 ├── StoreError                            the database refused or did not answer
 │   ├── ServerUnavailable
 │   ├── CollectionNotFound
 │   ├── CollectionExists
 │   ├── EmptyCollection
-│   └── MirrorFailed                      written to a collection, not to the one it is being carried to
+│   ├── MirrorFailed                      written to a collection, not to the one it is being carried to
+│   └── JournalFailed                     a write could not be noted while a refresh rewrites rows
 ├── StateError                            what the collection says about its biases does not allow this
 │   ├── AlreadyCorrected
 │   ├── NotCorrected
@@ -24,6 +26,9 @@ HubnessError
 │   ├── NoMigration                       the ledger knows of none
 │   ├── MigrationRunning                  another process is at it
 │   ├── WrongPhase                        the migration is not where this step begins
+│   ├── LeaseHeld                         another process is at work on the collection
+│   ├── LeaseLost                         another process has taken over from this one
+│   ├── Stopped                           as asked, between two batches; the next run carries on
 │   ├── NotCaughtUp                       rows keep changing that no client of ours mirrors
 │   ├── NotAdvised                        tuning found that correction would hurt
 │   └── UnknownStateVersion
@@ -77,6 +82,10 @@ class InvalidParameter(InvalidInput):
     """A parameter is out of its range."""
 
 
+class InvalidConfig(InvalidParameter):
+    """A configuration file is wrong; the message has a line for each place."""
+
+
 class UnreadableFile(InvalidInput):
     """A file is missing, broken or of an unknown kind."""
 
@@ -103,6 +112,10 @@ class EmptyCollection(StoreError):
 
 class MirrorFailed(StoreError):
     """A write reached a collection that is being migrated, and not the one that its rows are carried to."""
+
+
+class JournalFailed(StoreError):
+    """A write could not be noted in the journal of a collection whose rows a refresh is rewriting."""
 
 
 class StateError(HubnessError):
@@ -135,6 +148,18 @@ class MigrationRunning(StateError):
 
 class WrongPhase(StateError):
     """The migration is not where this step begins."""
+
+
+class LeaseHeld(StateError):
+    """Another process is at work on the collection; this one changed nothing."""
+
+
+class LeaseLost(StateError):
+    """This process was silent for so long that another one has taken over; it changes nothing more."""
+
+
+class Stopped(StateError):
+    """Ended as asked, between two batches. The next run carries on from there."""
 
 
 class NotCaughtUp(StateError):

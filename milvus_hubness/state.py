@@ -23,6 +23,8 @@ from milvus_hubness.layout import Layout, Metric
 PROPERTY = "hubness"
 TUNING_PROPERTY = "hubness_tuning"
 MIRROR_PROPERTY = "hubness_mirror"
+JOURNAL_PROPERTY = "hubness_journal"
+LIVING_PROPERTY = "hubness_living"
 VERSION: Literal[1] = 1
 
 BIAS_FIELD = "hubness_bias"
@@ -45,6 +47,9 @@ PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
 
 
+FEWEST_SAMPLES = 2_000
+"""So many places samples of live queries have at the least."""
+
 Told = TypeVar("Told", bound=BaseModel)
 
 
@@ -65,6 +70,15 @@ class BankReference(_Frozen):
     nearest: str = "nearest"
 
 
+class Former(_Frozen):
+    """What the biases of a profile came from before: a refresh that goes back makes them anew."""
+
+    estimator: dict[str, Any]
+    centre: float
+    strength: float
+    bank: BankReference
+
+
 class Profile(_Frozen):
     """One set of biases.
 
@@ -72,7 +86,8 @@ class Profile(_Frozen):
     refresh fills before the two change places. centre: c, taken off every stored bias; it moves no ranking.
     epoch counts the refreshes, from 1. strength: w of searches that name none. gate: with a number k,
     only queries are corrected whose raw nearest item is among the k nearest of some bank query.
-    gate_targets: with a number k too, or among the k nearest of some item of the target bank.
+    gate_targets: with a number k too, or among the k nearest of some item of the target bank. former: what it
+    was before the last full refresh.
     """
 
     estimator: dict[str, Any]
@@ -85,6 +100,12 @@ class Profile(_Frozen):
     bank: BankReference
     epoch: int = Field(ge=1)
     refreshed_at: datetime
+    former: Former | None = None
+
+    @property
+    def banks(self) -> tuple[BankReference, ...]:
+        """Where its biases come from, and came from before."""
+        return (self.bank, *([self.former.bank] if self.former else []))
 
 
 class Beside(_Frozen):
@@ -103,6 +124,17 @@ class Beside(_Frozen):
     queries: int = Field(ge=1)
 
 
+class Incoming(_Frozen):
+    """A set of biases on its way: a refresh is writing the slot that searches do not read yet.
+
+    name: of the profile. profile: as it will be; its slot is the one that is being written. Rows written
+    meanwhile get both biases, the old one in the old slot and this one's in its slot.
+    """
+
+    name: str
+    profile: Profile
+
+
 class CollectionState(_Frozen):
     """Everything a client or a job needs to speak to a corrected vector field.
 
@@ -112,7 +144,9 @@ class CollectionState(_Frozen):
     beside. phase: "copying" until the copy, or the second field, is verified. beside: None where the biases
     lie in the vectors. stored_in: a second vector field that holds the stored form and is searched in place
     of `field`, which keeps the vectors as the user gave them; None where that holds the stored form itself.
-    offset, scale: the layout's, under L2. dtype: of the numbers in the field.
+    offset, scale: the layout's, under L2. dtype: of the numbers in the field. incoming: what a refresh that
+    is under way will make of one profile. outgoing: what one was until a moment ago: clients that have not
+    heard of the change still read its slot, so rows that are written get that bias there too.
     """
 
     version: Literal[1] = VERSION
@@ -131,6 +165,8 @@ class CollectionState(_Frozen):
     active: str = "default"
     beside: Beside | None = None
     stored_in: str | None = None
+    incoming: Incoming | None = None
+    outgoing: Incoming | None = None
 
     @property
     def layout(self) -> Layout:
@@ -170,6 +206,20 @@ class CollectionState(_Frozen):
             known = ", ".join(self.profiles)
             raise InvalidInput(f"no profile {name!r} for field {self.field!r}, there are: {known}")
         return self.profiles[name or self.active]
+
+    @property
+    def shown_slot(self) -> int:
+        """The slot whose bias rows that are written now show in `bias_field`: the active profile's, or what
+        a refresh is about to make of it."""
+        if self.incoming is not None and self.incoming.name == self.active:
+            return self.incoming.profile.slot
+        return self.profile.slot
+
+    @property
+    def banks(self) -> tuple[BankReference, ...]:
+        """Those that biases come from, came from before, or are about to."""
+        moving = [each.profile for each in (self.incoming, self.outgoing) if each is not None]
+        return tuple(bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks)
 
     @property
     def property_name(self) -> str:
@@ -267,6 +317,68 @@ class Mirror(_Frozen):
 def read_mirror(properties: Mapping[str, str]) -> Mirror | None:
     """What a migration left among a collection's properties. Raises StateError where it is broken."""
     return _read(properties, MIRROR_PROPERTY, Mirror)
+
+
+class Journal(_Frozen):
+    """Who writes to this collection notes the write in a journal first, while a job rewrites rows here: what
+    the job undoes of it, it does again from there.
+
+    collection: holds for each key what was last noted of it. rows: holds the rows. made: tells it from those
+    that had its name before. auto_id: the server makes the keys of inserted rows, which therefore are none
+    that a job could have read before. by_partition: rows of one key may lie in several partitions.
+    """
+
+    collection: str
+    made: str
+    auto_id: bool = False
+    by_partition: bool = False
+
+    @property
+    def rows(self) -> str:
+        return f"{self.collection}_rows"
+
+
+def read_journal(properties: Mapping[str, str]) -> Journal | None:
+    """What a refresh left among a collection's properties. Raises StateError where it is broken."""
+    return _read(properties, JOURNAL_PROPERTY, Journal)
+
+
+class Living(_Frozen):
+    """How the bank of one profile lives: a share of its live queries is sampled into a collection, from which
+    a job takes them into the bank.
+
+    field, profile: whose bank. traffic: the collection of samples. rate: the share of queries that clients
+    sample. size: places in the bank. seed_share: of these, the share that queries which the bank began with
+    keep. half_life_seconds: the age at which a query counts half as much as a new one. duplicate_cosine:
+    queries whose cosine is above it are the same.
+    """
+
+    field: str
+    profile: str
+    traffic: str
+    rate: float = Field(gt=0, le=1)
+    size: int = Field(ge=1)
+    seed_share: float = Field(ge=0, le=1)
+    half_life_seconds: float = Field(gt=0, allow_inf_nan=False)
+    duplicate_cosine: float = Field(gt=0, le=1)
+
+    @property
+    def capacity(self) -> int:
+        """How many places samples of this profile have in `traffic`. Each takes one at random: as long as few
+        wait, few take the place of another."""
+        return max(2 * self.size, FEWEST_SAMPLES)
+
+
+class LivingBanks(_Frozen):
+    """Those of a collection."""
+
+    banks: tuple[Living, ...]
+
+
+def read_living(properties: Mapping[str, str]) -> tuple[Living, ...]:
+    """The banks of a collection that live. Raises StateError where what it says of them is broken."""
+    told = _read(properties, LIVING_PROPERTY, LivingBanks)
+    return told.banks if told else ()
 
 
 def _read(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:

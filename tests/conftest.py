@@ -17,6 +17,7 @@ from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadScopeScheduling
 
 from milvus_hubness import HubnessClient, MilvusStore
+from milvus_hubness.jobs import lease
 from milvus_hubness.jobs.migration import steering
 from tests import servers
 
@@ -31,7 +32,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     threadpool_limits(1)
 
 steering.CLIENT_TTL = 0.0
-"""Tests that migrate have no writers that need to be told, or say how long these remember."""
+"""Tests that migrate or refresh have no writers that need to be told, or say how long these remember."""
+lease.WAITS = False
+"""Nobody else takes their leases, but in the tests of the lease itself."""
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 
@@ -80,13 +83,17 @@ class Backend:
 
 
 class ByDatabase(LoadScopeScheduling):
-    """Tests on the server share two workers, as each worker starts a server of its own. Others of one file on
-    databases share a worker, and with it what was made for the module; all others go where there is room."""
+    """Tests on the server share four workers, as each worker starts a server of its own. Others of one file
+    on databases share a worker, and with it what was made for the module; the rest go where there is room."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
         if "[server-2.3.5" in nodeid or any(part in nodeid for part in ON_THE_SERVER):
-            return f"server, {any(part in nodeid for part in MIGRATIONS)}"
+            if any(part in nodeid for part in MIGRATIONS):
+                return "server, migrations"
+            if "test_re" in file:
+                return "server, re"
+            return "server, a to i" if file.rpartition("test_")[2] < "j" else "server, j to z"
         return file if "/congruence/" in file else nodeid
 
 

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "halves": {"errors", "layout"},
     "state": {"errors", "halves", "layout"},
     "banks": {"errors"},
+    "reservoir": {"banks"},
     "kernels": {"errors"},
     "estimators": {"errors", "banks", "kernels"},
     "correction": {"banks", "estimators", "halves", "layout", "state"},
@@ -31,14 +32,16 @@ MAY_IMPORT = {
         "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
     },
     "jobs": {
-        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "rerank", "state",
-        "stores",
+        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "rerank",
+        "reservoir", "state", "stores",
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
-    "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "state", "stores"},
+    "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
+    "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "serve", "state", "stores"},
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
     "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
+    "reservoir", "serve",
 }  # fmt: skip
 
 

@@ -22,26 +22,27 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.jobs.bank_source import read_bank as read_bank
 from milvus_hubness.jobs.migration.commands import redacted
 from milvus_hubness.jobs.progress import Progress as Report
 from milvus_hubness.stores import MilvusStore, connect
 
-COLLECTION_PREFIX = "collection:"
+URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
+DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
 TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 
 Uri = Annotated[
     str,
     typer.Option(
         "--uri",
-        envvar=["MILVUS_HUBNESS_URI", "MILVUS_URI"],
+        envvar=[*URI_VARIABLES],
         help="Milvus server, or the path of a Milvus Lite .db file.",
         show_default=True,
     ),
 ]
 Database = Annotated[
-    str, typer.Option("--db", envvar="MILVUS_HUBNESS_DB", help="Database name.", show_default=False)
+    str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)
 ]
 TokenFile = Annotated[
     Path | None,
@@ -77,13 +78,6 @@ def known_tokens() -> frozenset[str]:
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     """The store behind --uri."""
     return MilvusStore(connect(uri, open_token(token_file), database))
-
-
-def read_bank(store: MilvusStore, spec: str, column: str | None) -> QueryBank:
-    """A bank from --bank: a file, or collection:NAME."""
-    if spec.startswith(COLLECTION_PREFIX):
-        return store.read_vectors(spec.removeprefix(COLLECTION_PREFIX), column)
-    return QueryBank.load(spec, column)
 
 
 @contextmanager

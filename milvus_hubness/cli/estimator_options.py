@@ -9,18 +9,10 @@ import typer
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import NNN, Estimator, from_dict
-from milvus_hubness.estimators.registry import ESTIMATORS
+from milvus_hubness.estimators.registry import METHODS, class_name
 
-SHORT_NAMES = {
-    "is": "InvertedSoftmax",
-    "dualis": "DualInvertedSoftmax",
-    "dn": "DistributionNormalization",
-    "sn": "Sinkhorn",
-    "dbsn": "DualBankSinkhorn",
-}
 UNREMARKABLE = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
 _SHOWN = object()
-METHODS = {name.lower(): name for name in ESTIMATORS} | SHORT_NAMES
 
 Method = Annotated[
     str | None, typer.Option("--method", help=f"One of {', '.join(METHODS)}.", show_default=False)
@@ -53,9 +45,7 @@ def chosen_estimator(
         return None
     if method is None and current is not None:
         return from_dict({**current, **asked})
-    if method is not None and method.lower() not in METHODS:
-        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(METHODS)}")
-    name = NNN.__name__ if method is None else METHODS[method.lower()]
+    name = NNN.__name__ if method is None else class_name(method)
     return from_dict({"name": name, **asked})
 
 

@@ -15,6 +15,7 @@ from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
 from milvus_hubness.client.refusals import refusing
+from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import (
     Ask,
     InStore,
@@ -31,6 +32,7 @@ from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import STATE_TTL, BankReference, CollectionState
 from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus import MilvusStore, connect
+from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 
 CONNECT_SECONDS = 10.0
 
@@ -58,6 +60,8 @@ class AsyncHubnessClient(AsyncMilvusClient):
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
     it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
     one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.0001.
+    sample_queries: the share of queries sampled for banks that live; None for what each collection says,
+    False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
     """
 
     def __init__(
@@ -72,8 +76,11 @@ class AsyncHubnessClient(AsyncMilvusClient):
         strength: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
+        sample_queries: float | None = None,
         **kwargs: Any,
     ) -> None:
+        with refusing():
+            self._sampler = sampler_for(sample_queries, self._put_samples)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)
         self._connect_plainly = functools.partial(
             connect,
@@ -88,7 +95,14 @@ class AsyncHubnessClient(AsyncMilvusClient):
         self._plain_db = db_name
         self._plain_lock = asyncio.Lock()
         self._loading: dict[BankReference, asyncio.Task[StoredBank]] = {}
-        self._operations = PagedOperations(strength, state_ttl, bank_budget)
+        self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
+        self._writing: MilvusClient | None = None
+
+    def _put_samples(self, traffic: str, samples: Sequence[Sample]) -> None:
+        """Over a connection of its own, as the sampler writes from a thread."""
+        if self._writing is None:
+            self._writing = self._connect_plainly(db_name=self._plain_db)
+        put_samples(self._writing, traffic, samples, WRITE_SECONDS)
 
     async def _run(self, operation: Operation[T]) -> T:
         with refusing():
@@ -409,12 +423,25 @@ class AsyncHubnessClient(AsyncMilvusClient):
     async def use_database(self, db_name: str, **kwargs: Any) -> None:
         """As AsyncMilvusClient.use_database."""
         await super().use_database(db_name, **kwargs)
+        if self._sampler is not None:
+            await asyncio.to_thread(self._sampler.discard)
+        self._writing = None
         self._plain_db = db_name
         self._operations.forget()
         await self._close_plain()
 
+    @property
+    def hubness_samples(self) -> Sampled:
+        """What became of the queries that this client sampled for banks that live."""
+        return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
+
     async def close(self) -> None:
-        """As AsyncMilvusClient.close."""
+        """As AsyncMilvusClient.close, once the queries that were sampled are written, for which it waits two
+        seconds at most."""
+        if self._sampler is not None:
+            await asyncio.to_thread(self._sampler.close)
+            if self._writing is not None:
+                await asyncio.to_thread(self._writing.close)
         await super().close()
         self._operations.forget()
         await self._close_plain()

@@ -11,8 +11,9 @@ from milvus_hubness.estimators.nearest import Doubles
 from milvus_hubness.state import CollectionState, Profile
 from milvus_hubness.stores.base import StoredBank
 
-Name = tuple[str, str, str]
-"""Collection, field and profile."""
+Name = tuple[str, str, int]
+"""Collection, field, and the slot that searches of the profile read. A refresh gives a profile another one,
+which it tells of before: what was kept for that is at hand then."""
 
 
 @dataclass(frozen=True, eq=False)

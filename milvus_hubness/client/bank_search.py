@@ -41,7 +41,12 @@ class BankSearching(Knowledge):
     """Of vectors, by their nearest bank rows."""
 
     def _biases_by_search(
-        self, collection: str, state: CollectionState, name: str, vectors: Floats, timeout: float | None
+        self,
+        collection: str,
+        state: CollectionState,
+        profile: Profile,
+        vectors: Floats,
+        timeout: float | None,
     ) -> Operation[Floats]:
         """(n,) biases of vectors (n, d) in a profile, within TOLERANCE: ever more of a vector's nearest rows
         are asked for, until what the others can add is no more. The bank's index is exact.
@@ -49,10 +54,9 @@ class BankSearching(Knowledge):
         Raises BankTooLarge where that takes all rows of a bank of more than WHOLE, and EmptyBank where there
         are none.
         """
-        profile = state.profiles[name]
         estimator = from_dict(profile.estimator)
         yield from self._ensure_loaded(profile.bank.collection, timeout)
-        of = (collection, state.field, name)
+        of = (collection, state.field, profile.slot)
         summary = yield from self._summary(of, state, profile, estimator.needs, timeout)
         rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
         if not rounds:

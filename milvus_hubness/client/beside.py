@@ -42,23 +42,24 @@ class BesideRewrite(Rewrite):
     # -- rows in --------------------------------------------------------------------------------------
 
     def rows_in(
-        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[str, Floats], epoch: int
+        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[int, Floats], epoch: int
     ) -> list[dict[str, Any]]:
-        """The rows with their biases (n,) in both slots, where these are fields; else as they are."""
+        """The rows with their biases (n,) in the slots, where these are fields; else as they are."""
         if self.side:
             return [dict(row) for row in rows]
+        fields = self.state.slot_fields
         return [
-            {**row, **dict.fromkeys(self.state.slot_fields, bias), self.state.epoch_field: epoch}
-            for row, bias in zip(rows, biases[self.state.active].tolist(), strict=True)
+            {**row, **dict(zip(fields, own, strict=True)), self.state.epoch_field: epoch}
+            for row, own in zip(rows, _by_row(biases, len(fields)), strict=True)
         ]
 
     def side_rows(
-        self, key_field: str, keys: Sequence[Any], biases: Mapping[str, Floats], epoch: int
+        self, key_field: str, keys: Sequence[Any], biases: Mapping[int, Floats], epoch: int
     ) -> list[dict[str, Any]]:
         """What goes into the side collection for rows of these keys."""
         return [
-            {key_field: key, SIDE_FIELD: [bias, bias], EPOCH_FIELD: epoch}
-            for key, bias in zip(keys, biases[self.state.active].tolist(), strict=True)
+            {key_field: key, SIDE_FIELD: own, EPOCH_FIELD: epoch}
+            for key, own in zip(keys, _by_row(biases, self.state.slots), strict=True)
         ]
 
     # -- questions --------------------------------------------------------------------------------------
@@ -226,6 +227,12 @@ def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False
     if state.stored_in:
         return SecondFieldRewrite(state, reading)
     return Rewrite(state, reading) if state.beside is None else BesideRewrite(state, reading, chains)
+
+
+def _by_row(biases: Mapping[int, Floats], slots: int) -> list[list[float]]:
+    """Of every row its bias in each slot."""
+    rows: list[list[float]] = np.column_stack([biases[slot] for slot in range(slots)]).tolist()
+    return rows
 
 
 def _rounding(question: Question) -> dict[str, Any]:

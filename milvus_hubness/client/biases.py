@@ -11,7 +11,7 @@ from milvus_hubness.client.bank_search import BankSearching
 from milvus_hubness.client.steps import Compute, LoadBank, Operation
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.layout import Floats
-from milvus_hubness.state import CollectionState
+from milvus_hubness.state import CollectionState, Profile
 from milvus_hubness.stores.base import StoredBank
 
 Bias = Literal["compute", "pending"]
@@ -23,35 +23,68 @@ class Biasing(BankSearching):
 
     def _bank(self, collection: str, state: CollectionState, name: str) -> Operation[StoredBank]:
         """The bank of a profile as it was when that was first seen."""
-        profile = state.profiles[name]
-        bank = self._banks.bank((collection, state.field, name), profile)
+        return self._bank_of(collection, state, state.profiles[name])
+
+    def _bank_of(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
+        of = (collection, state.field, profile.slot)
+        bank = self._banks.bank(of, profile)
         if bank is None:
             bank = yield LoadBank(profile.bank)
-            self._banks.keep((collection, state.field, name), profile, bank)
+            self._banks.keep(of, profile, bank)
         return bank
 
     def _biases(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias, timeout: float | None
-    ) -> Operation[dict[str, Floats]]:
-        """(n,) biases of vectors (n, d) in every profile."""
+    ) -> Operation[dict[int, Floats]]:
+        """(n,) biases of vectors (n, d) by the slot that they go into: each profile's in its two, and in
+        theirs those that a refresh is about to bring, or has just taken away."""
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
-        biases: dict[str, Floats] = {}
-        for name, profile in state.profiles.items():
-            if bias == "pending":
-                biases[name] = np.zeros(len(vectors), np.float32)
-            elif 4 * state.dim * profile.bank.count > self._banks.budget:
-                biases[name] = yield from self._biases_by_search(collection, state, name, vectors, timeout)
-            else:
-                bank = yield from self._bank(collection, state, name)
-                biases[name] = yield Compute(self._computing(collection, state, name, bank, vectors))
+        if bias == "pending":
+            return dict.fromkeys(range(state.slots), np.zeros(len(vectors), np.float32))
+        biases: dict[int, Floats] = {}
+        left = self._banks.budget
+        for profile in state.profiles.values():
+            found = yield from self._biases_of(collection, state, profile, vectors, left, timeout)
+            biases |= {profile.slot: found, profile.standby: found}
+        for moving in (state.outgoing, state.incoming):
+            if moving is None:
+                continue
+            # A bank that the other would push out of memory, and it that one, at every write, is searched.
+            other = state.profiles.get(moving.name)
+            left -= _size(state, other) if other and _size(state, other) <= left else 0
+            slot = moving.profile.slot
+            biases[slot] = yield from self._biases_of(
+                collection, state, moving.profile, vectors, left, timeout
+            )
         return biases
 
+    def _biases_of(
+        self,
+        collection: str,
+        state: CollectionState,
+        profile: Profile,
+        vectors: Floats,
+        budget: int,
+        timeout: float | None,
+    ) -> Operation[Floats]:
+        """budget: bytes that the bank may take."""
+        if _size(state, profile) > budget:
+            return (yield from self._biases_by_search(collection, state, profile, vectors, timeout))
+        bank = yield from self._bank_of(collection, state, profile)
+        found: Floats = yield Compute(self._computing(collection, state, profile, bank, vectors))
+        return found
+
     def _computing(
-        self, collection: str, state: CollectionState, name: str, bank: StoredBank, vectors: Floats
+        self, collection: str, state: CollectionState, profile: Profile, bank: StoredBank, vectors: Floats
     ) -> Callable[[], Floats]:
         def compute() -> Floats:
-            of = (collection, state.field, name)
-            return self._banks.correction(of, state, state.profiles[name], bank).centred(vectors)
+            of = (collection, state.field, profile.slot)
+            return self._banks.correction(of, state, profile, bank).centred(vectors)
 
         return compute
+
+
+def _size(state: CollectionState, profile: Profile) -> int:
+    """Bytes of a profile's queries."""
+    return 4 * state.dim * profile.bank.count

@@ -15,14 +15,24 @@ from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import rewrite_of
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.rewrite import Asking, Rewrite
+from milvus_hubness.client.sampling import Sampler, living_in
 from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
 from milvus_hubness.errors import (
     CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
+    JournalFailed,
     StateError,
 )
-from milvus_hubness.state import CollectionState, Mirror, read_mirror, read_states
+from milvus_hubness.state import (
+    CollectionState,
+    Journal,
+    Living,
+    Mirror,
+    read_journal,
+    read_mirror,
+    read_states,
+)
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, runs_function_chains
 
 T = TypeVar("T")
@@ -32,7 +42,14 @@ CUT_OVER_SECONDS = 5.0
 CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 
-PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound, StateError)
+PERHAPS_OUTDATED = (
+    MilvusException,
+    DimensionMismatch,
+    EmptyBank,
+    CollectionNotFound,
+    JournalFailed,
+    StateError,
+)
 """What a call on a collection raises whose state is no longer what is remembered of it."""
 
 
@@ -42,12 +59,15 @@ class Known:
 
     states: of its corrected fields, by name. asking: by their manner, what it takes to ask searches like
     earlier ones: the field's state, and what makes requests of data. mirror: where its rows are carried to.
+    living: the banks that take in live queries, by field and profile. journal: where writes are noted first.
     """
 
     key_field: str
     states: Mapping[str, CollectionState]
     asking: dict[Manner, tuple[CollectionState, Asking]] = field(default_factory=dict, compare=False)
     mirror: Mirror | None = None
+    living: Mapping[tuple[str, str], Living] = field(default_factory=dict)
+    journal: Journal | None = None
 
     @cached_property
     def reading(self) -> Reading:
@@ -77,10 +97,18 @@ NOTHING = Known("", {})
 
 class Knowledge:
     """state_ttl: seconds for which what a collection says of its biases is believed without asking again.
-    bank_budget: bytes of banks to keep in memory. strength: w of every search that names none."""
+    bank_budget: bytes of banks to keep in memory. strength: w of every search that names none. sampler: what
+    takes samples of queries, if anything does."""
 
-    def __init__(self, strength: float | None, state_ttl: float, bank_budget: int) -> None:
+    def __init__(
+        self,
+        strength: float | None,
+        state_ttl: float,
+        bank_budget: int,
+        sampler: Sampler | None = None,
+    ) -> None:
         self._strength = strength
+        self._sampler = sampler
         self._state_ttl = state_ttl
         self._known: dict[str, tuple[float, Known]] = {}
         self._last: dict[str, Known] = {}
@@ -113,7 +141,7 @@ class Knowledge:
             return remembered
         until = time.monotonic() + CUT_OVER_SECONDS
         while True:
-            forgotten = self._forgotten
+            forgotten, asked = self._forgotten, time.monotonic()
             try:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
@@ -127,12 +155,21 @@ class Knowledge:
             yield Pause(CUT_OVER_PAUSE)
         key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
         properties = description.get("properties", {})
-        known = Known(key_field, read_states(properties), mirror=read_mirror(properties))
+        known = Known(
+            key_field,
+            read_states(properties),
+            mirror=read_mirror(properties),
+            living=living_in(properties) if self._sampler else {},
+            journal=read_journal(properties),
+        )
         if known.states and self._last.get(collection, NOTHING).states != known.states:
             yield LearnSchema(collection)
+        if known.journal and self._last.get(collection, NOTHING).journal != known.journal:
+            for name in (known.journal.collection, known.journal.rows):
+                yield LearnSchema(name)
         self._last[collection] = known
         if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
-            self._known[collection] = (time.monotonic() + self._state_ttl, known)
+            self._known[collection] = (asked + self._state_ttl, known)
         return known
 
     def _as_it_is(

@@ -12,23 +12,19 @@ import grpc
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.client.biases import Bias
-from milvus_hubness.client.knowledge import NOTHING, PERHAPS_OUTDATED, Known
+from milvus_hubness.client.knowledge import NOTHING, Known
+from milvus_hubness.client.matching import KEYS_PER_REQUEST, ROWS_PER_REQUEST, STRONG, parts
 from milvus_hubness.client.reads import Reads
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.client.writes import Writing
-from milvus_hubness.errors import BankTooLarge, HubnessError, MirrorFailed, StoreError
+from milvus_hubness.errors import BankTooLarge, HubnessError, MirrorFailed
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_rpc import is_one_of, literal
+from milvus_hubness.stores.milvus_rpc import is_one_of
 
 Row = dict[str, Any]
 Key = int | str
 
-KEYS_PER_PAGE = 16_384
-KEYS_PER_REQUEST = 8_000
-ROWS_PER_REQUEST = 1_000
-STRONG = {"consistency_level": "Strong"}
-_IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
 
 _log = logging.getLogger("milvus_hubness")
@@ -55,7 +51,7 @@ class Mirroring(Writing, Reads):
         written, known = yield from self._written(
             method, collection, data, timeout, partition_name, bias, options
         )
-        mirror = yield from self._mirror(collection, known, timeout)
+        mirror = known.mirror
         if mirror is None:
             return written
         rows = [data] if isinstance(data, dict) else data
@@ -74,7 +70,7 @@ class Mirroring(Writing, Reads):
                 return
             description = yield Ask("describe_collection", (mirror.collection, timeout))
             whole = milvus_schema.as_written(found, description)
-            for part in _parts(whole, ROWS_PER_REQUEST):
+            for part in parts(whole, ROWS_PER_REQUEST):
                 yield from self._carry(mirror, part, timeout, partition_name, bias, {})
 
         is_partial = options.get("partial_update") or options.get("field_ops")
@@ -99,13 +95,14 @@ class Mirroring(Writing, Reads):
         def matching(name: str, known: Known) -> Operation[list[Key]]:
             return self._matching(name, known.key_field, str(where), timeout, partition_name, options)
 
-        def call(known: Known) -> Operation[tuple[dict[str, int], Known, list[Key]]]:
-            found = (yield from matching(collection, known)) if where and known.mirror else []
-            done = yield from self._deleted(known, collection, ids, timeout, filter, partition_name, options)
-            return done, known, found
+        delete = self._deleted(collection, ids, timeout, filter, partition_name, options)
 
-        done, known, found = yield from self._as_it_is(collection, timeout, call)
-        mirror = yield from self._mirror(collection, known, timeout)
+        def call(known: Known) -> Operation[tuple[dict[str, int], list[Key]]]:
+            found = (yield from matching(collection, known)) if where and known.mirror else []
+            return (yield from delete(known)), found
+
+        (done, found), _, known = yield from self._noted(collection, timeout, call, call)
+        mirror = known.mirror
         if mirror is None:
             return done
 
@@ -124,23 +121,13 @@ class Mirroring(Writing, Reads):
                 # The name is the mirror's by now, and so were the keys held.
                 yield from likewise(mirror)
                 return
-            for part in _parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
+            for part in parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
                 yield from self._drop(mirror, part, timeout, None, partition_name, {})
 
         yield from self._reach(mirror, lost if where else likewise, collection, known, timeout)
         return done
 
     # -- the mirror -------------------------------------------------------------------------------------
-
-    def _mirror(self, collection: str, known: Known, timeout: float | None) -> Operation[Mirror | None]:
-        """Where else to write what the collection took. It may have got its mirror while that was under way:
-        what it says afterwards counts as well."""
-        if known.mirror is None:
-            try:
-                known = yield from self.known(collection, timeout)
-            except PERHAPS_OUTDATED:
-                return None
-        return known.mirror
 
     def _still_has(self, mirror: Mirror, collection: str, timeout: float | None) -> Operation[bool]:
         self.forget(collection)
@@ -215,10 +202,9 @@ class Mirroring(Writing, Reads):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[dict[str, int]]:
-        def call(known: Known) -> Operation[dict[str, int]]:
-            return self._deleted(known, mirror.collection, ids, timeout, filter, partition_name, options)
-
-        return self._as_it_is(mirror.collection, timeout, call)
+        delete = self._deleted(mirror.collection, ids, timeout, filter, partition_name, options)
+        done, _, _ = yield from self._noted(mirror.collection, timeout, delete, delete)
+        return done
 
     # -- what the collection holds ----------------------------------------------------------------------
 
@@ -235,7 +221,7 @@ class Mirroring(Writing, Reads):
         partitions = [partition_name] if partition_name else None
         per_request = ROWS_PER_REQUEST if "*" in output_fields else KEYS_PER_REQUEST
         found: list[Row] = []
-        for part in _parts(list(keys), per_request):
+        for part in parts(list(keys), per_request):
             wanted = is_one_of(key_field, part)
             found += yield from self.query(
                 collection, wanted, list(output_fields), timeout, None, partitions, STRONG
@@ -252,38 +238,3 @@ class Mirroring(Writing, Reads):
     ) -> Operation[set[Key]]:
         rows = yield from self._rows_of(collection, key_field, keys, timeout, partition_name, [key_field])
         return {row[key_field] for row in rows}
-
-    def _matching(
-        self,
-        collection: str,
-        key_field: str,
-        where: str,
-        timeout: float | None,
-        partition_name: str | None,
-        options: Mapping[str, Any],
-    ) -> Operation[list[Key]]:
-        """The keys of the rows that a filter matches, in order. Raises StoreError where the server pages in
-        none."""
-        partitions = [partition_name] if partition_name else None
-        template = {name: options[name] for name in ("filter_params",) if name in options}
-
-        def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
-            args = (collection, filter, [key_field], timeout, None, partitions)
-            return Ask("query", args, {**template, **how, "limit": limit})
-
-        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
-        yield ask(where, 1, STRONG)
-        found: list[Key] = []
-        while True:
-            cursor = f"{key_field} > {literal(found[-1])} and " if found else ""
-            page = yield ask(f"{cursor}({where})", KEYS_PER_PAGE, _IN_KEY_ORDER)
-            fresh = sorted({row[key_field] for row in page})
-            if not fresh:
-                return found
-            if found and fresh[0] <= found[-1]:
-                raise StoreError(f"the server did not page {collection!r} in key order")
-            found += fresh
-
-
-def _parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
-    return (list(items[start : start + size]) for start in range(0, len(items), size))

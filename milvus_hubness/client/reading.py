@@ -10,9 +10,19 @@ from typing import Any
 from milvus_hubness.correction import read_back
 from milvus_hubness.errors import StateError
 from milvus_hubness.halves import decode, returned
-from milvus_hubness.state import MIRROR_PROPERTY, PROPERTY, TUNING_PROPERTY, CollectionState
+from milvus_hubness.state import (
+    JOURNAL_PROPERTY,
+    LIVING_PROPERTY,
+    MIRROR_PROPERTY,
+    PROPERTY,
+    TUNING_PROPERTY,
+    CollectionState,
+)
 
 Row = MutableMapping[str, Any]
+
+_OURS = {PROPERTY, TUNING_PROPERTY, MIRROR_PROPERTY, JOURNAL_PROPERTY, LIVING_PROPERTY}
+"""Properties of collections."""
 
 
 @dataclass(slots=True)
@@ -94,8 +104,7 @@ class Reading:
         properties = {
             name: value
             for name, value in description["properties"].items()
-            if name not in (PROPERTY, TUNING_PROPERTY, MIRROR_PROPERTY)
-            and not name.startswith(f"{PROPERTY}.")
+            if name not in _OURS and not name.startswith(f"{PROPERTY}.")
         }
         return {**description, "fields": fields, "properties": properties}
 

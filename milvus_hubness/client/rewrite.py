@@ -118,14 +118,14 @@ class Rewrite:
         return self.layout.require_sound(vectors) if sound else self.layout.rows(vectors)
 
     def rows_in(
-        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[str, Floats], epoch: int
+        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[int, Floats], epoch: int
     ) -> list[dict[str, Any]]:
-        """The rows as they are stored, each profile's biases (n,) in both its slots."""
+        """The rows as they are stored, with these biases (n,) in the slots that are named."""
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
-        for name, profile in self.state.profiles.items():
-            slots[:, [profile.slot, profile.standby]] = biases[name][:, None]
+        for slot, column in biases.items():
+            slots[:, slot] = column
         stored = self.form.stored(self.layout.augment(vectors, slots))
-        hidden = hidden_columns(self.state, vectors, biases[self.state.active], epoch)
+        hidden = hidden_columns(self.state, vectors, slots[:, self.state.shown_slot], epoch)
         return [
             {**row, self.state.searched_field: vector, **columns}
             for row, vector, columns in zip(rows, stored, hidden, strict=True)

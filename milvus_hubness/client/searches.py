@@ -62,7 +62,9 @@ class Searching(Biasing, Reads):
         def call(known: Known) -> Operation[Any]:
             if manner is not None and manner in known.asking:
                 found, asking = known.asking[manner]
-                return (yield from self._answered(collection, known, found, filter, asking(data), options))
+                results = yield from self._answered(collection, known, found, filter, asking(data), options)
+                self._sample(known, found, profile, data)
+                return results
             state = known.searched(options.get("anns_field"))
             if state is None:
                 fields = known.reading.fields(output_fields)
@@ -104,9 +106,19 @@ class Searching(Biasing, Reads):
                 again = rewrite.asking(copy.deepcopy(replace(question, data=())))
                 if again is not None:
                     known.asking[manner] = (state, again)
+            if ids is None:
+                self._sample(known, state, profile, data)
             return results
 
         return self._as_it_is(collection, timeout, call)
+
+    def _sample(self, known: Known, state: CollectionState, profile: str | None, data: Any) -> None:
+        """Have some of the queries of a search that was answered sampled, where the profile's bank lives.
+        Searches by ids ask with vectors of the gallery, which are no queries for its bank."""
+        if known.living and self._sampler is not None:
+            living = known.living.get((state.field, profile or state.active))
+            if living is not None:
+                self._sampler.offer(living, state, data)
 
     def _answered(
         self,
@@ -211,6 +223,9 @@ class Searching(Biasing, Reads):
             fields = known.reading.fields(output_fields)
             args = (collection, sent, ranker, limit, fields.requested)
             results = yield Ask("hybrid_search", args, dict(options))
+            for each, state in zip(asked, states, strict=True):
+                if each is not None and state is not None:
+                    self._sample(known, state, each[1].profile, each[1].data)
             return known.reading.hits_out(results, fields)
 
         return self._as_it_is(collection, options.get("timeout"), call)

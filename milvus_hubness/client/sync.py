@@ -13,12 +13,14 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import PagedOperations
-from milvus_hubness.client.refusals import as_milvus
+from milvus_hubness.client.refusals import as_milvus, refusing
+from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Operation, Pause, Step, T, drive
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import STATE_TTL, CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 
 DEFAULT_BANK_BUDGET = 1 << 30
 
@@ -35,6 +37,8 @@ class HubnessClient(MilvusClient):
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
     it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
     one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.0001.
+    sample_queries: the share of queries sampled for banks that live; None for what each collection says,
+    False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
     """
 
     def __init__(
@@ -49,11 +53,17 @@ class HubnessClient(MilvusClient):
         strength: float | None = None,
         state_ttl: float = STATE_TTL,
         bank_budget: int = DEFAULT_BANK_BUDGET,
+        sample_queries: float | None = None,
         **kwargs: Any,
     ) -> None:
+        with refusing():
+            self._sampler = sampler_for(sample_queries, self._put_samples)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)
         self._plain = MilvusClient(uri, user, password, db_name, token, timeout, **kwargs)
-        self._operations = PagedOperations(strength, state_ttl, bank_budget)
+        self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
+
+    def _put_samples(self, traffic: str, samples: Sequence[Sample]) -> None:
+        put_samples(self._plain, traffic, samples, WRITE_SECONDS)
 
     def _run(self, operation: Operation[T]) -> T:
         try:
@@ -420,10 +430,20 @@ class HubnessClient(MilvusClient):
     def use_database(self, db_name: str, **kwargs: Any) -> None:
         """As MilvusClient.use_database."""
         super().use_database(db_name, **kwargs)
+        if self._sampler is not None:
+            self._sampler.discard()
         self._plain.use_database(db_name, **kwargs)
         self._operations.forget()
 
+    @property
+    def hubness_samples(self) -> Sampled:
+        """What became of the queries that this client sampled for banks that live."""
+        return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
+
     def close(self) -> None:
-        """As MilvusClient.close."""
+        """As MilvusClient.close, once the queries that were sampled are written, for which it waits two
+        seconds at most."""
+        if self._sampler is not None:
+            self._sampler.close()
         super().close()
         self._plain.close()

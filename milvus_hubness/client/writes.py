@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage
 from pymilvus.milvus_client.index import IndexParams
@@ -13,14 +13,18 @@ from milvus_hubness.client import born
 from milvus_hubness.client.beside import BesideRewrite, rewrite_of
 from milvus_hubness.client.biases import Bias, Biasing
 from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.journal import Journalling
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
 from milvus_hubness.client.steps import Ask, InStore, Operation
+from milvus_hubness.errors import JournalFailed
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, BankReference
 from milvus_hubness.stores.base import Made, undo_save_bank
 
+T = TypeVar("T")
 
-class Writing(Biasing):
+
+class Writing(Biasing, Journalling):
     """What changes a collection."""
 
     def _written(
@@ -36,39 +40,49 @@ class Writing(Biasing):
         sound: bool = True,
     ) -> Operation[tuple[dict[str, Any], Known]]:
         """insert or upsert, each row that brings a vector with its bias. Returns also what the collection was
-        known as when it took them.
+        known as when it took them, or is known as since.
 
         sound: refuse rows without a direction under COSINE or with NaN, instead of giving them bias 0. Where
         biases go into a side collection and that fails, the rows are in, their biases are not, and the
-        failure is raised.
+        failure is raised. Raises JournalFailed where nothing was written, as it could not be noted.
         """
 
-        def call(known: Known) -> Operation[tuple[dict[str, Any], Known, list[Any]]]:
-            rows = [data] if isinstance(data, dict) else data
-            stored = data
-            beside: list[tuple[BesideRewrite, dict[str, Floats], int]] = []
-            for state in known.states.values():
-                if not _bring_vectors(rows, state.field):
-                    continue
-                rewrite = rewrite_of(state, known.reading)
-                vectors = rewrite.vectors_of(rows, sound=sound)
-                biases = yield from self._biases(collection, state, vectors, bias, timeout)
-                epoch = PENDING if bias == "pending" else state.profile.epoch
-                stored = rewrite.rows_in(rows if stored is data else stored, vectors, biases, epoch)
-                if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
-                    beside.append((rewrite, biases, epoch))
-            written: dict[str, Any] = yield Ask(
-                method, (collection, stored, timeout, partition_name), dict(options)
-            )
-            upserts = []
-            for rewrite, biases, epoch in beside:
-                keys = written.get("ids") or [row[known.key_field] for row in rows]
-                lines = rewrite.side_rows(known.key_field, list(keys), biases, epoch)
-                upserts.append((rewrite.side, lines))
-            return written, known, upserts
+        def by(method: str) -> Callable[[Known], Operation[tuple[dict[str, Any], list[Any]]]]:
+            def call(known: Known) -> Operation[tuple[dict[str, Any], list[Any]]]:
+                rows = [data] if isinstance(data, dict) else data
+                stored = data
+                beside: list[tuple[BesideRewrite, dict[int, Floats], int]] = []
+                for state in known.states.values():
+                    if not _bring_vectors(rows, state.field):
+                        continue
+                    rewrite = rewrite_of(state, known.reading)
+                    vectors = rewrite.vectors_of(rows, sound=sound)
+                    biases = yield from self._biases(collection, state, vectors, bias, timeout)
+                    epoch = PENDING if bias == "pending" else state.profile.epoch
+                    stored = rewrite.rows_in(rows if stored is data else stored, vectors, biases, epoch)
+                    if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
+                        beside.append((rewrite, biases, epoch))
+                if known.journal is not None:
+                    noted = [stored] if isinstance(stored, dict) else stored
+                    yield from self._note_rows(
+                        known, collection, method, noted, partition_name, timeout, options
+                    )
+                written: dict[str, Any] = yield Ask(
+                    method, (collection, stored, timeout, partition_name), dict(options)
+                )
+                upserts = []
+                for rewrite, biases, epoch in beside:
+                    keys = written.get("ids") or [row[known.key_field] for row in rows]
+                    lines = rewrite.side_rows(known.key_field, list(keys), biases, epoch)
+                    upserts.append((rewrite.side, lines))
+                return written, upserts
 
-        # The rows are written by now: what fails from here on must not write them again.
-        written, known, upserts = yield from self._as_it_is(collection, timeout, call)
+            return call
+
+        # The rows are written by then: what fails from there on must not write them again.
+        (written, _), (_, upserts), known = yield from self._noted(
+            collection, timeout, by(method), self._repeating(collection, method, by, options)
+        )
         try:
             for side, lines in upserts:
                 yield Ask("upsert", (side, lines, timeout))
@@ -77,25 +91,56 @@ class Writing(Biasing):
             raise
         return written, known
 
+    def _repeating(
+        self,
+        collection: str,
+        method: str,
+        by: Callable[[str], Callable[[Known], Operation[T]]],
+        options: Mapping[str, Any],
+    ) -> Callable[[Known], Operation[T]]:
+        """The same write once more, by which no row comes to be there twice. Raises JournalFailed where it
+        would add to what it added."""
+        if not options.get("field_ops"):
+            return by("upsert" if method == "insert" else method)
+
+        def refuse(known: Known) -> Operation[T]:
+            yield from ()
+            raise JournalFailed(
+                f"written to {collection!r} so slowly that a refresh, which began meanwhile, may have undone "
+                "it: read the rows again, and repeat the update where it is missing"
+            )
+
+        return refuse
+
     def _deleted(
         self,
-        known: Known,
         collection: str,
         ids: Any,
         timeout: float | None,
         filter: str | None,
         partition_name: str | None,
         options: Mapping[str, Any],
-    ) -> Operation[dict[str, int]]:
+    ) -> Callable[[Known], Operation[dict[str, int]]]:
         """delete; biases in a side collection go with the rows where these are named by key, and otherwise
         with the next refresh."""
 
-        args = (collection, ids, timeout, filter, partition_name)
-        done: dict[str, int] = yield Ask("delete", args, dict(options))
-        for state in known.states.values():
-            if ids and state.beside and state.beside.side:
-                yield Ask("delete", (state.beside.side, ids, timeout))
-        return done
+        def call(known: Known) -> Operation[dict[str, int]]:
+            keys = [*_listed(options.get("pks")), *_listed(ids)]
+            done: dict[str, int]
+            if known.journal is not None and filter and not keys:
+                done = yield from self._delete_matching(
+                    known, collection, known.journal, filter, timeout, partition_name, options
+                )
+            else:
+                yield from self._note_gone(known, collection, keys, timeout, partition_name)
+                args = (collection, ids, timeout, filter, partition_name)
+                done = yield Ask("delete", args, dict(options))
+            for state in known.states.values():
+                if ids and state.beside and state.beside.side:
+                    yield Ask("delete", (state.beside.side, ids, timeout))
+            return done
+
+        return call
 
     def create_collection(
         self,
@@ -143,6 +188,13 @@ class Writing(Biasing):
         known = yield from self.known(collection, timeout)
         served = born.served_indexes(index, known.states) if known.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
+
+
+def _listed(keys: Any) -> list[Any]:
+    """Keys as pymilvus takes them; what are none is for pymilvus to refuse."""
+    if isinstance(keys, int | str):
+        return [keys]
+    return keys if isinstance(keys, list) and all(isinstance(key, int | str) for key in keys) else []
 
 
 def _bring_vectors(rows: Any, field: str) -> bool:

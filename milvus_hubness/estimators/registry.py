@@ -31,6 +31,22 @@ ESTIMATORS: dict[str, type[Any]] = {
     )
 }
 
+METHODS = {name.lower(): name for name in ESTIMATORS} | {
+    "is": "InvertedSoftmax",
+    "dualis": "DualInvertedSoftmax",
+    "dn": "DistributionNormalization",
+    "sn": "Sinkhorn",
+    "dbsn": "DualBankSinkhorn",
+}
+"""The classes by the names that people write, in any case."""
+
+
+def class_name(method: str) -> str:
+    """The name in ESTIMATORS of a method as people write it. Raises InvalidParameter."""
+    if method.lower() not in METHODS:
+        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(METHODS)}")
+    return METHODS[method.lower()]
+
 
 def to_dict(estimator: Estimator) -> dict[str, Any]:
     """{"name": "NNN", "k": 128, …}: the class and its parameters, without the device; fit for JSON.

@@ -1,8 +1,10 @@
 """Work on whole collections: plan, migrate, verify, enable, refresh, status."""
 
 from milvus_hubness.jobs.diagnose import diagnose
+from milvus_hubness.jobs.drift import drift
 from milvus_hubness.jobs.enable import Enabled, EnablePlan, disable, enable, plan_enable
 from milvus_hubness.jobs.in_place import EnabledInPlace, InPlacePlan
+from milvus_hubness.jobs.living import living, start_living, stop_living
 from milvus_hubness.jobs.migrate import MigrationResult, migrate
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.checks import Verification
@@ -15,13 +17,16 @@ from milvus_hubness.jobs.plan import MigrationPlan, plan_migration
 from milvus_hubness.jobs.refresh import RefreshResult, refresh
 from milvus_hubness.jobs.status import Status, status
 from milvus_hubness.jobs.tune import tune
+from milvus_hubness.jobs.upkeep import Duty, Kept, keep_up
 
 __all__ = [
     "BulkTarget",
+    "Duty",
     "EnablePlan",
     "Enabled",
     "EnabledInPlace",
     "InPlacePlan",
+    "Kept",
     "MigrationPlan",
     "MigrationResult",
     "RefreshResult",
@@ -33,7 +38,10 @@ __all__ = [
     "cutover",
     "diagnose",
     "disable",
+    "drift",
     "enable",
+    "keep_up",
+    "living",
     "migrate",
     "plan_enable",
     "plan_migration",
@@ -41,7 +49,9 @@ __all__ = [
     "resume",
     "rollback",
     "run",
+    "start_living",
     "status",
+    "stop_living",
     "tune",
     "verify",
 ]

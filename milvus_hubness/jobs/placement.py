@@ -36,6 +36,16 @@ class Placed:
     biases: Floats
     pending: npt.NDArray[np.bool_]
 
+    def only(self, rows: npt.NDArray[np.bool_]) -> Placed:
+        """Those of the rows (n,) that are true."""
+        places = np.flatnonzero(rows).tolist()
+        batch = Batch(
+            [self.batch.keys[i] for i in places],
+            self.batch.vectors[places],
+            [self.batch.rows[i] for i in places],
+        )
+        return Placed(batch, self.vectors[places], self.biases[places], self.pending[places])
+
 
 class Placement(Protocol):
     """The rows of one corrected collection."""
@@ -59,6 +69,20 @@ class Placement(Protocol):
 
         epoch: None where the rows' own remains. Returns how many rows there were.
         """
+        ...
+
+    def put(
+        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+    ) -> None:
+        """Store the rows as they were read, but for the biases (n,) in these slots, and the epoch unless that
+        is None."""
+        ...
+
+    def mend(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        """Call this after `put`, with the rows as they were read: those that a client gave another vector
+        since get fresh biases in these slots. Raises NotCaughtUp for rows that change faster than that."""
         ...
 
     def settle(self) -> None:
@@ -87,10 +111,9 @@ class _Placement(ABC):
     def read(self, keys: Sequence[Key], partition: str | None) -> Placed: ...
 
     @abstractmethod
-    def _put(
+    def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
-    ) -> None:
-        """Store the rows as they were read, but for the biases (n,) in these slots."""
+    ) -> None: ...
 
     def write(
         self,
@@ -100,13 +123,22 @@ class _Placement(ABC):
         epoch: int | None,
     ) -> int:
         placed = self.read(keys, partition)
+        self._put_all(placed, partition, corrections, epoch)
+        return len(placed.batch)
+
+    @abstractmethod
+    def mend(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None: ...
+
+    def _put_all(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
         known: dict[int, Floats] = {}
         for correction in corrections.values():
             if id(correction) not in known:
                 known[id(correction)] = correction.centred(placed.vectors)
-        biases = {slot: known[id(correction)] for slot, correction in corrections.items()}
-        self._put(placed, partition, biases, epoch)
-        return len(placed.batch)
+        self.put(placed, partition, {slot: known[id(each)] for slot, each in corrections.items()}, epoch)
 
     def pending(self, partition: str | None) -> list[Key]:
         return self.store.keys(self.info.name, partition=partition, pending=self.state.epoch_field)
@@ -138,8 +170,17 @@ class _Placement(ABC):
         self.store.write(self.info.name, batch, self.state.field, partition=partition)
 
 
+class _InRows(_Placement):
+    """In the rows themselves: what a client did to one meanwhile, a journal tells."""
+
+    def mend(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        """Nothing: whoever writes rows looks into the journal."""
+
+
 @dataclass(frozen=True)
-class InVectors(_Placement):
+class InVectors(_InRows):
     """In columns of the vectors themselves, which are in the stored form."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
@@ -151,7 +192,7 @@ class InVectors(_Placement):
             self._pending(batch),
         )
 
-    def _put(
+    def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         stored = self.state.layout.with_biases(placed.batch.vectors, biases)
@@ -162,7 +203,7 @@ class InVectors(_Placement):
 
 
 @dataclass(frozen=True)
-class InSecondField(_Placement):
+class InSecondField(_InRows):
     """In columns of a second vector field, beside the user's vectors. A row is pending too while that holds
     the stored form of another vector, or none."""
 
@@ -205,7 +246,7 @@ class InSecondField(_Placement):
         differing = self._differing(stored, wanted)
         return Placed(batch, batch.vectors, biases, self._pending(batch) | differing), differing
 
-    def _put(
+    def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         slots = placed.biases.copy()
@@ -248,7 +289,7 @@ class InSecondField(_Placement):
 
 
 @dataclass(frozen=True)
-class InFields(_Placement):
+class InFields(_InRows):
     """In scalar fields of the rows."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
@@ -258,7 +299,7 @@ class InFields(_Placement):
         biases = np.array(columns, np.float32).reshape(len(batch), len(fields))
         return Placed(batch, batch.vectors, biases, self._pending(batch))
 
-    def _put(
+    def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         columns = {self.state.slot_fields[slot]: column for slot, column in biases.items()}
@@ -284,6 +325,38 @@ class InSide(_Placement):
         biases[~pending] = beside.vectors[[where[key] for key in batch.keys if key in where]]
         return Placed(batch, batch.vectors, biases, pending)
 
+    def write(
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
+    ) -> int:
+        placed = self.read(keys, partition)
+        self._put_all(placed, partition, corrections, epoch)
+        self.mend(placed, partition, corrections, epoch)
+        return len(placed.batch)
+
+    def mend(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        # Clients write a row and then its bias: either the row is seen here, or their bias comes later.
+        for _ in range(MENDING_ROUNDS):
+            known = dict(zip(placed.batch.keys, placed.vectors, strict=True))
+            there = self.read(placed.batch.keys, partition)
+            differs = [
+                not np.array_equal(known[key], vector, equal_nan=True)
+                for key, vector in zip(there.batch.keys, there.vectors, strict=True)
+            ]
+            placed = there.only(np.array(differs, np.bool_))
+            if not len(placed.batch):
+                return
+            self._put_all(placed, partition, corrections, epoch)
+        raise NotCaughtUp(
+            f"rows {name_some(placed.batch.keys)} of {self.info.name!r} change faster than their biases in "
+            f"{self.side!r}"
+        )
+
     def settle(self) -> None:
         # Clients write a row before its bias, so a key that is seen here first has its row already.
         kept = self.store.keys(self.side)
@@ -292,7 +365,7 @@ class InSide(_Placement):
             self.store.delete(self.side, orphans)
         self.store.settle(self.side)
 
-    def _put(
+    def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         columns = placed.biases.copy()

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.correction import Correction
-from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, UnfinishedMigration
+from milvus_hubness.errors import (
+    InvalidInput,
+    InvalidParameter,
+    LeaseLost,
+    Stopped,
+)
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.jobs.aims import Aim, aim_at, aim_back, ready_state, with_profile
 from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.gallery import read_gallery
+from milvus_hubness.jobs.journal import WriteJournal, journalled
+from milvus_hubness.jobs.lease import Lease
+from milvus_hubness.jobs.migration import steering
+from milvus_hubness.jobs.migration.ledger import Migration
+from milvus_hubness.jobs.migration.steering import Steering, as_events
+from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import Placement, placement_of
+from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.jobs.rebuild import REBUILD_SHARE, abandon, begin, carry_out, unfinished, way
+from milvus_hubness.jobs.renewal import Renewal
 from milvus_hubness.jobs.restored import restored
+from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
+from milvus_hubness.jobs.shadow import Shadow, Standing, judge
+from milvus_hubness.jobs.spare_banks import SpareBanks
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
-    SLOTS_PER_PROFILE,
     BankReference,
     CollectionState,
+    Former,
+    Incoming,
     Profile,
-    TuningRecord,
-    require_state,
 )
-from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank
+from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 DEFAULT_TOLERANCE = 1e-5
+HEED_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class RefreshResult:
-    """mode: "pending" for rows without a bias only, "full" for all. reason: why. scanned, written: rows."""
+    """mode: "pending" for rows without a bias only, "full" for all, "rebuilt" where a copy, `collection`,
+    took over the alias instead, "refused" where the new biases were judged worse and nothing was changed.
+    reason: why. scanned, written: rows. judged: what the new biases do to held-out queries; None where none
+    were made, or there is too little to judge by. planned: this would be done, nothing was."""
 
     collection: str
     mode: str
@@ -45,10 +67,12 @@ class RefreshResult:
     written: int
     epoch: int
     seconds: float
+    judged: Shadow | None = None
+    planned: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for people and for --json."""
-        return asdict(self)
+        return vars(self) | {"judged": self.judged.to_dict() if self.judged else None}
 
 
 def refresh(
@@ -61,266 +85,389 @@ def refresh(
     field: str | None = None,
     profile: str | None = None,
     refit: bool = False,
+    back: bool = False,
+    force: bool = False,
+    labels: Labels | None = None,
+    rebuild_share: float = REBUILD_SHARE,
+    plan: bool = False,
     tolerance: float = DEFAULT_TOLERANCE,
+    client_ttl: float | None = None,
+    throttle: Throttle | None = None,
+    stop: threading.Event | None = None,
+    lease: Lease | None = None,
     progress: Progress = silent,
 ) -> RefreshResult:
     """Compute what is missing or outdated and write only what moved.
 
     A full refresh writes the standby slot of every row whose bias there is off by more than `tolerance` (in
     units of the score) and then lets the slots change places, so that no search sees old and new mixed.
+    Killed or stopped before that, it is carried on by the next one. Before it begins, the new biases are
+    judged against the old and against none on held-out queries, and on `labels` where there are some; where
+    they are worse nothing is changed, unless `force`.
     estimator: without one, what tuning chose since the last refresh, else the one in use (Blend() for a new
     profile). field: the corrected field, where there are several. profile: the set of biases to renew, by
     default the one that searches use; one of a new name is added, from the bank given, in columns that the
     stored vectors have to spare. refit: a full one though nothing changed, for estimators that learn from the
-    gallery, which did.
-    Raises NotCorrected, UnfinishedMigration, DimensionMismatch, BankTooSmall, InvalidParameter, NoRoom, and
-    InvalidInput where the estimator needs a target bank and none is kept or given, or a new profile a bank.
+    gallery, which did. back: to what the biases came from before the last full refresh.
+    rebuild_share: where at least that share of 50,000 rows or more would be written, and `collection` is an
+    alias, a copy is made that has the new biases and takes it over. plan: only say what would be done.
+    client_ttl: the seconds in which every client hears what the collection says of itself: so long is waited
+    before the first row is written. throttle: how fast rows may be written. stop: once it is set, Stopped is
+    raised between two batches. lease: one that is held already; without, one is taken.
+    Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Stopped, DimensionMismatch, BankTooSmall,
+    InvalidParameter, NoRoom, and InvalidInput where the estimator needs a target bank and none is kept or
+    given, a new profile a bank, or there is nothing to go back to.
     """
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
+    if back and (bank or target_bank or estimator or refit):
+        raise InvalidParameter("back goes to what was: it takes no bank, estimator or refit")
     began = time.perf_counter()
-    info = store.info(collection)
-    whole = require_state(info.state_of(field), info.name)
-    if whole.phase != "ready":
-        what = "filled only in part: enable it again" if whole.stored_in else f"a copy of {whole.source!r}"
-        raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
-    is_new = profile is not None and profile not in whole.profiles
-    if profile is not None and is_new:
-        whole = _with_new_profile(whole, profile, bank, estimator or Blend())
-    name = profile or whole.active
-    state = whole.model_copy(update={"active": name})
-    kept = store.load_bank(state.profile.bank)
-    wanted = StoredBank(bank or kept.queries, kept.potentials, target_bank or kept.targets)
-    strength = state.profile.strength
-    if estimator is None and not is_new and (tuned := _newly_tuned(info, state.profile, wanted)):
-        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
-    estimator = estimator or from_dict(state.profile.estimator)
-    reason = "the profile is new" if is_new else _what_changed(state.profile, wanted, estimator, refit)
-    if reason:
-        correction = _fit(store, info, state, estimator, wanted, progress)
-        fitted = StoredBank(wanted.queries, correction.fitted.potentials, wanted.targets)
-        reference = _referenced(store, state, fitted, kept)
-        placement = placement_of(store, info, whole)
-        epoch = state.profile.epoch + 1 if name == whole.active else None
-        scanned, written, fresh = _refresh_all(
-            store, info, state, placement, correction, reference, epoch, tolerance, progress
+    with ExitStack() as stack:
+        before = store.info(collection)
+        ready_state(before, field)
+        name = before.name
+        lease = lease or Lease(store, name)
+        if not (plan or lease.is_held):
+            stack.enter_context(lease)
+        info = store.info(name)
+        whole = ready_state(info, field)
+        asks = bank is not None or target_bank is not None or estimator is not None or back
+        if profile is None:
+            profile = whole.incoming.name if whole.incoming and not asks else whole.active
+        state, is_new = with_profile(whole, profile, bank, estimator or Blend())
+        if back:
+            aim = aim_back(store, info, state)
+        else:
+            aim = aim_at(store, info, state, is_new, bank, target_bank, estimator, refit=refit)
+        throttle, stop = throttle or Throttle(), stop or threading.Event()
+        stack.enter_context(_heeded(stop, throttle))
+        job = _Refresh(
+            store=store,
+            info=info,
+            asked_for=collection,
+            state=state,
+            active=whole.active,
+            is_new=is_new,
+            tolerance=tolerance,
+            client_ttl=steering.CLIENT_TTL if client_ttl is None else client_ttl,
+            throttle=throttle,
+            stop=stop,
+            lease=lease,
+            plan=plan,
+            progress=progress,
         )
-    else:
-        scanned = written = _fill_pending(store, info, whole, progress)
-        fresh = state.profile.model_copy(update={"refreshed_at": datetime.now(timezone.utc)})
-    fresh = fresh.model_copy(update={"strength": strength})
-    renewed = state.with_profile(fresh)
-    if reason:
-        renewed = _measured_anew(store, info, renewed, correction, wanted.queries, progress)
-    renewed = keep_nearest(store, info.name, renewed, wanted)
-    store.write_state(info.name, renewed.model_copy(update={"active": whole.active}))
-    if fresh.bank.generation != state.profile.bank.generation:
-        store.drop_bank_generation(state.profile.bank)
-    return RefreshResult(
-        collection=info.name,
-        mode="full" if reason else "pending",
-        reason=reason or "bank and parameters are unchanged",
-        scanned=scanned,
-        written=written,
-        epoch=fresh.epoch,
-        seconds=round(time.perf_counter() - began, 2),
-    )
+        if not plan:
+            SpareBanks(store, name).drop()
+        done = job.full(aim, labels, force, rebuild_share) if aim.reason else job.pending()
+    seconds = round(time.perf_counter() - began, 2)
+    told: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
+    return RefreshResult(**(told | done))
 
 
-def _with_new_profile(
-    state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
-) -> CollectionState:
-    """The state with a profile of that name in two columns that the stored vectors have to spare, as yet
-    without biases."""
-    if not name:
-        raise InvalidParameter("a profile needs a name")
-    if bank is None:
-        raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
-    wider = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE})
-    fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
-    if state.beside is not None or not fits:
-        raise NoRoom(
-            f"field {state.field!r} has no columns to spare for profile {name!r}: "
-            "migrate it with room for more profiles"
-        )
-    active = state.profile
-    draft = Profile(
-        estimator=to_dict(estimator),
-        slot=state.slots,
-        standby=state.slots + 1,
-        centre=0.0,
-        bank=active.bank,
-        epoch=1,
-        refreshed_at=active.refreshed_at,
-    )
-    return wider.with_profile(draft, name)
+@contextmanager
+def _heeded(stop: threading.Event, throttle: Throttle) -> Iterator[None]:
+    """Who waits until rows may be written waits no longer than until `stop` is set."""
+    over = threading.Event()
 
+    def heed() -> None:
+        while not over.wait(HEED_SECONDS):
+            if stop.is_set():
+                throttle.stop(Stopped("stopped as asked: the next refresh carries on from here"))
+                return
 
-def _measured_anew(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
-    correction: Correction,
-    queries: QueryBank,
-    progress: Progress,
-) -> CollectionState:
-    """The state with what candidates miss of the answers that these biases give."""
-    if state.beside is None:
-        return state
-    gallery = read_gallery(store, info, state.field, progress=progress)
-    candidates, missed, measured = measure(
-        gallery, correction, queries, state.profile.strength, state.beside.allowed
-    )
-    found = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
-    return state.model_copy(update={"beside": state.beside.model_copy(update=found)})
-
-
-def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refit: bool) -> str:
-    changed = ["a refit was asked for"] if refit else []
-    if bank.fingerprint != profile.bank.fingerprint:
-        changed.append("the bank changed")
-    if to_dict(estimator) != profile.estimator:
-        changed.append("the parameters changed")
-    return " and ".join(changed)
-
-
-def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> TuningRecord | None:
-    """What tuning chose for this bank since the last refresh."""
-    tuning = info.tuning
-    if tuning is None or tuning.choice is None or tuning.tuned_at <= profile.refreshed_at:
-        return None
-    return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None
-
-
-def _fit(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
-    estimator: Estimator,
-    bank: StoredBank,
-    progress: Progress,
-) -> Correction:
-    """Fitted on the bank, and on the gallery where the estimator learns from that; warm where it is the same
-    estimator as before."""
-    placement = placement_of(store, info, state)
-    parts = []
-    for partition in info.partitions if estimator.needs_gallery else ():
-        keys = store.keys(info.name, partition=partition)
-        for part in chunks(keys, store.chunk_rows(info), "reading the gallery", progress):
-            parts.append(placement.read(part, partition).vectors)
-    return Correction.fit(
-        state.layout,
-        estimator,
-        bank.queries,
-        gallery=np.concatenate(parts) if parts else None,
-        target_bank=bank.targets,
-        start=bank.potentials if to_dict(estimator) == state.profile.estimator else None,
-    )
-
-
-def _fill_pending(store: Store, info: CollectionInfo, state: CollectionState, progress: Progress) -> int:
-    """Every profile's biases for the rows that have none."""
-    placement = placement_of(store, info, state)
-    corrections: dict[int, Correction] = {}
-    for profile in state.profiles.values():
-        correction = restored(store, state, profile)
-        corrections |= {profile.slot: correction, profile.standby: correction}
-    written = 0
-    for partition in info.partitions:
-        pending = placement.pending(partition)
-        for part in chunks(pending, store.chunk_rows(info), "computing missing biases", progress):
-            written += placement.write(part, partition, corrections, state.profile.epoch)
-    placement.settle()
-    return written
+    thread = threading.Thread(target=heed, name="milvus-hubness-stop", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @dataclass(frozen=True)
-class _Scanned:
-    """One partition as it stands. biases: (n,) new and not centred; standby: (n,) what the idle slot holds.
-    sound: (n,) whether a bias could be computed; pending: (n,) whether the row waits for its first."""
+class _Refresh:
+    """state: with the profile to be renewed as the active one. active: the one that is. is_new: whether that
+    to be renewed is none of the collection's yet."""
 
-    partition: str | None
-    keys: list[Key]
-    biases: Floats
-    standby: Floats
-    sound: npt.NDArray[np.bool_]
-    pending: npt.NDArray[np.bool_]
+    store: Store
+    info: CollectionInfo
+    asked_for: str
+    state: CollectionState
+    active: str
+    is_new: bool
+    tolerance: float
+    client_ttl: float
+    throttle: Throttle
+    stop: threading.Event
+    lease: Lease
+    plan: bool
+    progress: Progress
 
-    def moved(self, centre: float, tolerance: float) -> list[Key]:
-        """Keys of the rows whose idle slot is off by more than `tolerance`, or that never had a bias."""
-        wanted = np.where(self.sound, self.biases - np.float32(centre), np.float32(0))
-        off = (np.abs(wanted - self.standby) > tolerance) | self.pending
-        return [key for key, is_off in zip(self.keys, off, strict=True) if is_off]
+    # -- rows without a bias ----------------------------------------------------------------------------
 
+    def pending(self) -> dict[str, Any]:
+        placement = placement_of(self.store, self.info, self.state)
+        waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
+        written = sum(map(len, waiting.values())) if self.plan else 0
+        if self.plan:
+            return self._told_of_pending(written)
+        if any(waiting.values()) or self._left_behind():
+            with self._journalled() as journal:
+                written = self._renewal(journal).fill_pending()
+        placement.settle()
+        if self.state.incoming is None:
+            Renewal.forget(self.store, self.info.name)
+        fresh = self.state.profile.model_copy(update={"refreshed_at": _now()})
+        state = self._let_go(self.state).with_profile(fresh)
+        if fresh.gate is not None:
+            state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
+        self._write_state(state)
+        return self._told_of_pending(written)
 
-def _refresh_all(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
-    placement: Placement,
-    correction: Correction,
-    bank: BankReference,
-    epoch: int | None,
-    tolerance: float,
-    progress: Progress,
-) -> tuple[int, int, Profile]:
-    """Rows scanned, rows written, and the profile that makes the new biases the ones searches read.
+    def _left_behind(self) -> bool:
+        """Whether a refresh that was killed left a journal, from which its rows are yet to be put right."""
+        return self.info.journal is not None or bool(self.store.journals(self.info.name))
 
-    epoch: what the rows say of it; None to leave that.
-    """
-    scans = [
-        _scan(store, info, state, placement, correction, partition, progress) for partition in info.partitions
-    ]
-    old = state.profile
-    profile = old.model_copy(
-        update={
-            "estimator": to_dict(correction.fitted.estimator),
-            "slot": old.standby,
-            "standby": old.slot,
-            "centre": _settled(old.centre, np.concatenate([scan.biases[scan.sound] for scan in scans])),
-            "bank": bank,
-            "epoch": old.epoch + 1,
-            "refreshed_at": datetime.now(timezone.utc),
+    def _told_of_pending(self, rows: int) -> dict[str, Any]:
+        return {
+            "mode": "pending",
+            "reason": "bank and parameters are unchanged",
+            "scanned": rows,
+            "written": rows,
+            "epoch": self.state.profile.epoch,
         }
-    )
-    centred = Correction(state.layout, correction.fitted, profile.centre)
-    written = 0
-    for scan in scans:
-        moved = scan.moved(profile.centre, tolerance)
-        for part in chunks(moved, store.chunk_rows(info), "writing biases", progress):
-            written += placement.write(part, scan.partition, {profile.slot: centred}, epoch)
-    placement.settle()
-    return sum(len(scan.keys) for scan in scans), written, profile
 
+    # -- all rows -----------------------------------------------------------------------------------------
 
-def _scan(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
-    placement: Placement,
-    correction: Correction,
-    partition: str | None,
-    progress: Progress,
-) -> _Scanned:
-    keys: list[Key] = []
-    columns = []
-    wanted = store.keys(info.name, partition=partition)
-    for part in chunks(wanted, store.chunk_rows(info), "computing biases", progress):
-        placed = placement.read(part, partition)
-        keys += placed.batch.keys
-        columns.append(
-            np.column_stack(
-                [
-                    correction.centred(placed.vectors),
-                    placed.biases[:, state.profile.standby],
-                    ~state.layout.unsound(placed.vectors),
-                    placed.pending,
-                ]
+    def full(self, aim: Aim, labels: Labels | None, force: bool, rebuild_share: float) -> dict[str, Any]:
+        if aim.carries_on and self.plan:
+            return self._told_of(aim, "rebuilt" if aim.rebuilding else "full", aim.reason, self.info.rows)
+        if aim.carries_on:
+            return self._rebuilt(aim, aim.rebuilding) if aim.rebuilding else self._carried_out(aim)
+        sample = sampled(self.store, self.info, self.state, labels, self.progress)
+        judged = None if self.is_new else self._judged(aim, sample, labels)
+        if judged and judged.objection and not force:
+            reason = f"{aim.reason}, but {judged.objection}"
+            return {**self._told_of(aim, "refused", reason, 0), "judged": judged}
+        centre, correction = aim.centre, None
+        if aim.reference is None:
+            correction = self._fitted(aim)
+            centre = _settled(self.state.profile.centre, correction.centred(sample.vectors))
+        rebuilds, why = self._way(aim, sample, correction, centre, rebuild_share)
+        reason = f"{aim.reason}; {why}" if why else aim.reason
+        if self.plan:
+            told = self._told_of(aim, "rebuilt" if rebuilds else "full", reason, self.info.rows)
+            return {**told, "judged": judged}
+        fresh = self._fresh(aim, correction, centre)
+        if left := unfinished(self.store, self.info.name):
+            abandon(self.store, left)
+        if rebuilds:
+            state = self._told(self.state.with_profile(fresh)).model_copy(update={"incoming": None})
+            done = self._rebuilt(aim, begin(self.store, self.info, state, progress=self.progress))
+        else:
+            done = self._announced(fresh)._carried_out(aim)
+        return {**done, "reason": reason, "judged": judged}
+
+    def _told_of(self, aim: Aim, mode: str, reason: str, rows: int) -> dict[str, Any]:
+        return {
+            "mode": mode,
+            "reason": reason,
+            "scanned": self.info.rows,
+            "written": rows,
+            "epoch": self.state.profile.epoch,
+        }
+
+    def _way(
+        self, aim: Aim, sample: Sample, correction: Correction | None, centre: float, threshold: float
+    ) -> tuple[bool, str]:
+        """Whether to rebuild, and why; by the share of the sample whose standby slot is off."""
+        if self.is_new:
+            return False, ""
+        if correction is None:
+            correction = Correction.restore(
+                self.state.layout,
+                aim.estimator,
+                aim.bank.queries,
+                aim.bank.potentials,
+                target_bank=aim.bank.targets,
             )
+        wanted = correction.centred(sample.vectors) - np.float32(centre)
+        off = np.abs(wanted - sample.biases[:, self.state.profile.standby]) > self.tolerance
+        return way(self.info, self.asked_for, self.state, float(off.mean()) if len(off) else 0.0, threshold)
+
+    def _rebuilt(self, aim: Aim, migration: Migration) -> dict[str, Any]:
+        def watch(doing: str, done: int, total: int) -> None:
+            self.progress(doing, done, total)
+            try:
+                self.lease.check()
+            except LeaseLost as error:
+                self.throttle.stop(error)
+
+        how = Steering(client_ttl=self.client_ttl, throttle=self.throttle, events=as_events(watch))
+        done = carry_out(self.store, migration, how)
+        epoch = done.corrected().profile.epoch
+        rows = (done.verified or {}).get("rows", 0)
+        told = {"reason": aim.reason, "scanned": rows, "written": rows, "epoch": epoch}
+        return {"mode": "rebuilt", "collection": done.target, **told}
+
+    def _judged(self, aim: Aim, sample: Sample, labels: Labels | None) -> Shadow | None:
+        profile = self.state.profile
+        old = Standing(from_dict(profile.estimator), self.store.load_bank(profile.bank), profile.strength)
+        new = Standing(aim.estimator, aim.bank, aim.strength)
+        known = labelled_in(sample, labels) if labels else None
+        return judge(self.state.layout, sample.vectors, old, new, known)
+
+    def _fresh(self, aim: Aim, correction: Correction | None, centre: float) -> Profile:
+        """The profile as it will be, its bank kept."""
+        old, reference = self.state.profile, aim.reference
+        if reference is None and correction is not None:
+            fitted = StoredBank(aim.bank.queries, correction.fitted.potentials, aim.bank.targets)
+            self.lease.check()
+            reference = self._referenced(fitted)
+        return old.model_copy(
+            update={
+                "estimator": to_dict(aim.estimator),
+                "slot": old.standby,
+                "standby": old.slot,
+                "centre": centre,
+                "bank": reference,
+                "epoch": old.epoch + 1,
+                "strength": aim.strength,
+                "refreshed_at": _now(),
+                "former": None if self.is_new else _former(old),
+            }
         )
-    table = np.concatenate(columns) if columns else np.empty((0, 4), np.float32)
-    biases, standby, sound, pending = table.astype(np.float32).T
-    return _Scanned(partition, keys, biases, standby, sound.astype(bool), pending.astype(bool))
+
+    def _announced(self, fresh: Profile) -> _Refresh:
+        """This job with the new biases announced: whoever writes a row from now on gives it both."""
+        abandoned = self.state.incoming
+        incoming = Incoming(name=self.state.active, profile=fresh)
+        state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
+        self._spare.note([abandoned.profile.bank] if abandoned else [])
+        self._write_state(state)
+        self._spare.drop()
+        Renewal.forget(self.store, self.info.name)
+        return replace(self, state=state)
+
+    def _referenced(self, bank: StoredBank) -> BankReference:
+        """Where the bank lies: a new one is stored beside the old, which stays."""
+        old = self.state.profile.bank
+        kept = self.store.load_bank(old)
+        if bank.fingerprint == kept.fingerprint and np.array_equal(bank.potentials, kept.potentials):
+            return old.model_copy(update={"fingerprint": bank.fingerprint, "count": len(bank.queries)})
+        self._spare.note([self.store.next_generation(old.collection)])
+        return self.store.save_bank(old.collection, bank, self.state.metric)[0]
+
+    def _carried_out(self, aim: Aim) -> dict[str, Any]:
+        incoming = self.state.incoming
+        if incoming is None:
+            raise InvalidInput("no biases are on their way")
+        with self._journalled() as journal:
+            renewal = self._renewal(journal)
+            filled = renewal.fill_pending()
+            scanned, written = renewal.run()
+            placement_of(self.store, self.info, self._told(self.state)).settle()
+            fresh = incoming.profile.model_copy(update={"refreshed_at": _now()})
+            leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
+            moved = {"incoming": None, "outgoing": leaving}
+            state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
+            state = self._measured_anew(state, aim)
+            state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
+            unused = {*self.state.profile.banks} - {*state.profile.banks}
+            self._spare.note(unused)
+            self._write_state(state)
+        self._let_go(state)
+        self._spare.drop()
+        Renewal.forget(self.store, self.info.name)
+        return {
+            "mode": "full",
+            "reason": aim.reason,
+            "scanned": scanned,
+            "written": written + filled,
+            "epoch": fresh.epoch,
+        }
+
+    def _let_go(self, state: CollectionState) -> CollectionState:
+        """The state without biases that no client reads any more, once all have heard of the new ones."""
+        if state.outgoing is None:
+            return state
+        if self.stop.wait(self.client_ttl):
+            return state
+        renewed = state.model_copy(update={"outgoing": None})
+        self._write_state(renewed)
+        return renewed
+
+    @property
+    def _spare(self) -> SpareBanks:
+        return SpareBanks(self.store, self.info.name)
+
+    def _fitted(self, aim: Aim) -> Correction:
+        """On the bank, and on the gallery where the estimator learns from that; warm where it is the same
+        estimator as before."""
+        info, parts = self.info, []
+        placement = placement_of(self.store, info, self.state)
+        for partition in info.partitions if aim.estimator.needs_gallery else ():
+            keys = self.store.keys(info.name, partition=partition)
+            for part in chunks(keys, self.store.chunk_rows(info), "reading the gallery", self.progress):
+                parts.append(placement.read(part, partition).vectors)
+        is_same = to_dict(aim.estimator) == self.state.profile.estimator
+        return Correction.fit(
+            self.state.layout,
+            aim.estimator,
+            aim.bank.queries,
+            gallery=np.concatenate(parts) if parts else None,
+            target_bank=aim.bank.targets,
+            start=aim.bank.potentials if is_same else None,
+        )
+
+    def _measured_anew(self, state: CollectionState, aim: Aim) -> CollectionState:
+        """The state with what candidates miss of the answers that these biases give."""
+        if state.beside is None:
+            return state
+        gallery = read_gallery(self.store, self.info, state.field, progress=self.progress)
+        correction = restored(self.store, state, state.profile)
+        candidates, missed, measured = measure(
+            gallery, correction, aim.bank.queries, state.profile.strength, state.beside.allowed
+        )
+        found = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
+        return state.model_copy(update={"beside": state.beside.model_copy(update=found)})
+
+    # -- what all of it needs -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _journalled(self) -> Iterator[WriteJournal]:
+        ttl, check = self.client_ttl, self.lease.check
+        with (
+            journalled(self.store, self.info, client_ttl=ttl, stop=self.stop, check=check) as journal,
+            self.lease.explained(),
+        ):
+            yield journal
+
+    def _renewal(self, journal: WriteJournal) -> Renewal:
+        return Renewal(
+            store=self.store,
+            info=self.info,
+            state=self._told(self.state),
+            names_epoch=self.state.active == self.active,
+            tolerance=self.tolerance,
+            journal=journal,
+            lease=self.lease,
+            throttle=self.throttle,
+            stop=self.stop,
+            progress=self.progress,
+        )
+
+    def _write_state(self, state: CollectionState) -> None:
+        self.lease.check()
+        self.store.write_state(self.info.name, self._told(state))
+
+    def _told(self, state: CollectionState) -> CollectionState:
+        """What the collection says: searches know no profile that has no biases yet."""
+        known = dict(state.profiles)
+        if self.is_new and state.incoming is not None:
+            known.pop(state.incoming.name, None)
+        return state.model_copy(update={"active": self.active, "profiles": known})
 
 
 def _settled(old: float, biases: Floats) -> float:
@@ -332,9 +479,11 @@ def _settled(old: float, biases: Floats) -> float:
     return old if abs(mean - old) <= spread else mean
 
 
-def _referenced(store: Store, state: CollectionState, bank: StoredBank, kept: StoredBank) -> BankReference:
-    """Where the bank that is now used lies: a new one is stored beside the old, which stays until the end."""
-    old = state.profile.bank
-    if bank.fingerprint == kept.fingerprint and np.array_equal(bank.potentials, kept.potentials):
-        return old.model_copy(update={"fingerprint": bank.fingerprint, "count": len(bank.queries)})
-    return store.save_bank(old.collection, bank, state.metric)[0]
+def _former(profile: Profile) -> Former:
+    return Former(
+        estimator=profile.estimator, centre=profile.centre, strength=profile.strength, bank=profile.bank
+    )
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)

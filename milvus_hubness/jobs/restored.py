@@ -1,4 +1,4 @@
-"""The correction that a profile's biases come from, out of what the database keeps of it."""
+"""The corrections that biases come from, out of what the database keeps of them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,16 @@ def restored(store: Store, state: CollectionState, profile: Profile) -> Correcti
         target_bank=kept.targets,
         centre=profile.centre,
     )
+
+
+def restored_by_slot(store: Store, state: CollectionState) -> dict[int, Correction]:
+    """By the slot that its biases lie in: every profile's, and those of biases on their way
+    in or out."""
+    corrections: dict[int, Correction] = {}
+    for profile in state.profiles.values():
+        correction = restored(store, state, profile)
+        corrections |= {profile.slot: correction, profile.standby: correction}
+    for moving in (state.outgoing, state.incoming):
+        if moving is not None:
+            corrections[moving.profile.slot] = restored(store, state, moving.profile)
+    return corrections

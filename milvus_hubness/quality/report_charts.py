@@ -26,12 +26,12 @@ def histogram(bins: Sequence[Bin], k: int) -> str:
     for decade in range(int(math.log10(most)) + 1):
         x = left + length(10**decade)
         parts.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="20" y2="{height}"/>')
-        parts.append(_text(x, 12, number(10**decade), "middle", "soft"))
-    parts.append(_text(left - 8, 12, f"N_{k}", "end", "soft"))
+        parts.append(svg_text(x, 12, number(10**decade), "middle", "soft"))
+    parts.append(svg_text(left - 8, 12, f"N_{k}", "end", "soft"))
     for nth, one in enumerate(bins):
         top = 26 + row * nth
         label = str(one.low) if one.low == one.high else f"{number(one.low)}–{number(one.high)}"
-        parts.append(_text(left - 8, top + thick + 4, label, "end"))
+        parts.append(svg_text(left - 8, top + thick + 4, label, "end"))
         for offset, name, count in ((0, "before", one.before), (thick + 1, "after", one.after)):
             parts.append(
                 f'<rect class="{name}" x="{left}" y="{top + offset}" width="{length(count):.1f}" '
@@ -39,7 +39,7 @@ def histogram(bins: Sequence[Bin], k: int) -> str:
                 f"<title>{number(count)} items with N_{k} {label} {name}</title></rect>"
             )
             parts.append(
-                _text(left + length(count) + 5, top + offset + thick / 2 + 4, number(count), "start", name)
+                svg_text(left + length(count) + 5, top + offset + thick / 2 + 4, number(count), "start", name)
             )
     return svg(f"How many items have which N_{k}, before and after", height, parts)
 
@@ -59,7 +59,7 @@ def curve(
     bottom = height - 22
     low = min([*values, *(one.low for one in band or ())])
     high = max([*values, *(one.high for one in band or ())])
-    ticks = _ticks(low, high)
+    ticks = round_ticks(low, high)
     low, high = min(low, ticks[0]), max(high, ticks[-1])
     widest = max(strengths) or 1.0
 
@@ -78,11 +78,11 @@ def curve(
         parts.append(
             f'<line class="grid" x1="{left}" x2="{WIDTH - right}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
         )
-        parts.append(_text(left - 6, y(tick) + 4, label, "end", "soft"))
+        parts.append(svg_text(left - 6, y(tick) + 4, label, "end", "soft"))
     apart = -1e9
     for strength in strengths:
         if x(strength) - apart >= 30:
-            parts.append(_text(x(strength), height - 6, f"{strength:g}", "middle", "soft"))
+            parts.append(svg_text(x(strength), height - 6, f"{strength:g}", "middle", "soft"))
             apart = x(strength)
     if band:
         edge = [at(w, one.high) for w, one in zip(strengths, band, strict=True)]
@@ -100,8 +100,8 @@ def curve(
             f"<title>strength {strength:g}: {shown}</title></circle>"
         )
     anchor = "end" if x(now) > WIDTH - 70 else "middle"
-    parts.append(_text(0, 14, title, "start", "name"))
-    parts.append(_text(x(now), top - 10, f"in use: {now:g}", anchor, "soft"))
+    parts.append(svg_text(0, 14, title, "start", "name"))
+    parts.append(svg_text(x(now), top - 10, f"in use: {now:g}", anchor, "soft"))
     return svg(f"{title} against the strength of the correction", height, parts)
 
 
@@ -112,8 +112,8 @@ def bars(title: str, before: int, after: int, whole: int) -> str:
         length = 200 * count / max(whole, 1)
         parts.append(f'<rect class="track" x="52" y="{top}" width="200" height="14" rx="3"/>')
         parts.append(f'<rect class="{name}" x="52" y="{top}" width="{length:.1f}" height="14" rx="3"/>')
-        parts.append(_text(46, top + 12, name, "end", "soft"))
-        parts.append(_text(258, top + 12, number(count), "start", name))
+        parts.append(svg_text(46, top + 12, name, "end", "soft"))
+        parts.append(svg_text(258, top + 12, number(count), "start", name))
     return svg(f"{title}: {number(before)} before, {number(after)} after", 36, parts, 310)
 
 
@@ -125,7 +125,7 @@ def share(title: str, reached: float, by_chance: float) -> str:
         f'<rect class="track" x="0" y="0" width="{WIDTH}" height="22" rx="4"/>',
         f'<rect class="after" x="0" y="0" width="{WIDTH * reached:.1f}" height="22" rx="4"/>',
         f'<line class="now" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="28"/>',
-        _text(at, 42, f"by chance: {100 * by_chance:.1f}%", anchor, "soft"),
+        svg_text(at, 42, f"by chance: {100 * by_chance:.1f}%", anchor, "soft"),
     ]
     return svg(title, 48, parts)
 
@@ -143,9 +143,9 @@ def whisker(interval: Interval, measure: str) -> str:
         f'<line class="axis" x1="{WIDTH / 2}" x2="{WIDTH / 2}" y1="6" y2="30"/>',
         f'<rect class="tone" x="{low:.1f}" y="15" width="{high - low:.1f}" height="6" rx="3"/>',
         f'<circle class="tone" cx="{middle:.1f}" cy="18" r="7"/>',
-        _text(WIDTH / 2, 44, "no change", "middle", "soft"),
-        _text(0, 44, "worse", "start", "soft"),
-        _text(WIDTH, 44, "better", "end", "soft"),
+        svg_text(WIDTH / 2, 44, "no change", "middle", "soft"),
+        svg_text(0, 44, "worse", "start", "soft"),
+        svg_text(WIDTH, 44, "better", "end", "soft"),
     ]
     return svg(f"Change of {measure}: {points(interval)}", 50, parts)
 
@@ -167,11 +167,11 @@ def svg(title: str, height: float, parts: Sequence[str], width: int = WIDTH) -> 
     )
 
 
-def _text(x: float, y: float, text: str, anchor: str, name: str = "") -> str:
+def svg_text(x: float, y: float, text: str, anchor: str, name: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{name}">{escape(text)}</text>'
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def round_ticks(low: float, high: float) -> list[float]:
     """Three to six round numbers around the range."""
     span = (high - low) or abs(high) or 1.0
     size = 10 ** math.floor(math.log10(span / 3))

@@ -8,11 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import Origins, QueryBank
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import Floats, Metric
-from milvus_hubness.state import STORED_FIELD, BankReference, CollectionState, Mirror, TuningRecord
+from milvus_hubness.state import (
+    STORED_FIELD,
+    BankReference,
+    CollectionState,
+    Journal,
+    Living,
+    Mirror,
+    TuningRecord,
+)
 
 Key = int | str
 """A primary key."""
@@ -40,7 +48,8 @@ class CollectionInfo:
     name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
     partitions: names that rows must be copied into, or (None,) where the database places rows by itself.
     states: of the corrected vector fields, by name. schema: the database's own description, opaque to the
-    jobs. mirror: where a migration has its writers write too.
+    jobs. mirror: where a migration has its writers write too. journal: where a refresh has them write first.
+    living: the banks that take in live queries.
     """
 
     name: str
@@ -54,6 +63,8 @@ class CollectionInfo:
     is_bank: bool
     schema: dict[str, Any]
     mirror: Mirror | None = None
+    journal: Journal | None = None
+    living: tuple[Living, ...] = ()
 
     @property
     def users_fields(self) -> dict[str, VectorField]:
@@ -83,6 +94,11 @@ class CollectionInfo:
                 f"{self.name!r} has several corrected fields, name one: {', '.join(self.states)}"
             )
         return next(iter(self.states.values()), None)
+
+    def living_of(self, field: str, profile: str) -> Living | None:
+        """How the bank of this profile lives; None where it does not."""
+        found = (each for each in self.living if (each.field, each.profile) == (field, profile))
+        return next(found, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +139,14 @@ class Batch:
         return len(self.keys)
 
 
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Samples of live queries. vectors (n, d) float32, as they were asked; (0, 0) where there are none."""
+
+    vectors: Floats
+    origins: Origins
+
+
 @dataclass(frozen=True)
 class Record:
     """An entry of a ledger. body: JSON of at most 60,000 characters; group: what entries are asked for by."""
@@ -130,6 +154,16 @@ class Record:
     key: str
     group: str
     body: str
+
+
+@dataclass(frozen=True)
+class Note:
+    """What a client was last about to do with the row of a key. partition: of the row, where it named one.
+    row: what the journal calls the row as it was to be written; None where it was to be deleted."""
+
+    key: Key
+    partition: str | None
+    row: str | None
 
 
 @dataclass(frozen=True)
@@ -264,8 +298,12 @@ class Store(Protocol):
         """Insert or replace, acknowledged on return."""
         ...
 
-    def delete(self, collection: str, keys: Sequence[Key]) -> None:
-        """Rows that are not there are no error."""
+    def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """As `write`, of rows whose keys the collection has never held: that costs the database less."""
+        ...
+
+    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
+        """Rows that are not there are no error. partition: the only one to look in."""
         ...
 
     def import_obstacles(self, source: CollectionInfo) -> list[str]:
@@ -322,7 +360,52 @@ class Store(Protocol):
         """Have the collection's writers write to another too, or no more."""
         ...
 
+    def create_journal(self, source: CollectionInfo) -> Journal:
+        """An empty journal that takes whatever rows `source` takes, beside the one that it announces."""
+        ...
+
+    def write_journal(self, collection: str, journal: Journal | None) -> None:
+        """Have the collection's writers note what they write there first, or no more."""
+        ...
+
+    def journals(self, collection: str) -> list[Journal]:
+        """All that were made for this collection and are there, in whole or in part. Good for dropping."""
+        ...
+
+    def notes(
+        self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
+    ) -> list[Note]:
+        """The last note of each of these keys that there is one of, in that partition; without keys, of all
+        in all partitions."""
+        ...
+
+    def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
+        """Do again what notes say, where the collection does not hold it; acknowledged on return. Returns the
+        notes of which that was so."""
+        ...
+
+    def drop_journal(self, journal: Journal) -> None:
+        """Raises CollectionExists where something else has its name."""
+        ...
+
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
+
+    def write_living(self, collection: str, living: Sequence[Living]) -> None:
+        """Have the collection say that these banks live, and no others."""
+        ...
+
+    def create_traffic(self, traffic: str, dim: int) -> None:
+        """A collection for samples of live queries, unless it is there. Raises CollectionExists where the
+        name is taken, DimensionMismatch where it holds others."""
+        ...
+
+    def read_traffic(self, traffic: str, profile: str) -> Traffic:
+        """The samples of one profile; none where there is no such collection."""
+        ...
+
+    def drop_samples(self, traffic: str, numbers: Sequence[int]) -> None:
+        """Samples of these numbers; those that are not there are no error."""
+        ...
 
     def drop(self, collection: str) -> None: ...
 
@@ -342,6 +425,10 @@ class Store(Protocol):
         """Keep or replace these entries, acknowledged on return. The ledger is made where there is none."""
         ...
 
+    def record(self, ledger: str, key: str) -> Record | None:
+        """The entry of that key; None where there is none, or no ledger."""
+        ...
+
     def records(self, ledger: str, group: str) -> list[Record]:
         """The entries of a group in the order of their keys; none where there is no ledger."""
         ...
@@ -353,6 +440,10 @@ class Store(Protocol):
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
         """Keep `bank` as a further generation of the bank collection, and say what was made for it. The same
         bank again is the generation that it already is. Raises CollectionExists where the name is taken."""
+        ...
+
+    def next_generation(self, collection: str) -> BankReference:
+        """Where the next new bank will lie in a bank collection; nothing is there yet."""
         ...
 
     def load_bank(self, reference: BankReference) -> StoredBank:

@@ -17,6 +17,8 @@ from milvus_hubness.state import (
     CollectionState,
     Mirror,
     TuningRecord,
+    read_journal,
+    read_living,
     read_mirror,
     read_states,
     read_tuning,
@@ -25,8 +27,10 @@ from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
 from milvus_hubness.stores.milvus_banks import BANK_PROPERTY
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
+from milvus_hubness.stores.milvus_journal import MilvusJournal
 from milvus_hubness.stores.milvus_rpc import connect, translated
 from milvus_hubness.stores.milvus_second_field import MilvusSecondField
+from milvus_hubness.stores.milvus_traffic import MilvusTraffic
 
 __all__ = ["MilvusStore", "connect"]
 
@@ -38,7 +42,7 @@ SIDE_PROPERTY = "hubness_side"
 """In a collection that holds biases: the collection that they are of."""
 
 
-class MilvusStore(MilvusBulk, MilvusSecondField):
+class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     """A Store over a plain MilvusClient, see `connect`."""
 
     # -- what is there ------------------------------------------------------------------------------
@@ -63,6 +67,8 @@ class MilvusStore(MilvusBulk, MilvusSecondField):
                 is_bank=BANK_PROPERTY in schema["properties"],
                 schema=schema,
                 mirror=read_mirror(schema["properties"]),
+                journal=read_journal(schema["properties"]),
+                living=read_living(schema["properties"]),
             )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:

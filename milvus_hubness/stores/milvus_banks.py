@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from pymilvus import DataType, MilvusClient
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import Origins, QueryBank
 from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import BankReference, read_states
@@ -46,6 +46,16 @@ def _first_target(reference: BankReference) -> int:
     return reference.generation * _GENERATION_STRIDE + _TARGETS_FROM
 
 
+def _origins(rows: Sequence[dict[str, Any]]) -> Origins:
+    """Of the rows of a generation's queries; those of earlier versions of this package tell the time only."""
+    numbers = [row.get("sample", -1 - i) for i, row in enumerate(rows)]
+    return Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in rows], np.int64))
+
+
+def _after(generations: dict[str, Any]) -> int:
+    return 1 + max(map(int, generations), default=0)
+
+
 class MilvusBanks(MilvusRequests):
     """The bank methods of the store."""
 
@@ -62,7 +72,7 @@ class MilvusBanks(MilvusRequests):
             return kept, "nothing"
         reference = BankReference(
             collection=collection,
-            generation=1 + max(map(int, generations), default=0),
+            generation=_after(generations),
             fingerprint=bank.fingerprint,
             count=len(bank.queries),
         )
@@ -87,6 +97,10 @@ class MilvusBanks(MilvusRequests):
             raise
         return reference, "collection" if created else "generation"
 
+    def next_generation(self, collection: str) -> BankReference:
+        number = _after(self._generations(collection))
+        return BankReference(collection=collection, generation=number, fingerprint="", count=1)
+
     def load_bank(self, reference: BankReference) -> StoredBank:
         found = self._keys(reference.collection, f"generation == {reference.generation}")
         keys = [int(key) for key in found]
@@ -103,7 +117,7 @@ class MilvusBanks(MilvusRequests):
         whole = len({len(each) for each in potentials}) == 1
         source = f"milvus:{reference.collection}"
         return StoredBank(
-            QueryBank(queries, source=source),
+            QueryBank(queries, source=source, origins=_origins(rows)),
             np.asarray(potentials if whole else [[]] * len(rows), np.float32),
             QueryBank(targets, source=source) if len(targets) else None,
             [row.get(reference.nearest, []) for row in rows + target_rows],
@@ -134,16 +148,16 @@ class MilvusBanks(MilvusRequests):
         self._write_generations(reference.collection, generations)
 
     def _is_used(self, reference: BankReference) -> bool:
-        """Whether any collection's biases come from this generation."""
+        """Whether any collection's biases come from this generation, or are about to."""
         with translated(reference.collection):
             for name in self.client.list_collections():
                 if not self.client.has_collection(name):
                     continue  # dropped meanwhile
                 states = read_states(self.client.describe_collection(name)["properties"]).values()
-                banks = [profile.bank for state in states for profile in state.profiles.values()]
                 if any(
                     (bank.collection, bank.generation) == (reference.collection, reference.generation)
-                    for bank in banks
+                    for state in states
+                    for bank in state.banks
                 ):
                     return True
         return False
@@ -184,12 +198,27 @@ class MilvusBanks(MilvusRequests):
         common = {
             "generation": reference.generation,
             "source": bank.source.encode()[:512].decode(errors="ignore"),
-            "added_at": int(time.time()),
         }
+        origins = bank.origins or Origins.seeds(len(bank), int(time.time()))
         first += reference.generation * _GENERATION_STRIDE
         rows = [
-            {"id": first + i, "vector": vector, **common, **({"potentials": own} if own else {})}
-            for i, (vector, own) in enumerate(zip(bank.vectors, potentials.tolist(), strict=True))
+            {
+                "id": first + i,
+                "vector": vector,
+                **common,
+                "added_at": at,
+                "sample": number,
+                **({"potentials": own} if own else {}),
+            }
+            for i, (vector, number, at, own) in enumerate(
+                zip(
+                    bank.vectors,
+                    origins.numbers.tolist(),
+                    origins.at.tolist(),
+                    potentials.tolist(),
+                    strict=True,
+                )
+            )
         ]
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             self._upsert(reference.collection, rows[start : start + ROWS_PER_REQUEST])

@@ -28,6 +28,13 @@ class MilvusLedger(MilvusBanks):
         for start in range(0, len(rows), _RECORDS_PER_REQUEST):
             self._upsert(ledger, rows[start : start + _RECORDS_PER_REQUEST])
 
+    def record(self, ledger: str, key: str) -> Record | None:
+        if ledger not in self._ready_ledgers and not self.exists(ledger):
+            return None
+        self._ensure_ledger(ledger)
+        found = self.fetch(ledger, [key], "vector").rows
+        return Record(found[0]["key"], found[0]["belongs_to"], found[0]["body"]) if found else None
+
     def records(self, ledger: str, group: str) -> list[Record]:
         if not self.exists(ledger):
             return []

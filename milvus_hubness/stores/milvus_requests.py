@@ -106,29 +106,45 @@ class MilvusRequests:
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
-            by_key: dict[Key, dict[str, Any]] = {}
-            missing = list(keys)
-            while missing:
-                rows = self._rows(collection, key_field, missing, partition)
-                by_key |= {row[key_field]: row for row in rows}
-                # Milvus 2.3 counts duplicates of a key as rows and cuts others off for them: ask again.
-                missing = [key for key in missing if key not in by_key] if rows else []
+            by_key = self._by_key(collection, key_field, keys, partition)
         return self._batch(schema, field, [key for key in keys if key in by_key], by_key)
 
     def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        with translated(collection):
-            form = milvus_schema.form_of(self.client.describe_collection(collection), field)
-        stored = form.stored(batch.vectors)
-        rows = [{**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)]
+        rows, _ = self._to_be_stored(collection, batch, field)
         self._upsert(collection, rows, partition)
 
-    def delete(self, collection: str, keys: Sequence[Key]) -> None:
+    def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        rows, schema = self._to_be_stored(collection, batch, field)
+        if milvus_schema.key_field(schema).get("auto_id"):
+            self._upsert(collection, rows, partition)
+            return
+
+        def insert(part: Sequence[dict[str, Any]]) -> Any:
+            # Once: what was inserted although it failed would be there twice.
+            return self.client.insert(collection, list(part), partition_name=partition or "", retry_times=0)
+
+        try:
+            in_fitting_parts(insert, rows)
+        except (MilvusException, grpc.RpcError):
+            self._upsert(collection, rows, partition)
+
+    def _to_be_stored(
+        self, collection: str, batch: Batch, field: str
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The rows as pymilvus takes them, and the collection's schema."""
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+        stored = milvus_schema.form_of(schema, field).stored(batch.vectors)
+        rows = [{**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)]
+        return rows, schema
+
+    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
             for start in range(0, len(keys), ROWS_PER_REQUEST):
                 # By ids, pymilvus would not escape those that are texts.
                 part = keys[start : start + ROWS_PER_REQUEST]
-                self.client.delete(collection, filter=is_one_of(key_field, part))
+                self.client.delete(collection, filter=is_one_of(key_field, part), partition_name=partition)
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """Key-ordered pages, each beginning behind the last key seen."""
@@ -205,6 +221,18 @@ class MilvusRequests:
         for i, row in enumerate(rows):
             vectors[i] = unpacked(row.pop(field), form.dtype)
         return Batch(keys, form.joined(vectors), milvus_schema.as_written(rows, schema))
+
+    def _by_key(
+        self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None
+    ) -> dict[Key, dict[str, Any]]:
+        by_key: dict[Key, dict[str, Any]] = {}
+        missing = list(keys)
+        while missing:
+            rows = self._rows(collection, key_field, missing, partition)
+            by_key |= {row[key_field]: row for row in rows}
+            # Milvus 2.3 counts duplicates of a key as rows and cuts others off for them: ask again.
+            missing = [key for key in missing if key not in by_key] if rows else []
+        return by_key
 
     def _rows(
         self, collection: str, key_field: str, keys: Sequence[Key], partition: str | None

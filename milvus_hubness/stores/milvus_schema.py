@@ -16,6 +16,7 @@ from milvus_hubness.layout import ALIGNMENT, as_metric
 from milvus_hubness.state import (
     BIAS_FIELD,
     EPOCH_FIELD,
+    JOURNAL_PROPERTY,
     MIRROR_PROPERTY,
     NORM_FIELD,
     SIDE_FIELD,
@@ -236,9 +237,11 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """The source's schema with its vector field in the stored form."""
+    """The source's schema with its vector field in the stored form, in which it may be already."""
     schema = CollectionSchema.construct_from_dict(source.schema)
-    widen(schema, state)
+    there = source.states.get(state.field)
+    if there is None or there.keeps_vectors:
+        widen(schema, state)
     return schema
 
 
@@ -255,7 +258,8 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
     carried = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    carried.pop(MIRROR_PROPERTY, None)
+    for property in (MIRROR_PROPERTY, JOURNAL_PROPERTY):
+        carried.pop(property, None)
     return carried
 
 

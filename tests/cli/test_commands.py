@@ -13,6 +13,9 @@ from milvus_hubness import connect
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.galleries import vectors
 
+NOW = ("--client-ttl", "0")
+"""Nobody writes."""
+
 
 def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     asked = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--frozen")
@@ -26,10 +29,14 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
     assert (told["corrected"], told["pending"], told["epoch"]) == (True, 0, 1)
 
-    refreshed = run("refresh", "products_hubness", "--bank", "bank.parquet", "--alpha", "1", "--json")
+    refreshed = run("refresh", "products_hubness", "--bank", "bank.parquet", "--alpha", "1", *NOW, "--json")
     assert refreshed.returncode == 0, refreshed.stderr
     told = json.loads(refreshed.stdout)["refresh"]
-    assert (told["mode"], told["scanned"], told["reason"]) == ("full", 60, "the parameters changed")
+    assert (told["action"], told["scanned"]) == ("full", 60)
+    assert told["reason"].startswith("the parameters changed; 100% of 60 rows change, fewer than")
+    assert run("refresh", "products_hubness", "--back", *NOW).returncode == 0
+    told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
+    assert (told["estimator"]["alpha"], told["epoch"]) == (0.75, 3)
 
 
 @pytest.mark.parametrize(
@@ -265,10 +272,10 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     told = json.loads(run("status", "products", "--json").stdout)["status"]
     assert (told["corrected"], told["where"], told["pending"]) == (True, "side", 0)
     assert "beside the vectors" in run("status", "products").stdout
-    assert "pending" in run("refresh", "products").stdout
+    assert "none (bank and parameters" in run("refresh", "products").stdout
     assert_fails(run(*asked[:-1]), 1, "products", "refresh it instead")
     assert run("disable", "products").returncode == 0
-    assert collections(files) == {*before, "products__bank"}
+    assert collections(files) == {*before, "products__bank", "hubness_ledger"}
     assert_fails(run("disable", "products"), 1, "carries no biases")
 
 

@@ -79,7 +79,7 @@ class Field:
         """The columns that are sent for rows whose vectors are given like this."""
         rows = [{"id": i, "vector": vector} for i, vector in enumerate(given)]
         found = self.rewrite.vectors_of(rows)
-        stored = self.rewrite.rows_in(rows, found, {"default": self.biases}, 1)
+        stored = self.rewrite.rows_in(rows, found, {0: self.biases, 1: self.biases}, 1)
         request = Prepare.row_upsert_param("c", stored, "", self.schema["fields"])
         return {column.field_name: column for column in request.fields_data}
 

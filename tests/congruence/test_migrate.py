@@ -36,7 +36,8 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs import verify
-from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger, Runner, started
+from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from milvus_hubness.jobs.runner import Runner, started
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, MIRROR_PROPERTY, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors

@@ -1,5 +1,7 @@
 """Biases kept right: only what is missing or moved is written, and searches switch all at once."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -7,9 +9,11 @@ from milvus_hubness import (
     NNN,
     BankTooSmall,
     DimensionMismatch,
+    InvalidInput,
     InvalidParameter,
     NotCorrected,
     QueryBank,
+    Stopped,
     StoreError,
     UnfinishedMigration,
     migrate,
@@ -17,7 +21,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores import MilvusStore, milvus
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS = 12, 200
@@ -50,6 +54,12 @@ class Corrected:
         found, wanted = self.scores(), self.wanted(bank, k, alpha)
         np.testing.assert_allclose([found[i] for i in range(ITEMS)], wanted, atol=3e-5)
 
+    def banked(self):
+        """Queries in the bank collection, of whatever generation."""
+        bank = self.store.info(self.name).state.profile.bank.collection
+        client = self.backend.client()
+        return client.query(bank, output_fields=["count(*)"], consistency_level="Strong")[0]["count(*)"]
+
     def make_pending(self, keys):
         batch = self.store.fetch(self.name, keys, "vector")
         layout = self.store.info(self.name).state.layout
@@ -61,14 +71,16 @@ class Corrected:
 
 @pytest.fixture(scope="module", params=METRICS)
 def shared(shared_backend, request):
-    if request.param == "IP" and not shared_backend.is_lite:
+    if request.param != "COSINE" and not shared_backend.is_lite:
         pytest.skip("shown on Milvus Lite")
     return Corrected(shared_backend, request.param)
 
 
 @pytest.fixture
-def corrected(shared):
+def corrected(shared, request):
     """The shared collection, put back to its first rows, bank and parameters."""
+    if not shared.backend.is_lite and request.node.get_closest_marker("shown_on_lite"):
+        pytest.skip("shown on Milvus Lite")
     yield shared
     client = shared.backend.hubness_client()
     if added := client.query(shared.name, filter=f"id >= {ITEMS}", output_fields=["id"]):
@@ -88,19 +100,81 @@ under_cosine = pytest.mark.parametrize("shared", ["COSINE"], indirect=True)
 def test_a_new_bank_is_adopted(corrected):
     done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
     assert (done.mode, done.scanned) == ("full", ITEMS)
-    assert done.reason == "the bank changed"
+    assert done.reason.startswith("the bank changed; ")
     corrected.assert_scores(corrected.other, 8)
     state = corrected.store.info(corrected.name).state
     assert (
         corrected.store.load_bank(state.profile.bank).queries.fingerprint
         == QueryBank(corrected.other).fingerprint
     )
-    rows = corrected.backend.client().query(
-        state.profile.bank.collection, output_fields=["count(*)"], consistency_level="Strong"
-    )
-    assert rows[0]["count(*)"] == len(corrected.other)
+    assert corrected.banked() == len(corrected.other) + len(corrected.bank), "the former one is kept"
+    third = vectors(np.random.default_rng(5), 40, DIM)
+    refresh(corrected.store, corrected.name, bank=QueryBank(third))
+    assert corrected.banked() == len(third) + len(corrected.other), "and only that"
+    assert corrected.store.info(corrected.name).journal is None
+    assert not [each for each in corrected.backend.client().list_collections() if "journal" in each]
 
 
+@pytest.mark.shown_on_lite
+def test_one_command_goes_back(corrected):
+    before, state = corrected.scores(), corrected.store.info(corrected.name).state
+    refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
+    done = refresh(corrected.store, corrected.name, back=True)
+    assert (done.mode, done.written) == ("full", 0), "the other slot holds them still"
+    after = corrected.store.info(corrected.name).state.profile
+    for name in ("estimator", "centre", "strength", "slot", "bank"):
+        assert getattr(after, name) == getattr(state.profile, name), name
+    assert corrected.scores() == pytest.approx(before, abs=1e-6)
+    refresh(corrected.store, corrected.name, back=True)
+    corrected.assert_scores(corrected.other, 3, 1.0)
+
+
+@under_cosine
+def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
+    monkeypatch.setattr(milvus, "CHUNK_BYTES", 40 * (milvus.ROW_OVERHEAD_BYTES + 4 * 16))
+    stop, before = threading.Event(), corrected.scores()
+
+    class Stopping(MilvusStore):
+        def write(self, collection, *args, **kwargs):
+            super().write(collection, *args, **kwargs)
+            if collection == corrected.name:
+                stop.set()
+
+    store = Stopping(corrected.backend.client())
+    with pytest.raises(Stopped):
+        refresh(store, corrected.name, bank=QueryBank(corrected.other), stop=stop)
+    assert corrected.store.info(corrected.name).state.incoming is not None
+    assert corrected.scores() == pytest.approx(before, abs=1e-6)
+    client = corrected.backend.hubness_client()
+    client.insert(corrected.name, {"id": 900, "vector": corrected.items[4], "group": 0})
+    done = refresh(corrected.store, corrected.name)
+    assert (done.mode, done.reason) == ("full", "one was not finished")
+    assert done.written == ITEMS - 40, "what was written is not written again, nor what a client wrote"
+    state = corrected.store.info(corrected.name).state
+    assert (state.incoming, state.profile.bank.count) == (None, len(corrected.other))
+    [hits] = client.search(corrected.name, data=list(corrected.query), limit=ITEMS + 1)
+    found = {hit["id"]: hit["distance"] for hit in hits}
+    wanted = corrected.wanted(corrected.other, 8)
+    np.testing.assert_allclose([found[i] for i in range(ITEMS)], wanted, atol=3e-5)
+    assert found[900] == pytest.approx(found[4], abs=1e-5)
+
+
+@pytest.mark.shown_on_lite
+@under_cosine
+def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
+    class Breaking(MilvusStore):
+        def settle(self, *args):
+            raise StoreError("the connection broke")
+
+    third = vectors(np.random.default_rng(5), 40, DIM)
+    with pytest.raises(StoreError):
+        refresh(Breaking(corrected.backend.client()), corrected.name, bank=QueryBank(corrected.other))
+    refresh(corrected.store, corrected.name, bank=QueryBank(third))
+    corrected.assert_scores(third, 8)
+    assert corrected.banked() == len(third) + len(corrected.bank)
+
+
+@pytest.mark.shown_on_lite
 def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
     before = corrected.scores()
     refresh(corrected.store, corrected.name, estimator=NNN(3, 1.0))
@@ -110,6 +184,7 @@ def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
     np.testing.assert_allclose([after[i] for i in range(ITEMS)], [before[i] for i in range(ITEMS)], atol=3e-5)
 
 
+@pytest.mark.shown_on_lite
 def test_vectors_come_through_a_refresh_unchanged(corrected):
     client = corrected.backend.hubness_client()
     before = {row["id"]: row["vector"] for row in client.query(corrected.name, filter="id >= 0")}
@@ -119,6 +194,7 @@ def test_vectors_come_through_a_refresh_unchanged(corrected):
     assert after == before
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_nothing_changed_means_nothing_written(corrected):
     done = refresh(corrected.store, corrected.name)
@@ -134,6 +210,7 @@ def test_rows_without_a_bias_get_theirs(corrected):
     corrected.assert_scores(corrected.bank, 8)
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_only_rows_that_moved_are_written(corrected):
     store = corrected.store
@@ -151,6 +228,7 @@ def test_only_rows_that_moved_are_written(corrected):
     assert done.written == moved
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_a_bank_changed_in_place_is_noticed(corrected):
     client = corrected.backend.client()
@@ -158,11 +236,12 @@ def test_a_bank_changed_in_place_is_noticed(corrected):
     row = {"id": (bank.generation << 32) + 50, "generation": bank.generation, "source": "live", "added_at": 0}
     client.insert(bank.collection, [{**row, "vector": corrected.other[0]}])
     done = refresh(corrected.store, corrected.name)
-    assert done.reason == "the bank changed"
+    assert done.reason.startswith("the bank changed; ")
     corrected.assert_scores(np.vstack([corrected.bank, corrected.other[:1]]), 8)
     assert refresh(corrected.store, corrected.name).mode == "pending"
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_a_search_sees_the_old_biases_until_all_new_ones_are_there(corrected):
     seen = []
@@ -194,6 +273,7 @@ def test_an_interrupted_refresh_changes_no_answer_and_can_be_run_again(corrected
     corrected.assert_scores(corrected.other, 8)
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_rows_deleted_meanwhile_stay_deleted(corrected):
     class Deleting(MilvusStore):
@@ -206,10 +286,12 @@ def test_rows_deleted_meanwhile_stay_deleted(corrected):
     assert set(corrected.scores()) == set(range(3, ITEMS))
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_a_client_that_remembers_the_old_bank_still_inserts(corrected):
     stale = corrected.backend.hubness_client(state_ttl=3_600)
     stale.search(corrected.name, data=list(corrected.query))
+    refresh(corrected.store, corrected.name, bank=QueryBank(vectors(np.random.default_rng(5), 40, DIM)))
     refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
     stale.insert(corrected.name, {"id": 900, "vector": corrected.items[4], "group": 0})
     scores = corrected.backend.hubness_client().search(
@@ -219,6 +301,7 @@ def test_a_client_that_remembers_the_old_bank_still_inserts(corrected):
     assert by_id[900] == pytest.approx(by_id[4], abs=1e-5)
 
 
+@pytest.mark.shown_on_lite
 def test_status_tells_what_there_is(corrected):
     plain = status(corrected.store, corrected.source)
     assert (plain.corrected, plain.rows, plain.estimator) == (False, ITEMS, None)
@@ -233,9 +316,16 @@ def test_status_tells_what_there_is(corrected):
     assert 0 <= told.age_seconds < 600
 
 
+@pytest.mark.shown_on_lite
 @under_cosine
 def test_refreshes_that_cannot_be(corrected):
+    state = corrected.store.info(corrected.name).state
+    never = state.with_profile(state.profile.model_copy(update={"former": None}))
+    corrected.store.write_state(corrected.name, never)
+    with pytest.raises(InvalidInput, match="nothing to go back to"):
+        refresh(corrected.store, corrected.name, back=True)
     for change, error in (
+        ({"back": True, "refit": True}, InvalidParameter),
         ({"bank": QueryBank(np.ones((60, DIM + 1)))}, DimensionMismatch),
         ({"estimator": NNN(51)}, BankTooSmall),
         ({"tolerance": -1.0}, InvalidParameter),

@@ -114,7 +114,7 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
 
     store.write_tuning(target, retrieval.tuned(strength=0.75))
     done = refresh(store, target)
-    assert done.reason == "the parameters changed"
+    assert done.reason.startswith("the parameters changed; ")
     told = status(store, target)
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75

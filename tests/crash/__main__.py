@@ -1,4 +1,4 @@
-"""python -m tests.crash: sixty migrations killed, and the application that goes on meanwhile."""
+"""python -m tests.crash: migrations and refreshes killed, and applications that go on meanwhile."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks.environment import environment, save
-from tests.crash.trials import BACKENDS, KINDS, run_trials, summary
+from tests.crash import draws, refreshes, trials
+from tests.crash.places import BACKENDS
+from tests.crash.rivals import run_rivals
 from tests.crash.writers import run_writers
 
 WORKERS, WRITING_SECONDS = 3, 60
+SUITES = {
+    "migrations": (trials.run_trials, trials.summary, len(trials.KINDS)),
+    "refreshes": (refreshes.run_refreshes, refreshes.summary, len(draws.KINDS)),
+}
 
 
 def main() -> None:
@@ -22,27 +28,46 @@ def main() -> None:
     seed = int(os.environ.get("CRASH_SEED") or random.randrange(10**6))
     parser.add_argument("--seed", type=int, default=seed, help="[default: $CRASH_SEED, or a random one]")
     parser.add_argument("--backend", choices=BACKENDS, help="only this one; nothing is saved")
+    parser.add_argument(
+        "--of", choices=SUITES, help="only these, and nothing is saved; with --only: migrations"
+    )
     parser.add_argument("--only", type=int, nargs="+", default=[], help="only these trials; nothing is saved")
     chosen = parser.parse_args()
     backends = [chosen.backend] if chosen.backend else list(BACKENDS)
+    suites = [chosen.of or "migrations"] if chosen.of or chosen.only else list(SUITES)
     print(f"seed {chosen.seed}", flush=True)
     began = time.monotonic()
-    numbers = chosen.only or list(range(len(KINDS)))
-    parts = [(backend, numbers[i::2]) for backend in backends for i in range(2)]
     with ProcessPoolExecutor(WORKERS, multiprocessing.get_context("spawn")) as pool:
-        running = [pool.submit(run_trials, chosen.seed, *part) for part in parts]
-        beside = (
-            [] if chosen.only else [(backend, rename) for backend in backends for rename in (False, True)]
-        )
-        writing = [pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside]
-        outcomes = [outcome for each in running for outcome in each.result()]
+        running = {}
+        for suite in suites:
+            run, _, count = SUITES[suite]
+            numbers = chosen.only or list(range(count))
+            parts = [(backend, numbers[i::2]) for backend in backends for i in range(2)]
+            running[suite] = [pool.submit(run, chosen.seed, *part) for part in parts if part[1]]
+        writing, rivalling = [], []
+        if not chosen.only and "migrations" in suites:
+            beside = [(backend, rename) for backend in backends for rename in (False, True)]
+            writing = [
+                pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside
+            ]
+        if not chosen.only and "refreshes" in suites:
+            rivalling = [pool.submit(run_rivals, chosen.seed, backend) for backend in backends]
+        outcomes = {
+            suite: [outcome for each in parts for outcome in each.result()]
+            for suite, parts in running.items()
+        }
         writers = [each.result() for each in writing]
-    found = {"seed": chosen.seed, **summary(outcomes)}
+        rivals = [pair for each in rivalling for pair in each.result()]
+    found = {suite: SUITES[suite][1](outcomes[suite]) for suite in suites}
     print(found)
-    failed = found["failed"] + sum(bool(each["problem"]) for each in writers)
-    if not (chosen.backend or chosen.only):
-        details = [each.to_dict() for each in outcomes]
-        save("crash", {**found, "each": details, "writers": writers, "environment": environment(began)})
+    failed = sum(each["failed"] for each in found.values())
+    failed += sum(bool(each["problem"]) for each in writers + rivals)
+    if not (chosen.backend or chosen.only or chosen.of):
+        kept = {
+            suite: {**found[suite], "each": [each.to_dict() for each in outcomes[suite]]} for suite in suites
+        }
+        kept["migrations"]["writers"], kept["refreshes"]["rivals"] = writers, rivals
+        save("crash", {"seed": chosen.seed, **kept, "environment": environment(began)})
     sys.exit(1 if failed else 0)
 
 

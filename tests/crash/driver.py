@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import signal
 import sys
@@ -16,55 +17,45 @@ from typing import Any, Literal
 from pymilvus.grpc_gen import milvus_pb2_grpc
 
 from milvus_hubness import cli
-from milvus_hubness.jobs.migration import events, ledger
 from milvus_hubness.stores import milvus
-
-CHUNK_BYTES = 150 * (milvus.ROW_OVERHEAD_BYTES + 4 * 16)
-
-STAGES = (
-    "planning", "preparing", "creating", "copying", "catching up", "verifying", "verified", "switching",
-    "moving", "switched", "rolling back", "moving back", "rolled back",
-)  # fmt: skip
-_BEGUN_BY_EVENT = {
-    "plan": "preparing",
-    "before-copy": "copying",
-    "after-copy": "catching up",
-    "before-verify": "verifying",
-    "verified": "verified",
-    "before-cutover": "switching",
-    "after-cutover": "switched",
-    "before-rollback": "rolling back",
-    "after-rollback": "rolled back",
-}
-_BEGUN_BY_PHASE = {"copying": "creating", "switching": "moving", "rolling back": "moving back"}
+from tests.crash.stages import COURSES, Course
 
 
 @dataclass(frozen=True)
 class Moment:
     """The number-th request of a stage, or the first after that stage; or, without a stage, so many seconds
-    after the first request."""
+    after the first request. only: of the requests of this name."""
 
     stage: str | None
     number: int = 0
     edge: Literal["before", "after"] = "before"
     seconds: float = 0.0
+    only: str | None = None
 
     def __str__(self) -> str:
         if self.stage is None:
             return f"{self.seconds:.2f} s after its first request"
-        return f"{self.edge} request {self.number} of {self.stage}"
+        return f"{self.edge} {self.only or 'request'} {self.number} of {self.stage}"
 
 
 @dataclass(frozen=True)
 class Order:
-    """argv: of milvus-hubness. log: what it prints. victims: process ids that are killed at the moment, 0 for
-    its own. timing: a file that gets the seconds from the first request to the end."""
+    """argv: of milvus-hubness. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
+    its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
+    number of requests in each stage."""
 
     argv: tuple[str, ...]
     log: Path
     moment: Moment | None = None
     victims: tuple[int, ...] = (0,)
+    sign: signal.Signals = signal.SIGKILL
     timing: Path | None = None
+    counts: Path | None = None
+
+    @property
+    def course(self) -> Course:
+        """Of the command."""
+        return COURSES[self.argv[0]]
 
 
 class _Watch:
@@ -72,18 +63,21 @@ class _Watch:
         self._order, self._moment = order, order.moment
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._stage = STAGES[0]
+        self._stages = order.course.stages
+        self._stage = self._stages[0]
         self._first: float | None = None
 
     def enter(self, stage: str | None) -> None:
         with self._lock:
-            self._stage = max(self._stage, stage or self._stage, key=STAGES.index)
+            self._stage = max(self._stage, stage or self._stage, key=self._stages.index)
 
-    def is_due(self) -> bool:
+    def is_due(self, name: str) -> bool:
         """Counts a request. Whether it is the one."""
         with self._lock:
-            self._counts[self._stage] += 1
             moment = self._moment
+            if moment and moment.only not in (None, name):
+                return False
+            self._counts[self._stage] += 1
             if self._first is None:
                 self._first = time.monotonic()
                 if moment and moment.stage is None:
@@ -92,7 +86,7 @@ class _Watch:
                     timer.start()
             if moment is None or moment.stage is None:
                 return False
-            here, there = STAGES.index(self._stage), STAGES.index(moment.stage)
+            here, there = self._stages.index(self._stage), self._stages.index(moment.stage)
             due = here > there or (here == there and self._counts[self._stage] >= moment.number)
             if due:
                 self._moment = None
@@ -104,21 +98,23 @@ class _Watch:
 
     def strike(self) -> None:
         for victim in self._order.victims:
-            os.kill(victim or os.getpid(), signal.SIGKILL)
+            os.kill(victim or os.getpid(), self._order.sign)
 
-    def write_timing(self) -> None:
+    def write_down(self) -> None:
         if self._order.timing and self._first is not None:
             self._order.timing.write_text(str(time.monotonic() - self._first))
+        if self._order.counts:
+            self._order.counts.write_text(json.dumps(self._counts))
 
 
 class _Counted:
     """A method of the database's stub."""
 
-    def __init__(self, call: Any, watch: _Watch) -> None:
-        self._call, self._watch = call, watch
+    def __init__(self, name: str, call: Any, watch: _Watch) -> None:
+        self._name, self._call, self._watch = name, call, watch
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        due = self._watch.is_due()
+        due = self._watch.is_due(self._name)
         if due and self._watch.edge == "before":
             self._watch.strike()
         answer = self._call(*args, **options)
@@ -127,7 +123,7 @@ class _Counted:
         return answer
 
     def future(self, *args: Any, **options: Any) -> Any:
-        due = self._watch.is_due()
+        due = self._watch.is_due(self._name)
         if due and self._watch.edge == "before":
             self._watch.strike()
         answer = self._call.future(*args, **options)
@@ -143,14 +139,14 @@ def run(order: Order) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     watch = _Watch(order)
-    milvus.CHUNK_BYTES = CHUNK_BYTES
+    milvus.CHUNK_BYTES = order.course.rows_per_chunk * (milvus.ROW_OVERHEAD_BYTES + 4 * 16)
     _count_requests(watch)
-    _follow_stages(watch)
+    order.course.follow(watch.enter)
     sys.argv = ["milvus-hubness", *order.argv]
     try:
         cli.main()
     finally:
-        watch.write_timing()
+        watch.write_down()
         # A forked process ends without these, by which Milvus Lite closes its file.
         atexit._run_exitfuncs()
 
@@ -160,20 +156,6 @@ def _count_requests(watch: _Watch) -> None:
         def __init__(self, channel: Any) -> None:
             super().__init__(channel)
             for name, call in list(vars(self).items()):
-                setattr(self, name, _Counted(call, watch))
+                setattr(self, name, _Counted(name, call, watch))
 
     milvus_pb2_grpc.MilvusServiceStub = Stub
-
-
-def _follow_stages(watch: _Watch) -> None:
-    tell, write = events.Events.tell, ledger.Ledger.write
-
-    def telling(self: Any, name: str, /, **facts: Any) -> None:
-        watch.enter(_BEGUN_BY_EVENT.get(name))
-        tell(self, name, **facts)
-
-    def writing(self: Any, migration: Any, **changes: Any) -> Any:
-        watch.enter(_BEGUN_BY_PHASE.get(changes.get("phase", "")))
-        return write(self, migration, **changes)
-
-    events.Events.tell, ledger.Ledger.write = telling, writing

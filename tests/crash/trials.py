@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
-import multiprocessing
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from milvus_lite.server_manager import server_manager_instance
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
@@ -33,17 +26,14 @@ from milvus_hubness.estimators import NNN
 from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
 from milvus_hubness.state import MIRROR_PROPERTY
-from milvus_hubness.stores.milvus_rpc import connect, is_one_of
-from tests.crash import driver
-from tests.crash.driver import Moment, Order
-from tests.crash.sources import DIM, PARTITIONS, Rows, Shape, assert_same, counted, held, make_source
+from milvus_hubness.stores.milvus_rpc import is_one_of
+from tests.crash.driver import Moment
+from tests.crash.places import Command, Place, be_quiet, said
+from tests.crash.sources import DIM, Rows, Shape, assert_same, counted, drawn_change, held, make_source
 from tests.galleries import nnn, vectors
-from tests.servers import MilvusServer, lite_uri
+from tests.servers import MilvusServer
 
-BACKENDS = ("server-2.3.5", "lite")
 K, ALPHA, QUERIES = 8, 0.75, 64
-PATIENCE = 180
-TOUCHED = 8
 CONSOLE_LINES = 12
 KINDS = ["run"] * 20 + ["rollback"] * 7 + ["plan"] * 3
 REQUESTS = {
@@ -58,8 +48,6 @@ REQUESTS = {
 SERVER_KILLS = {0, 1, 5, 8, 11, 14, 17, 20, 22, 24}
 CONSOLE = {3, 9, 15, 25}
 
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.crash.driver"])
 _numbers = itertools.count()
 
 
@@ -131,27 +119,6 @@ def trials(seed: int, backend: str) -> list[Trial]:
     return made
 
 
-class Place:
-    """Where a trial happens. server: None on Milvus Lite, where a file has one process at a time."""
-
-    def __init__(self, folder: Path, server: MilvusServer | None, uri: str) -> None:
-        self.folder, self.server, self.uri = folder, server, uri
-
-    @property
-    def is_served(self) -> bool:
-        return "://" in self.uri
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[MilvusClient]:
-        client = connect(self.uri)
-        try:
-            yield client
-        finally:
-            client.close()
-            if not self.is_served:
-                server_manager_instance.release_server(self.uri)
-
-
 @dataclass
 class Outcome:
     """ledger: the migration's phase when the killed process was dead. seconds: of the whole trial."""
@@ -203,11 +170,8 @@ class Runner:
         outcome, began = Outcome(trial), time.monotonic()
         try:
             _Attempt(self, trial, outcome).run()
-        except AssertionError as error:
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            outcome.problem = str(error).partition("\nassert")[0] or f"not so: {frame.line}"
         except Exception as error:
-            outcome.problem = f"{type(error).__name__}: {error}"
+            outcome.problem = said(error)
         outcome.seconds = time.monotonic() - began
         return outcome
 
@@ -221,9 +185,7 @@ class Runner:
         return self._bank
 
     def place(self) -> Place:
-        folder = Path(tempfile.mkdtemp(prefix="trial-", dir=self._folder))
-        uri = self._server.uri if self._server else self._uri
-        return Place(folder, self._server, uri or lite_uri(folder))
+        return Place.within(self._folder, self._server, self._uri)
 
     def seconds(self, trial: Trial) -> float:
         """How long the trial's command takes from its first request on, if nothing disturbs it."""
@@ -272,7 +234,7 @@ class _Attempt:
         timing = self._place.folder / "seconds"
         try:
             self._prepare()
-            code = self._finished(self._forked(Order(self._argv, self._log, timing=timing)))
+            code = self._command.run(timing=timing)
             assert code == 0, f"an undisturbed {self._trial.kind} exited with {code}: {self._told()}"
             return float(timing.read_text())
         finally:
@@ -308,21 +270,7 @@ class _Attempt:
             return self._console(rng)
         moment = self._moment(seconds, rng)
         self._outcome.moment = str(moment)
-        server = self._place.server
-        victims = {"process": (0,), "server": (server and server.pid,), "both": (server and server.pid, 0)}
-        process = self._forked(Order(self._argv, self._log, moment, victims[trial.victim]))
-        if trial.victim == "process":
-            code = self._finished(process)
-            assert code in (0, -signal.SIGKILL), f"exited with {code}: {self._told()}"
-            return code
-        while server.is_running and process.is_alive():
-            time.sleep(0.02)
-        time.sleep(0.5)
-        struck = not server.is_running or process.exitcode == -signal.SIGKILL
-        assert struck, f"the moment never came: {self._told()}"
-        server.kill()
-        server.start()
-        return self._finished(process)
+        return self._command.struck(trial.victim, moment)
 
     def _moment(self, seconds: float, rng: random.Random) -> Moment:
         if self._trial.how == "time":
@@ -332,7 +280,7 @@ class _Attempt:
         return Moment(stage, rng.randint(1, requests[stage]), rng.choice(["before", "after"]))
 
     def _run_again(self) -> None:
-        code = self._finished(self._forked(Order(self._argv, self._log)))
+        code = self._command.run()
         if self._trial.kind == "rollback" and self._outcome.ledger == "rolled back":
             assert code == 1, f"run again after it had ended, rollback exited with {code}: {self._told()}"
             return
@@ -359,32 +307,18 @@ class _Attempt:
         return ("migrate", "run", *planned, *switch, *writers, *common)
 
     @property
-    def _log(self) -> Path:
-        return self._place.folder / "log"
+    def _command(self) -> Command:
+        return Command(self._place, self._argv)
 
     def _told(self) -> str:
-        lines = self._log.read_text(errors="replace").strip().splitlines()
-        return lines[-1][-400:] if lines else "nothing was printed"
-
-    def _forked(self, order: Order) -> BaseProcess:
-        process = _forks.Process(target=driver.run, args=(order,), daemon=True)
-        process.start()
-        return process
-
-    def _finished(self, process: BaseProcess) -> int | None:
-        process.join(PATIENCE)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise AssertionError(f"not ended after {PATIENCE} s: {self._told()}")
-        return process.exitcode
+        return self._command.told()
 
     def _console(self, rng: random.Random) -> int:
         """Run the command as it is installed, and kill it a moment after it has printed some lines."""
         lines, seconds = rng.randint(1, CONSOLE_LINES), rng.uniform(0, 0.2)
         self._outcome.moment = f"{seconds:.2f} s after line {lines}"
         command = [str(Path(sys.executable).with_name("milvus-hubness")), *self._argv]
-        with self._log.open("w") as log:
+        with self._command.log.open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
             with process:
                 for _ in zip(range(lines), process.stdout, strict=False):
@@ -402,26 +336,13 @@ class _Attempt:
             return  # in the middle of a renaming, when a HubnessClient waits
         leads_to = client.describe_collection(names.application)["collection_name"]
         reads_source = leads_to in {names.source, names.kept_as}
-        partition = "north" if trial.shape.placement == "partitions" else ""
-        tenants = PARTITIONS.get(partition)
-        keys = sorted(key for key, row in self._wanted.items() if not tenants or row["tenant"] in tenants)
-        first = trial.random.randrange(len(keys) - 3 * TOUCHED)
-        models = keys[first : first + 3 * TOUCHED]
-        fresh = vectors(np.random.default_rng(trial.number), 2 * TOUCHED, DIM)
-        rows = []
-        for i, vector in enumerate(fresh):
-            key = models[i] if i < TOUCHED else type(models[0])(new + i)
-            rows.append({**self._wanted[models[i]], "pk": key, "count": new + i, "vec": vector.tolist()})
-        gone = models[-TOUCHED:]
+        change = drawn_change(self._wanted, trial.shape, trial.random, new)
         client.load_collection(leads_to)
         hubness = HubnessClient(self._place.uri, state_ttl=0.0)
-        hubness.upsert(names.application, rows, partition_name=partition)
-        hubness.delete(names.application, filter=is_one_of("pk", gone))
+        hubness.upsert(names.application, change.rows, partition_name=change.partition)
+        hubness.delete(names.application, filter=is_one_of("pk", change.gone))
         for reference in (self._wanted, *([self._source] if reads_source else [])):
-            for row in rows:
-                reference[row["pk"]] = dict(row)
-            for key in gone:
-                reference.pop(key, None)
+            change.made(reference)
 
     def _phase(self, client: MilvusClient) -> str:
         known = Ledger(MilvusStore(client)).of_target(self._names.target)
@@ -560,12 +481,6 @@ def run_trials(seed: int, backend: str, numbers: Collection[int]) -> list[Outcom
             outcomes.append(runner.run(trial))
             print(outcomes[-1].line, flush=True)
     return outcomes
-
-
-def be_quiet() -> None:
-    torch.set_num_threads(1)
-    for library in ("pymilvus", "milvus_lite", "milvus_hubness"):
-        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs import run
 from milvus_hubness.jobs.migration.throttle import Throttle
-from tests.crash.trials import be_quiet
+from tests.crash.places import be_quiet
 from tests.galleries import plain_collection, vectors
 from tests.servers import MilvusServer, lite_uri
 

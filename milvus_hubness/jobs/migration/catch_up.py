@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from milvus_hubness.errors import NotCaughtUp, VerificationFailed, name_some
 from milvus_hubness.jobs.migration.differences import Pair, same_rows
 from milvus_hubness.jobs.migration.events import Events
+from milvus_hubness.jobs.migration.faces import Corrected
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.stores.base import Batch, Key
 
@@ -141,11 +142,15 @@ def _mend(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle
 
 def carried(pair: Pair, wanted: Batch) -> Batch:
     """Rows of the origin as the copy is to hold them."""
+    if isinstance(pair.origin, Corrected) and isinstance(pair.copy, Corrected):
+        return pair.copy.rebiased(pair.origin, wanted)
     return pair.copy.written(pair.origin.read(wanted))
 
 
-def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle) -> int:
-    """Upsert rows into the copy, in requests that the throttle admits. Returns the bytes of their vectors."""
+def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
+    """Write rows to the copy, in requests that the throttle admits. are_new: it has never held their keys.
+    Returns the bytes of their vectors."""
+    write = pair.store.append if are_new else pair.store.write
     per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
     start = 0
     while start < len(rows):
@@ -153,7 +158,7 @@ def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle) -> 
         part = Batch(rows.keys[start:stop], rows.vectors[start:stop], rows.rows[start:stop])
         throttle.admit(len(part), per_row * len(part))
         began = time.perf_counter()
-        pair.store.write(pair.copy.collection, part, pair.state.field, partition=partition)
+        write(pair.copy.collection, part, pair.state.field, partition=partition)
         throttle.took(len(part), time.perf_counter() - began)
         start = stop
     return per_row * len(rows)

@@ -17,15 +17,20 @@ from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.stores.base import Batch, Key
 
 
-def copy_chunks(pair: Pair, chunks: Sequence[Chunk], recorder: Recorder, throttle: Throttle) -> None:
-    """Copy the chunks that are not recorded as done."""
-    _Copying(pair, recorder, throttle, chunks).run()
+def copy_chunks(
+    pair: Pair, chunks: Sequence[Chunk], recorder: Recorder, throttle: Throttle, *, alone: bool
+) -> None:
+    """Copy the chunks that are not recorded as done. alone: nobody else has ever written to the copy."""
+    _Copying(pair, recorder, throttle, chunks, alone).run()
 
 
 class _Copying:
-    def __init__(self, pair: Pair, recorder: Recorder, throttle: Throttle, chunks: Sequence[Chunk]) -> None:
+    def __init__(
+        self, pair: Pair, recorder: Recorder, throttle: Throttle, chunks: Sequence[Chunk], alone: bool
+    ) -> None:
         self._pair, self._recorder, self._throttle = pair, recorder, throttle
         self._todo = [chunk for chunk in chunks if chunk.seconds is None]
+        self._alone = alone
 
     def run(self) -> None:
         with ThreadPoolExecutor(2, "copying") as pool:
@@ -56,7 +61,9 @@ class _Copying:
 
     def _write(self, chunk: Chunk, rows: Batch, unsound: list[Key]) -> None:
         began = time.perf_counter()
-        size = send(self._pair, rows, chunk.partition, self._throttle)
+        # Of the first chunk an earlier run may have written rows before it was killed: no other was begun.
+        are_new = self._alone and chunk.importing is None and chunk is not self._todo[0]
+        size = send(self._pair, rows, chunk.partition, self._throttle, are_new=are_new)
         seconds = time.perf_counter() - began
         copied = with_unsound(chunk, unsound).model_copy(update={"seconds": round(seconds, 3)})
         self._recorder.done([copied], size, seconds)

@@ -10,11 +10,12 @@ import numpy as np
 from milvus_hubness.errors import CollectionNotFound, StoreError
 from milvus_hubness.jobs.migration.control import CutoverGate
 from milvus_hubness.jobs.migration.following import announced, one_pass, until_equal
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Runner, Switch, now
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
 from milvus_hubness.jobs.migration.names import chosen_switch
 from milvus_hubness.jobs.migration.preparing import backward, forward
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.jobs.runner import Runner, now
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores.base import Store
 
@@ -97,7 +98,13 @@ def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Ro
                     mirror = Mirror(collection=migration.source_now, required=required)
                     migration = announced(store, ledger, migration, migration.target, mirror)
                     steering.wait_for_clients(migration.announced_at)
-                migration, _, rows = until_equal(ledger, migration, pair, partitions, steering)
+                try:
+                    migration, _, rows = until_equal(ledger, migration, pair, partitions, steering)
+                except Exception:
+                    if not steering.frozen:
+                        mirror = Mirror(collection=migration.source_now)
+                        store.write_mirror(migration.target, mirror)
+                    raise
                 carried += rows
             migration = ledger.write(migration, phase="rolling back")
         migration = _moved_back(store, ledger, migration, switch)

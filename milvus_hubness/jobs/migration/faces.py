@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from milvus_hubness.correction import Correction, hidden_columns, read_back
 from milvus_hubness.halves import kept
+from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState
 from milvus_hubness.stores.base import Batch
 
@@ -53,11 +55,11 @@ class Plain:
 
 @dataclass(frozen=True)
 class Corrected:
-    """Rows in the stored form of `state`, with the biases of `correction` in every slot."""
+    """Rows in the stored form of `state`. corrections: by the slot that their biases lie in."""
 
     collection: str
     state: CollectionState
-    correction: Correction
+    corrections: Mapping[int, Correction]
 
     def read(self, stored: Batch) -> Batch:
         hidden = set(self.state.hidden_fields)
@@ -65,13 +67,34 @@ class Corrected:
         return Batch(stored.keys, read_back(self.state, stored.vectors, stored.rows), rows)
 
     def written(self, rows: Batch) -> Batch:
-        biases = self.correction.centred(rows.vectors)
-        hidden = hidden_columns(self.state, rows.vectors, biases, self.state.profile.epoch)
+        slots = self._biases(rows.vectors)
+        shown = slots[:, self.state.shown_slot]
+        hidden = hidden_columns(self.state, rows.vectors, shown, self.state.profile.epoch)
         return Batch(
             rows.keys,
-            self.state.layout.augment(rows.vectors, biases),
+            self.state.layout.augment(rows.vectors, slots),
             [{**row, **columns} for row, columns in zip(rows.rows, hidden, strict=True)],
         )
+
+    def rebiased(self, origin: Corrected, stored: Batch) -> Batch:
+        """Rows of this collection from those of another of the same layout, whose vectors stay as they are
+        bit for bit."""
+        slots = self._biases(origin.read(stored).vectors)
+        shown = slots[:, self.state.shown_slot].tolist()
+        names, epoch = (self.state.bias_field, self.state.epoch_field), self.state.profile.epoch
+        return Batch(
+            stored.keys,
+            self.state.layout.with_biases(stored.vectors, dict(enumerate(slots.T))),
+            [{**row, names[0]: bias, names[1]: epoch} for row, bias in zip(stored.rows, shown, strict=True)],
+        )
+
+    def _biases(self, vectors: Floats) -> Floats:
+        """(n, slots) of the user's vectors (n, d)."""
+        known = {id(each): each.centred(vectors) for each in self.corrections.values()}
+        slots = np.zeros((len(vectors), self.state.slots), np.float32)
+        for slot, correction in self.corrections.items():
+            slots[:, slot] = known[id(correction)]
+        return slots
 
     def sound(self, stored: Batch) -> Flags:
         """Where the bias is finite, no longer pending, and the same in the vector and in the field beside."""

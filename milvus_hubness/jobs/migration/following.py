@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from milvus_hubness.errors import NotCaughtUp
 from milvus_hubness.jobs.migration.catch_up import FROZEN_LOOKS, SECOND_LOOKS, Pass, catch_up
 from milvus_hubness.jobs.migration.differences import Pair
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Runner, now
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.runner import Runner, now
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores.base import Store
 

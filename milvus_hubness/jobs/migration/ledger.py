@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
-from pathlib import Path
+from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -21,14 +18,11 @@ from milvus_hubness.errors import (
     WrongPhase,
 )
 from milvus_hubness.jobs.migration.chunks import Chunk
+from milvus_hubness.jobs.runner import LEDGER, Runner, now
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import Made, Record, Store
 
-LEDGER = "hubness_ledger"
 MIGRATIONS = "migrations"
-SILENT_SECONDS = 60
-"""After so long without a sign, a process on another machine is taken for dead."""
-
 Phase = Literal[
     "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
     "finished",
@@ -39,28 +33,6 @@ name is being moved. finished: the source is dropped."""
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Runner(_Frozen):
-    """The process at work. started: of the process, in the kernel's ticks; seen: its last sign of life."""
-
-    host: str
-    pid: int
-    started: str
-    seen: datetime
-
-    @classmethod
-    def here(cls) -> Runner:
-        return cls(host=socket.gethostname(), pid=os.getpid(), started=started(os.getpid()), seen=now())
-
-    def is_same(self, other: Runner) -> bool:
-        return (self.host, self.pid, self.started) == (other.host, other.pid, other.started)
-
-    def is_alive(self) -> bool:
-        """On this machine, whether the very process is there; elsewhere, whether it was seen lately."""
-        if self.host == socket.gethostname():
-            return bool(self.started) and started(self.pid) == self.started
-        return (now() - self.seen).total_seconds() < SILENT_SECONDS
 
 
 class Switch(_Frozen):
@@ -75,7 +47,8 @@ class Switch(_Frozen):
 
 
 class Migration(_Frozen):
-    """One migration. arguments: what it was begun with, which every further run must agree on. unmirrored:
+    """One migration. rebuilds: what the source said of itself where that is corrected already, and the copy
+    gets other biases. arguments: what it was begun with, which every further run must agree on. unmirrored:
     rows that a later pass found written by clients that do not write to both collections."""
 
     version: Literal[1] = 1
@@ -86,6 +59,7 @@ class Migration(_Frozen):
     arguments: dict[str, Any]
     phase: Phase
     state: CollectionState | None = None
+    rebuilds: CollectionState | None = None
     made_bank: Made = "nothing"
     rows: int = 0
     chunks: int = 0
@@ -142,6 +116,7 @@ class Ledger:
     def __init__(self, store: Store, name: str = LEDGER) -> None:
         self._store = store
         self._name = name
+        self._last: dict[str, Migration] = {}
 
     def migrations(self) -> list[Migration]:
         """Raises StateError where an entry is broken or was written by another version."""
@@ -190,6 +165,7 @@ class Ledger:
     def write(self, migration: Migration, **changes: Any) -> Migration:
         """`migration` with these changes, kept."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
+        self._last[renewed.target] = renewed
         self._store.put_records(self._name, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
 
@@ -214,9 +190,10 @@ class Ledger:
         finally:
             # What ends the work may be that the database does not answer: a dead process is not at work.
             with suppress(StoreError):
-                last = self.of_target(mine.target)
-                if last is not None and last.runner is not None and last.runner.is_same(Runner.here()):
-                    self.write(last, runner=None)
+                there = self.of_target(mine.target)
+                if there is not None and there.runner is not None and there.runner.is_same(Runner.here()):
+                    # Of a row that was just replaced, a busy Milvus 2.3 may still show the one before.
+                    self.write(self._last[mine.target], runner=None)
 
     def chunks(self, target: str) -> list[Chunk]:
         """In the order in which they were frozen."""
@@ -237,18 +214,6 @@ class Ledger:
         self._store.drop_records(self._name, MIGRATIONS, [target])
 
 
-def now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 def _names(migration: Migration) -> set[str]:
     switch = migration.switch
     return {migration.source, migration.target, migration.source_now, *([switch.name] if switch else [])}
-
-
-def started(pid: int) -> str:
-    """When a process of this machine began, in ticks since the machine did; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return ""

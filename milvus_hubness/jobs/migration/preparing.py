@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from milvus_hubness.correction import Correction, initial_state
-from milvus_hubness.estimators import from_dict
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.faces import Corrected, Plain
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, now
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.jobs.restored import restored_by_slot
+from milvus_hubness.jobs.runner import now
 from milvus_hubness.layout import Floats
 from milvus_hubness.stores.base import Store, StoredBank
 
@@ -71,26 +72,22 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
 
 def forward(store: Store, migration: Migration) -> Pair:
     """The source, and its copy with the biases of the bank that the database keeps."""
-    return Pair(store, Plain(migration.source_now), _corrected(store, migration), migration.corrected())
+    return Pair(store, _source(store, migration), _corrected(store, migration), migration.corrected())
 
 
 def backward(store: Store, migration: Migration) -> Pair:
     """The copy as the truth, and the source that is to follow it."""
-    return Pair(store, _corrected(store, migration), Plain(migration.source_now), migration.corrected())
+    return Pair(store, _corrected(store, migration), _source(store, migration), migration.corrected())
+
+
+def _source(store: Store, migration: Migration) -> Plain | Corrected:
+    name, before = migration.source_now, migration.rebuilds
+    return Corrected(name, before, restored_by_slot(store, before)) if before else Plain(name)
 
 
 def _corrected(store: Store, migration: Migration) -> Corrected:
     state = migration.corrected()
-    bank = store.load_bank(state.profile.bank)
-    correction = Correction.restore(
-        state.layout,
-        from_dict(state.profile.estimator),
-        bank.queries,
-        bank.potentials,
-        target_bank=bank.targets,
-        centre=state.profile.centre,
-    )
-    return Corrected(migration.target, state, correction)
+    return Corrected(migration.target, state, restored_by_slot(store, state))
 
 
 def _fit(store: Store, plan: MigrationPlan) -> Correction:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.events import Events
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Runner
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.runner import Runner
 from milvus_hubness.stores.base import Key
 
 SIGN_OF_LIFE_SECONDS = 10

@@ -107,7 +107,8 @@ def _copied(
         import_chunks(pair, chunks, ledger, recorder, steering.bulk, steering.throttle)
         store.show_imported(migration.target)
     else:
-        copy_chunks(pair, chunks, recorder, steering.throttle)
+        alone = steering.frozen and migration.announced_at is None
+        copy_chunks(pair, chunks, recorder, steering.throttle, alone=alone)
         store.finish(migration.target)
     migration = recorder.migration
     state = migration.corrected()

@@ -12,9 +12,9 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.control import CutoverGate
 from milvus_hubness.jobs.migration.events import Event, Events
-from milvus_hubness.jobs.migration.ledger import now
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
+from milvus_hubness.jobs.runner import now
 from milvus_hubness.state import STATE_TTL
 
 CLIENT_TTL = STATE_TTL

@@ -1,0 +1,258 @@
+"""Writes noted in a journal before they are made, while a job rewrites rows. No I/O: see `steps`.
+
+A job reads a row, and writes it back with another bias; what a client did to the row in between is undone.
+So the client notes what it is about to do, and the job looks, after it wrote a row, for a note of it, and
+does again what that says (`jobs.journal`). A note comes before its write: either it is there when the job
+looks, or the client's write comes after the job's, and stays.
+
+Notes under one key are replaced in one step, so that there is one last note, of a row or of its deletion.
+Clients that write the same row in the same instant may find it as either of them wrote it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import grpc
+from pymilvus.client.types import OmitZeroDict
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
+from milvus_hubness.client.matching import KEYS_PER_REQUEST, ROWS_PER_REQUEST, STRONG, Matching, parts
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.errors import JournalFailed
+from milvus_hubness.state import Journal
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_journal import NAME_FIELD, line, names_in, partition_of, picked
+from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, is_one_of
+
+T = TypeVar("T")
+Key = int | str
+Row = dict[str, Any]
+
+
+class Journalling(Matching):
+    """A collection that announces no journal costs no request more."""
+
+    def _noted(
+        self,
+        collection: str,
+        timeout: float | None,
+        write: Callable[[Known], Operation[T]],
+        again: Callable[[Known], Operation[T]],
+    ) -> Operation[tuple[T, T, Known]]:
+        """write(known), which notes what it does where `known` has a journal; and again(known) where it turns
+        out that one was announced which this did not know of: it took so long that a job may have been at
+        work by then. Returns what the first and the last of them did, and what the collection was known as;
+        where it was not known to have a mirror, as what it is known now."""
+
+        def keeping(call: Callable[[Known], Operation[T]]) -> Callable[[Known], Operation[tuple[T, Known]]]:
+            def kept(known: Known) -> Operation[tuple[T, Known]]:
+                return (yield from call(known)), known
+
+            return kept
+
+        first, known = yield from self._as_it_is(collection, timeout, keeping(write))
+        last = first
+        while True:
+            now = yield from self._known_after(collection, known, timeout)
+            if now.journal in (None, known.journal):
+                return first, last, known if known.mirror else now
+            last, known = yield from self._as_it_is(collection, timeout, keeping(again))
+
+    def _known_after(self, collection: str, known: Known, timeout: float | None) -> Operation[Known]:
+        """What the collection says of itself after a write by what was `known`; that again where it cannot be
+        asked, and where it has a mirror, which may be taking its name."""
+        if now := self._remembered(collection):
+            return now
+        if known.mirror is not None:
+            return known
+        try:
+            return (yield from self.known(collection, timeout))
+        except PERHAPS_OUTDATED:
+            return known
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def _note_rows(
+        self,
+        known: Known,
+        collection: str,
+        method: str,
+        rows: Any,
+        partition_name: str | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """Note rows as they are to be stored. What are none, or lack their keys, is for Milvus to judge; and
+        rows whose keys it is about to make were read by no job. Raises JournalFailed."""
+        journal = known.journal
+        if journal is None or (journal.auto_id and method == "insert"):
+            return
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            return
+        if not rows or not all(known.key_field in row for row in rows):
+            return
+        in_part = method == "upsert" and (options.get("partial_update") or options.get("field_ops"))
+
+        def note() -> Operation[None]:
+            names = [uuid.uuid4().hex for _ in rows]
+            named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
+            if in_part:
+                yield from self._note_in_part(
+                    known, collection, journal, named, partition_name, timeout, options
+                )
+            else:
+                yield from self._keep(journal, named, timeout)
+            keys = [row[known.key_field] for row in rows]
+            yield from self._point(journal, dict(zip(keys, names, strict=True)), partition_name, timeout)
+
+        yield from self._noting(collection, journal, note())
+
+    def _note_in_part(
+        self,
+        known: Known,
+        collection: str,
+        journal: Journal,
+        named: Sequence[Row],
+        partition_name: str | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """Note the whole rows that a partial update makes: of what was last noted of them, else of what the
+        collection holds, which then no job has read before a client wrote it. It is read first, so that
+        whoever wrote it has been noted."""
+        key_field, within = known.key_field, partition_of(journal, partition_name) or partition_name
+        for part in parts(named, ROWS_PER_REQUEST):
+            keys = [row[key_field] for row in part]
+            held = yield from self._whole_rows(collection, key_field, keys, within, timeout)
+            told = {"output_fields": ["place", "name"], "timeout": timeout, **STRONG}
+            lines = yield Ask("query", (journal.collection, picked(journal, keys, partition_name)), told)
+            last = names_in(journal, lines, keys, partition_name)
+            names = [name for name in last.values() if name]
+            noted = yield from self._whole_rows(journal.rows, NAME_FIELD, names, None, timeout)
+            before = {key: noted.get(last[key]) if key in last else held.get(key) for key in keys}
+            bases = [
+                {**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])
+            ]
+            yield from self._keep(journal, bases, timeout)
+            if changed := [row for row in part if before[row[key_field]]]:
+                yield Ask("upsert", (journal.rows, changed, timeout), dict(options))
+            yield from self._keep(journal, [row for row in part if not before[row[key_field]]], timeout)
+
+    def _whole_rows(
+        self,
+        collection: str,
+        field: str,
+        values: Sequence[Key],
+        partition_name: str | None,
+        timeout: float | None,
+    ) -> Operation[dict[Key, Row]]:
+        """Rows as they are stored, by a field that tells them apart."""
+        if not values:
+            return {}
+        description = yield Ask("describe_collection", (collection, timeout))
+        partitions = [partition_name] if partition_name else None
+        args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
+        found = yield Ask("query", args, dict(STRONG))
+        return {row[field]: row for row in milvus_schema.as_written(found, description)}
+
+    # -- deletions --------------------------------------------------------------------------------------
+
+    def _note_gone(
+        self,
+        known: Known,
+        collection: str,
+        keys: Sequence[Key],
+        timeout: float | None,
+        partition_name: str | None,
+    ) -> Operation[None]:
+        """Note that the rows of these keys are to be deleted. Raises JournalFailed."""
+        journal = known.journal
+        if journal is None:
+            return
+        partitions = yield from self._partitions(journal, collection, partition_name, timeout)
+        for partition in partitions:
+            for part in parts(keys, KEYS_PER_REQUEST):
+                there = part
+                if len(partitions) > 1:
+                    where = is_one_of(known.key_field, part)
+                    there = yield from self._matching(
+                        collection, known.key_field, where, timeout, partition, {}
+                    )
+                note = self._point(journal, dict.fromkeys(there, ""), partition, timeout)
+                yield from self._noting(collection, journal, note)
+
+    def _delete_matching(
+        self,
+        known: Known,
+        collection: str,
+        journal: Journal,
+        filter: str,
+        timeout: float | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[Any]:
+        """delete of what a filter matches, by the keys that it matches now, as Milvus does too. Raises
+        JournalFailed."""
+        further = {name: value for name, value in options.items() if name not in ("filter_params", "pks")}
+        answers: list[Any] = []
+        for partition in (yield from self._partitions(journal, collection, partition_name, timeout)):
+            found = yield from self._matching(
+                collection, known.key_field, filter, timeout, partition, options
+            )
+            for part in parts(found, KEYS_PER_REQUEST):
+                note = self._point(journal, dict.fromkeys(part, ""), partition, timeout)
+                yield from self._noting(collection, journal, note)
+                args = (collection, None, timeout, is_one_of(known.key_field, part), partition)
+                answers.append((yield Ask("delete", args, dict(further))))
+        return _together(answers)
+
+    def _partitions(
+        self, journal: Journal, collection: str, partition_name: str | None, timeout: float | None
+    ) -> Operation[list[str | None]]:
+        """Those whose rows a deletion is of, as far as it matters."""
+        if partition_name or not journal.by_partition:
+            return [partition_name]
+        return list((yield Ask("list_partitions", (collection, timeout))))
+
+    # -- notes ------------------------------------------------------------------------------------------
+
+    def _keep(self, journal: Journal, named: Sequence[Row], timeout: float | None) -> Operation[None]:
+        for part in parts(named, ROWS_PER_REQUEST):
+            yield Ask("insert", (journal.rows, part, timeout))
+
+    def _point(
+        self, journal: Journal, names: Mapping[Key, str], partition_name: str | None, timeout: float | None
+    ) -> Operation[None]:
+        """Have these keys stand for the rows of these names; for none, where a name is empty."""
+        lines = [line(journal, key, partition_name, name) for key, name in names.items()]
+        for part in parts(lines, ROWS_PER_REQUEST):
+            yield Ask("upsert", (journal.collection, part, timeout))
+
+    def _noting(self, collection: str, journal: Journal, note: Operation[None]) -> Operation[None]:
+        """What pymilvus itself refuses of the rows, it would have refused of the write, in the same words."""
+        try:
+            yield from note
+        except (MilvusException, grpc.RpcError) as error:
+            of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
+            if of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
+                raise
+            raise JournalFailed(
+                f"nothing was written to {collection!r}: a refresh is rewriting its rows, and what clients "
+                f"write meanwhile must be noted in {journal.collection!r} first, which failed: {error}. "
+                "Repeat the write; a client that may not write there needs the right to"
+            ) from error
+
+
+def _together(answers: Sequence[Any]) -> Any:
+    """One answer of several deletions: how many rows they took, or, of old servers, their keys."""
+    if any(isinstance(answer, list) for answer in answers):
+        return [key for answer in answers for key in answer]
+    if len(answers) == 1:
+        return answers[0]
+    return OmitZeroDict(
+        {name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")}
+    )

@@ -1,0 +1,149 @@
+"""What the biases of a profile are to come from: what was asked for, tuned, or left unfinished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, UnfinishedMigration
+from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.jobs.migration.ledger import Migration
+from milvus_hubness.jobs.rebuild import unfinished
+from milvus_hubness.state import (
+    SLOTS_PER_PROFILE,
+    BankReference,
+    CollectionState,
+    Profile,
+    TuningRecord,
+    require_state,
+)
+from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What the biases of a profile are to come from. reason: why that is not what they come from now; empty
+    where it is. centre, reference: where they are settled already. carries_on: with what was left
+    unfinished."""
+
+    estimator: Estimator
+    bank: StoredBank
+    strength: float
+    reason: str
+    centre: float = 0.0
+    reference: BankReference | None = None
+    carries_on: bool = False
+    rebuilding: Migration | None = None
+
+
+def aim_at(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    is_new: bool,
+    bank: QueryBank | None,
+    target_bank: QueryBank | None,
+    estimator: Estimator | None,
+    *,
+    refit: bool,
+) -> Aim:
+    """state: with the profile that is to be renewed as the active one. is_new: whether that is none of the
+    collection's yet."""
+    profile = state.profile
+    rebuilding = unfinished(store, info.name)
+    incoming = state.incoming
+    begun = incoming.profile if incoming and incoming.name == state.active else None
+    if rebuilding and rebuilding.state:
+        begun = rebuilding.state.profiles.get(state.active, begun)
+    if begun and not refit:
+        there = store.load_bank(begun.bank)
+        asked = StoredBank(bank or there.queries, there.potentials, target_bank or there.targets)
+        same = estimator is None or to_dict(estimator) == begun.estimator
+        if same and asked.fingerprint == there.fingerprint:
+            return Aim(
+                from_dict(begun.estimator), there, begun.strength, "one was not finished",
+                begun.centre, begun.bank, True, rebuilding,
+            )  # fmt: skip
+    kept = store.load_bank(profile.bank)
+    wanted = StoredBank(bank or kept.queries, kept.potentials, target_bank or kept.targets)
+    strength = profile.strength
+    if estimator is None and not is_new and (tuned := _newly_tuned(info, profile, wanted)):
+        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
+    estimator = estimator or from_dict(profile.estimator)
+    reason = "the profile is new" if is_new else _what_changed(profile, wanted, estimator, refit)
+    return Aim(estimator, wanted, strength, reason)
+
+
+def aim_back(store: Store, info: CollectionInfo, state: CollectionState) -> Aim:
+    """At what was before the last full refresh. Raises InvalidInput where there was none."""
+    former = state.profile.former
+    if former is None:
+        raise InvalidInput(f"{info.name!r} was never refreshed: there is nothing to go back to")
+    there = store.load_bank(former.bank)
+    return Aim(
+        from_dict(former.estimator), there, former.strength, "the last refresh is taken back",
+        former.centre, former.bank,
+    )  # fmt: skip
+
+
+def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
+    """Raises NotCorrected, UnfinishedMigration."""
+    state = require_state(info.state_of(field), info.name)
+    if state.phase != "ready":
+        what = "filled only in part: enable it again" if state.stored_in else f"a copy of {state.source!r}"
+        raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
+    return state
+
+
+def with_profile(
+    state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
+) -> tuple[CollectionState, bool]:
+    """The state with that profile as the active one; and whether it is a new one, in two columns that the
+    stored vectors have to spare, as yet without biases."""
+    if name in state.profiles:
+        return state.model_copy(update={"active": name}), False
+    if state.incoming is not None and state.incoming.name == name:
+        begun = state.incoming.profile
+        draft = begun.model_copy(
+            update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1}
+        )
+        return state.with_profile(draft, name).model_copy(update={"active": name}), True
+    if not name:
+        raise InvalidParameter("a profile needs a name")
+    if bank is None:
+        raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
+    wider = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE})
+    fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
+    if state.beside is not None or not fits:
+        raise NoRoom(
+            f"field {state.field!r} has no columns to spare for profile {name!r}: "
+            "migrate it with room for more profiles"
+        )
+    active = state.profile
+    draft = Profile(
+        estimator=to_dict(estimator),
+        slot=state.slots,
+        standby=state.slots + 1,
+        centre=0.0,
+        bank=active.bank,
+        epoch=1,
+        refreshed_at=active.refreshed_at,
+    )
+    return wider.with_profile(draft, name).model_copy(update={"active": name}), True
+
+
+def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refit: bool) -> str:
+    changed = ["a refit was asked for"] if refit else []
+    if bank.fingerprint != profile.bank.fingerprint:
+        changed.append("the bank changed")
+    if to_dict(estimator) != profile.estimator:
+        changed.append("the parameters changed")
+    return " and ".join(changed)
+
+
+def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> TuningRecord | None:
+    """What tuning chose for this bank since the last refresh."""
+    tuning = info.tuning
+    if tuning is None or tuning.choice is None or tuning.tuned_at <= profile.refreshed_at:
+        return None
+    return tuning if tuning.bank_fingerprint == bank.queries.fingerprint else None

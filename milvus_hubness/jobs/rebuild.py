@@ -1,0 +1,106 @@
+"""New biases by rebuilding: a copy that has them, made beside the collection, takes over its alias.
+
+Sustained upserts starve a database's compaction. Where most rows would be written anew, a copy costs no more
+and leaves the collection that is searched alone until it is done.
+"""
+
+from __future__ import annotations
+
+import re
+
+from milvus_hubness.jobs.migration.chunks import survey
+from milvus_hubness.jobs.migration.clean import drop_copy
+from milvus_hubness.jobs.migration.cutover import cutover
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.run import resume
+from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.progress import Progress
+from milvus_hubness.jobs.runner import now
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.base import CollectionInfo, Store
+
+FEWEST_ROWS = 50_000
+"""Fewer are upserted whatever their share: that is done before a copy is loaded."""
+
+REBUILD_SHARE = 0.5
+
+
+def way(
+    info: CollectionInfo, asked_for: str, state: CollectionState, share: float, threshold: float
+) -> tuple[bool, str]:
+    """Whether to rebuild, and why. asked_for: the name that the refresh was asked for by. share: of the rows,
+    those that would be written anew; threshold: from which share on."""
+    moved = f"{share:.0%} of {info.rows:,} rows change"
+    if share < threshold:
+        return False, f"{moved}: they are upserted"
+    if info.rows < FEWEST_ROWS:
+        return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"
+    if state.keeps_vectors:
+        return False, f"{moved}, and are upserted: biases that do not lie in the field itself are not rebuilt"
+    if len(info.states) > 1:
+        return False, f"{moved}, and are upserted: other fields of {info.name!r} are corrected too"
+    if len(info.aliases) != 1:
+        what = "several aliases lead" if info.aliases else "no alias leads"
+        return False, f"{moved}, and are upserted: {what} to {info.name!r}, and one is moved in one step"
+    if asked_for == info.name:
+        alias = info.aliases[0]
+        return False, f"{moved}, and are upserted: asked for by its alias {alias!r}, a copy would take over"
+    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
+
+
+def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
+    """A copy of `info` that is to have the biases of `state`, kept in the ledger."""
+    looked = survey(store, info, store.chunk_rows(info), progress=progress)
+    ledger, moment = Ledger(store), now()
+    target = _free_name(store, info.name, state)
+    copy = state.model_copy(update={"source": info.name, "phase": "copying"})
+    ledger.forget_chunks(target)
+    ledger.write_chunks(target, looked.chunks)
+    return ledger.write(
+        Migration(
+            source=info.name,
+            target=target,
+            field=state.field,
+            bank_collection=state.profile.bank.collection,
+            arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
+            phase="copying",
+            state=copy,
+            rebuilds=info.states[state.field],
+            rows=looked.rows,
+            chunks=len(looked.chunks),
+            begun_at=moment,
+            changed_at=moment,
+        )
+    )
+
+
+def unfinished(store: Store, collection: str) -> Migration | None:
+    """The rebuilding of this collection that an earlier run left, if any."""
+    over = {"switched", "rolled back", "finished"}
+    found = [
+        each
+        for each in Ledger(store).migrations()
+        if each.rebuilds is not None and each.source == collection and each.phase not in over
+    ]
+    return found[-1] if found else None
+
+
+def carry_out(store: Store, migration: Migration, steering: Steering) -> Migration:
+    """Copy, verify, and move the alias; from wherever it was left. Raises what migrations raise."""
+    if migration.phase in {"copying", "catching up"}:
+        resume(store, migration.target, steering)
+    return cutover(store, migration.target, alias=migration.arguments["alias"], steering=steering)
+
+
+def abandon(store: Store, migration: Migration) -> None:
+    """Drop the copy: the collection stays as it is."""
+    ledger = Ledger(store)
+    drop_copy(store, ledger, ledger.claim(migration))
+
+
+def _free_name(store: Store, name: str, state: CollectionState) -> str:
+    base = re.sub(r"_r\d+$", "", name)
+    number = state.profile.epoch
+    while store.exists(f"{base}_r{number}"):
+        number += 1
+    return f"{base}_r{number}"

@@ -1,0 +1,156 @@
+"""New biases written into the slot that searches do not read, row by row, from wherever it was left."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from milvus_hubness.correction import Correction
+from milvus_hubness.errors import InvalidInput, Stopped
+from milvus_hubness.jobs.journal import WriteJournal
+from milvus_hubness.jobs.lease import Lease
+from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.progress import Progress, chunks
+from milvus_hubness.jobs.restored import restored_by_slot
+from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.state import BankReference, CollectionState, Profile
+from milvus_hubness.stores.base import CollectionInfo, Key, Record, Store
+
+REFRESHES = "refreshes"
+CHUNKS_PER_RECORD = 8
+BYTES_PER_NUMBER = 4
+
+
+class _Reached(BaseModel):
+    """How far a refresh came. bank, slot: which it is. after: the last key that is done, by partition."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bank: BankReference
+    slot: int
+    after: list[tuple[str | None, Key]] = []
+    scanned: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """state: with the biases that are on their way, if any. names_epoch: whether rows are to tell theirs."""
+
+    store: Store
+    info: CollectionInfo
+    state: CollectionState
+    names_epoch: bool
+    tolerance: float
+    journal: WriteJournal
+    lease: Lease
+    throttle: Throttle
+    stop: threading.Event
+    progress: Progress
+
+    def fill_pending(self) -> int:
+        """Every profile's biases for the rows that have none, and those on their way. How many rows there
+        were. Raises Stopped, LeaseLost."""
+        placement = placement_of(self.store, self.info, self.state)
+        waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
+        if not any(waiting.values()):
+            return 0
+        corrections = restored_by_slot(self.store, self.state)
+        written = 0
+        for partition, keys in waiting.items():
+            for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
+                self._admit(len(part))
+                written += placement.write(part, partition, corrections, self.state.profile.epoch)
+                self.journal.mend(part, partition)
+        return written
+
+    def run(self) -> tuple[int, int]:
+        """Rows scanned and rows written by this refresh, those of earlier runs of it counted too. Raises
+        Stopped, LeaseLost."""
+        incoming = self.state.incoming
+        if incoming is None:
+            raise InvalidInput(f"no biases of {self.info.name!r} are on their way")
+        corrections = restored_by_slot(self.store, self.state)
+        reached = self._reached(incoming.profile.bank, incoming.profile.slot)
+        after = dict(reached.after)
+        scanned, written, since = reached.scanned, reached.written, 0
+        for partition in self.info.partitions:
+            keys = self.store.keys(self.info.name, partition=partition)
+            done = after.get(partition)
+            start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
+            for part in chunks(keys[start:], self._rows_per_chunk, "writing biases", self.progress):
+                written += self._renew(part, partition, incoming.profile, corrections)
+                scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
+                if since % CHUNKS_PER_RECORD == 0:
+                    found = {"after": list(after.items()), "scanned": scanned, "written": written}
+                    self._record(reached.model_copy(update=found))
+        return scanned, written
+
+    def _renew(
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        coming: Profile,
+        corrections: Mapping[int, Correction],
+    ) -> int:
+        """The biases that are on their way for rows where they are off, all biases for rows without any."""
+        self._admit(0)
+        placement = placement_of(self.store, self.info, self.state)
+        placed = placement.read(keys, partition)
+        wanted = corrections[coming.slot].centred(placed.vectors)
+        off = (np.abs(wanted - placed.biases[:, coming.slot]) > self.tolerance) & ~placed.pending
+        if off.any():
+            moved = placed.only(off)
+            self._admit(len(moved.batch))
+            epoch = coming.epoch if self.names_epoch else None
+            placement.put(moved, partition, {coming.slot: wanted[off]}, epoch)
+            placement.mend(moved, partition, corrections, epoch)
+            self.journal.mend(moved.batch.keys, partition)
+        bare = placed.only(placed.pending).batch.keys
+        if bare:
+            self._admit(len(bare))
+            placement.write(bare, partition, corrections, self.state.profile.epoch)
+            self.journal.mend(bare, partition)
+        return int(off.sum()) + len(bare)
+
+    @staticmethod
+    def forget(store: Store, collection: str) -> None:
+        """How far a refresh of this collection came."""
+        store.drop_records(LEDGER, REFRESHES, [_key(collection)])
+
+    def _admit(self, rows: int) -> None:
+        if self.stop.is_set():
+            raise Stopped(f"stopped as asked: the next refresh of {self.info.name!r} carries on from here")
+        if not rows:
+            return
+        self.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
+        self.lease.check()
+
+    def _reached(self, bank: BankReference, slot: int) -> _Reached:
+        record = self.store.record(LEDGER, _key(self.info.name))
+        try:
+            found = _Reached.model_validate_json(record.body) if record else None
+        except ValidationError:
+            found = None
+        if found and (found.bank.generation, found.slot) == (bank.generation, slot):
+            return found
+        return _Reached(bank=bank, slot=slot)
+
+    def _record(self, reached: _Reached) -> None:
+        self.lease.check()
+        self.store.put_records(LEDGER, [Record(_key(self.info.name), REFRESHES, reached.model_dump_json())])
+
+    @property
+    def _rows_per_chunk(self) -> int:
+        return self.store.chunk_rows(self.info)
+
+
+def _key(collection: str) -> str:
+    return f"{REFRESHES}/{collection}"

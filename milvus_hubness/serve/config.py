@@ -1,0 +1,166 @@
+"""What `serve` is told to do: the tables of hubness.toml."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+
+from milvus_hubness.estimators import Estimator, from_dict
+from milvus_hubness.estimators.registry import class_name
+from milvus_hubness.jobs.http_server import parse_address
+from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE
+from milvus_hubness.jobs.upkeep import Live
+from milvus_hubness.serve.timing import Timing
+
+DEFAULT_LISTEN = "127.0.0.1:9108"
+
+
+def _without_password(uri: str) -> str:
+    if "@" in urlsplit(uri).netloc:
+        raise ValueError("holds a user or a password: keep them in token_file or $MILVUS_HUBNESS_TOKEN")
+    return uri
+
+
+def _address(text: str) -> str:
+    host, _ = parse_address(text)
+    if not host:
+        raise ValueError(
+            f'{text!r} names no host: "127.0.0.1{text}" is this machine only, "0.0.0.0{text}" any'
+        )
+    return text
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f'no time zone {name!r}: it is written as in "Europe/Berlin" or "UTC"') from None
+    return name
+
+
+def _timing(value: Any) -> Any:
+    if not isinstance(value, str | Timing):
+        raise ValueError(f'must be a text, as "60s" or "30 4 * * *", not {value!r}')
+    return Timing.parse(value) if isinstance(value, str) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Name = Annotated[str, Field(min_length=1)]
+When = Annotated[Timing, BeforeValidator(_timing)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ServerTable(_Table):
+    """The database. Where a key is not given, what the other commands take from the environment holds."""
+
+    uri: Annotated[Name, AfterValidator(_without_password)] | None = None
+    db: str | None = None
+    token_file: Name | None = None
+
+
+class HttpTable(_Table):
+    """listen: HOST:PORT of the page, the metrics and the probes; this machine's loopback unless told
+    otherwise."""
+
+    listen: Annotated[str, AfterValidator(_address)] = DEFAULT_LISTEN
+
+
+class CollectionTable(_Table):
+    """A set of biases to keep right.
+
+    name: of the collection, or an alias. field, profile, tolerance, bank, bank_column, target_bank: as
+    `refresh` has them; files from the folder of the configuration. method, params: None for what is in use.
+    live, rows_per_second, client_ttl: as `Duty` has them; pairs: a file of labelled queries to judge by.
+    schedule: when rows without a bias get theirs. full_schedule: when the bank is looked at, and where it or
+    the method is another than that in use, all biases are computed; so it is at the start. pending_share:
+    between these, as soon as at least this share of the rows waits.
+    """
+
+    name: Name
+    field: Name | None = None
+    profile: Name | None = None
+    bank: Name | None = None
+    bank_column: Name | None = None
+    target_bank: Name | None = None
+    method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+    tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
+    schedule: When = Timing.parse("60s")
+    full_schedule: When = Timing.parse("0 3 * * *")
+    live: Live = "never"
+    pairs: Name | None = None
+    rows_per_second: Rate | None = None
+    client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
+
+    @field_validator("bank_column")
+    @classmethod
+    def _has_a_bank(cls, column: str | None, info: ValidationInfo) -> str | None:
+        if column is not None and info.data.get("bank", column) is None:
+            raise ValueError("belongs to a bank: name one, or leave this out")
+        return column
+
+    @field_validator("live")
+    @classmethod
+    def _has_no_bank(cls, live: Live, info: ValidationInfo) -> Live:
+        if live != "never" and info.data.get("bank") is not None:
+            raise ValueError("takes sampled queries into the bank in use: leave bank out, or this")
+        return live
+
+    @field_validator("params")
+    @classmethod
+    def _fit_the_method(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if params and "method" in info.data:
+            if info.data["method"] is None:
+                raise ValueError("belong to a method: name one, or leave them out")
+            from_dict({"name": class_name(info.data["method"]), **params})
+        return params
+
+    def estimator(self) -> Estimator | None:
+        """What method and params ask for; None for what is in use. Raises InvalidParameter."""
+        return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
+
+    @property
+    def label(self) -> str:
+        """The collection, and where they are named its field and profile: products/vector/image."""
+        return "/".join(filter(None, (self.name, self.field, self.profile)))
+
+
+class ServeConfig(_Table):
+    """timezone: in which cron schedules are meant."""
+
+    timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    server: ServerTable = ServerTable()
+    http: HttpTable = HttpTable()
+    collection: Annotated[tuple[CollectionTable, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return ZoneInfo(self.timezone)
+
+    def twins(self) -> Iterator[tuple[int, int]]:
+        """The numbers of collections that are the same set of biases as an earlier one, and that one's."""
+        seen: dict[tuple[str | None, ...], int] = {}
+        for number, each in enumerate(self.collection):
+            first = seen.setdefault((each.name, each.field, each.profile), number)
+            if first != number:
+                yield number, first

@@ -1,0 +1,241 @@
+"""Journals as Milvus collections: one row for each key, which names the row that was last noted under it in a
+second collection, or none where it was deleted.
+
+The second has the fields of the collection whose writes are noted, so that it takes whatever that takes; its
+own keys are names that clients make up, so that no note is ever written over. The first is what decides: the
+database puts the notes under one key in an order, and the last one stands.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.errors import CollectionExists, StoreError
+from milvus_hubness.state import JOURNAL_PROPERTY, Journal
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.base import CollectionInfo, Key, Note
+from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
+from milvus_hubness.stores.milvus_rpc import is_one_of, translated
+
+JOURNAL_OF_PROPERTY = "hubness_journal_of"
+NAME_FIELD = "hubness_note"
+"""In the collection of rows: what names a row."""
+DEFAULT_PARTITION = "_default"
+
+Row = dict[str, Any]
+
+
+def place_of(journal: Journal, key: Key, partition: str | None) -> str:
+    """Where the journal keeps what is noted of a row."""
+    within = partition_of(journal, partition)
+    return hashlib.blake2b(f"{within}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def partition_of(journal: Journal, partition: str | None) -> str:
+    """Among which rows a key is the only one of its kind."""
+    return (partition or DEFAULT_PARTITION) if journal.by_partition else ""
+
+
+def line(journal: Journal, key: Key, partition: str | None, name: str) -> Row:
+    """What the journal holds for a row. name: of the row that was noted, empty where it is to be deleted."""
+    return {
+        "place": place_of(journal, key, partition),
+        "key": key,
+        "partition": partition or "",
+        "name": name,
+        "vector": [0.0, 0.0],
+    }
+
+
+class MilvusJournal(MilvusRequests):
+    """The journal methods of the store."""
+
+    def write_journal(self, collection: str, journal: Journal | None) -> None:
+        # Milvus 2.3 cannot take a property away, and an empty one says as little.
+        with translated(collection):
+            said = journal.model_dump_json() if journal else ""
+            self._alter_properties(collection, {JOURNAL_PROPERTY: said})
+
+    def create_journal(self, source: CollectionInfo) -> Journal:
+        taken = source.journal.collection if source.journal else ""
+        journal = Journal(
+            collection=next(name for name in journal_names(source.name) if name != taken),
+            made=uuid.uuid4().hex,
+            auto_id=bool(milvus_schema.key_field(source.schema).get("auto_id")),
+            by_partition=source.partitions != (None,),
+        )
+        with translated(source.name):
+            indexes = [
+                self.client.describe_index(source.name, each)
+                for each in self.client.list_indexes(source.name)
+            ]
+        made = {
+            journal.collection: (_lines_schema(source), _flat_index("vector", "IP")),
+            journal.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
+        }
+        for collection, (schema, index) in made.items():
+            with translated(collection):
+                self.client.create_collection(
+                    collection,
+                    schema=schema,
+                    index_params=index,
+                    properties={JOURNAL_OF_PROPERTY: source.name},
+                    consistency_level="Strong",
+                )
+        return journal
+
+    def journals(self, collection: str) -> list[Journal]:
+        named = [Journal(collection=name, made="") for name in journal_names(collection)]
+        return [each for each in named if self.exists(each.collection) or self.exists(each.rows)]
+
+    def drop_journal(self, journal: Journal) -> None:
+        for collection in (journal.collection, journal.rows):
+            if not self.exists(collection):
+                continue
+            with translated(collection):
+                properties = self.client.describe_collection(collection)["properties"]
+            if JOURNAL_OF_PROPERTY not in properties:
+                raise CollectionExists(f"{collection!r} is there already and is no journal: rename it")
+            with translated(collection):
+                self.client.drop_collection(collection)
+
+    def notes(
+        self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
+    ) -> list[Note]:
+        if not self.count(journal.collection):
+            return []
+        if keys is None:
+            places: Sequence[Key] = self._keys(journal.collection, "")
+        else:
+            places = [place_of(journal, key, partition) for key in keys]
+        found = []
+        for start in range(0, len(places), ROWS_PER_REQUEST):
+            lines = self.fetch(journal.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
+            found += [Note(each["key"], each["partition"] or None, each["name"] or None) for each in lines]
+        return found
+
+    def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+        by_partition: dict[str | None, list[Note]] = {}
+        for note in notes:
+            by_partition.setdefault(note.partition, []).append(note)
+        done = []
+        for partition, all_there in by_partition.items():
+            for start in range(0, len(all_there), ROWS_PER_REQUEST):
+                part = all_there[start : start + ROWS_PER_REQUEST]
+                done += self._repeat(collection, schema, journal, part, partition)
+        return done
+
+    def _repeat(
+        self,
+        collection: str,
+        schema: dict[str, Any],
+        journal: Journal,
+        notes: Sequence[Note],
+        partition: str | None,
+    ) -> list[Note]:
+        key_field = milvus_schema.key_field(schema)["name"]
+        names = [note.row for note in notes if note.row is not None]
+        noted = self._as_written(journal.rows, schema, NAME_FIELD, names, None)
+        if missing := set(names) - noted.keys():
+            raise StoreError(f"{journal.rows!r} lacks {len(missing)} rows that {journal.collection!r} names")
+        for row in noted.values():
+            row.pop(NAME_FIELD)
+        within = partition_of(journal, partition) or None
+        held = self._as_written(collection, schema, key_field, [note.key for note in notes], within)
+        gone = [note for note in notes if note.row is None and note.key in held]
+        other = [note for note in notes if note.row is not None and held.get(note.key) != noted[note.row]]
+        if other:
+            self._upsert(collection, [noted[note.row] for note in other if note.row], partition)
+        if gone:
+            self.delete(collection, [note.key for note in gone], partition=within)
+        return other + gone
+
+    def _as_written(
+        self,
+        collection: str,
+        schema: dict[str, Any],
+        field: str,
+        values: Sequence[Any],
+        partition: str | None,
+    ) -> dict[Any, Row]:
+        """The rows with these values of a field that tells rows apart, by it."""
+        if not values:
+            return {}
+        self._ensure_loaded(collection)
+        with translated(collection):
+            found = self._by_key(collection, field, values, partition)
+        rows = milvus_schema.as_written(found.values(), schema)
+        return dict(zip(found, rows, strict=True))
+
+
+def journal_names(collection: str) -> tuple[str, str]:
+    """What journals of this collection are called: the second where a killed job left one of the first."""
+    return f"{collection}__journal", f"{collection}__journal_2"
+
+
+def names_in(
+    journal: Journal, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
+) -> dict[Key, str]:
+    """What lines of a journal say of those of these keys that they tell of."""
+    by_place = {each["place"]: str(each["name"]) for each in lines}
+    places = {key: place_of(journal, key, partition) for key in keys}
+    return {key: by_place[place] for key, place in places.items() if place in by_place}
+
+
+def picked(journal: Journal, keys: Sequence[Key], partition: str | None) -> str:
+    """The filter that picks what the journal holds for these keys."""
+    return is_one_of("place", [place_of(journal, key, partition) for key in keys])
+
+
+def _lines_schema(source: CollectionInfo) -> CollectionSchema:
+    key = milvus_schema.key_field(source.schema)
+    limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
+    schema = MilvusClient.create_schema(description=f"journal of {source.name}", enable_dynamic_field=False)
+    schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
+    schema.add_field("key", DataType(key["type"]), **limits)
+    schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
+    schema.add_field("name", DataType.VARCHAR, max_length=64)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
+    return schema
+
+
+def _rows_schema(source: CollectionInfo) -> CollectionSchema:
+    """The source's fields but for those that the server computes; none is a key of any kind."""
+    computed = milvus_schema.function_outputs(source.schema)
+    no_key = {"is_primary": False, "auto_id": False, "is_partition_key": False, "is_clustering_key": False}
+    name = {"name": NAME_FIELD, "type": DataType.VARCHAR, "params": {"max_length": 64}, "is_primary": True}
+    fields = [{**each, **no_key} for each in source.schema["fields"] if each["name"] not in computed]
+    described = {**source.schema, "fields": [name, *fields], "functions": []}
+    return CollectionSchema.construct_from_dict(described)
+
+
+def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
+    """For every vector field one that costs nothing to keep, where there is one, else the source's."""
+    kinds = {field["name"]: field["type"] for field in schema["fields"]}
+    computed = milvus_schema.function_outputs(schema)
+    params = MilvusClient.prepare_index_params()
+    for index in indexes:
+        field = index["field_name"]
+        if field in computed or not index.get("metric_type"):
+            continue
+        is_dense = kinds[field] in milvus_schema.DTYPES
+        params.add_index(
+            field,
+            index_type="FLAT" if is_dense else index["index_type"],
+            index_name=field,
+            metric_type=index["metric_type"],
+            params={} if is_dense else milvus_schema.build_params(index),
+        )
+    return params
+
+
+def _flat_index(field: str, metric: str) -> IndexParams:
+    return MilvusClient.prepare_index_params(field, index_type="FLAT", metric_type=metric)

@@ -1,0 +1,441 @@
+"""Writes noted in a journal while a job rewrites the rows, without a database: in every order in which their
+requests can reach one."""
+
+import itertools
+import json
+import operator
+import random
+import re
+
+import pytest
+from pymilvus import DataType
+from pymilvus.exceptions import MilvusException, ParamError
+
+from milvus_hubness import MilvusStore
+from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.steps import Ask, LearnSchema, drive
+from milvus_hubness.errors import JournalFailed, NotCaughtUp
+from milvus_hubness.jobs.journal import WriteJournal
+from milvus_hubness.state import JOURNAL_PROPERTY, Journal
+from milvus_hubness.stores.milvus_journal import NAME_FIELD
+from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND
+
+HERE, JOURNAL, ROWS = "here", "here__journal", "here__journal_rows"
+KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}
+AN_HOUR = 3_600.0
+
+
+def missing(name):
+    return MilvusException(COLLECTION_NOT_FOUND, f"can't find collection {name}")
+
+
+class Database:
+    """As much of a MilvusClient as a job and the clients' operations ask of it, over tables in memory."""
+
+    def __init__(self, count=4, **journal):
+        rows = {key: {"id": key, "vector": [1.0, 0.0], "note": "old", "bias": 0} for key in range(count)}
+        self.tables = {HERE: rows, JOURNAL: {}, ROWS: {}}
+        self.journal = Journal(collection=JOURNAL, made="now", **journal)
+        self.announced, self.asked, self.before, self.failing = True, [], lambda: None, {}
+
+    def __getattr__(self, method):
+        def request(*args, **options):
+            name = args[0] if args else ""
+            if method != "describe_collection":
+                self.before()
+            self.asked.append((method, name))
+            if failure := self.failing.get((method, name)):
+                raise failure
+            if name and name not in self.tables:
+                raise missing(name)
+            return getattr(self, f"_{method}")(*args, **options)
+
+        return request
+
+    def _get_server_version(self):
+        return "2.6.18"
+
+    def _get_load_state(self, name):
+        return {"state": type("Loaded", (), {"name": "Loaded"})}
+
+    def _list_partitions(self, name, timeout=None):
+        return ["_default", "other"]
+
+    def _describe_collection(self, name, timeout=None):
+        fields = [
+            {"name": KEYS[name], "type": DataType.INT64 if name == HERE else DataType.VARCHAR},
+            {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 2}},
+        ]
+        fields[0]["is_primary"] = True
+        told = name == HERE and self.announced
+        return {
+            "fields": fields,
+            "properties": {JOURNAL_PROPERTY: self.journal.model_dump_json()} if told else {},
+        }
+
+    def _query(self, name, filter="", output_fields=None, *args, **options):
+        if output_fields == ["count(*)"]:
+            return [{"count(*)": len(self.tables[name])}]
+        found = [dict(row) for row in self.tables[name].values() if matches(row, filter)]
+        limit = options.get("limit") or len(found)
+        return sorted(found, key=lambda row: row[KEYS[name]])[:limit]
+
+    def _upsert(self, name, data, timeout=None, partition_name="", partial_update=False):
+        for row in [data] if isinstance(data, dict) else data:
+            held = self.tables[name].get(row[KEYS[name]], {}) if partial_update else {}
+            self.tables[name][row[KEYS[name]]] = {**held, **row}
+        return {"ids": [row[KEYS[name]] for row in ([data] if isinstance(data, dict) else data)]}
+
+    _insert = _upsert
+
+    def _delete(self, name, ids=None, timeout=None, filter=None, partition_name=None):
+        keys = [ids] if isinstance(ids, int) else ids or []
+        gone = [k for k, row in self.tables[name].items() if k in keys or (filter and matches(row, filter))]
+        for key in gone:
+            del self.tables[name][key]
+        return {"delete_count": len(gone)}
+
+
+SIGNS = {"in": lambda held, wanted: held in wanted, "==": operator.eq, ">": operator.gt}
+
+
+def matches(row, filter):
+    """Of the filters that are asked here."""
+    found = [
+        re.fullmatch(r"\(?(\w+) (in|==|>) (.+?)\)?", part).groups() for part in filter.split(" and ") if part
+    ]
+    return all(SIGNS[sign](row.get(field), json.loads(value)) for field, sign, value in found)
+
+
+def client(database, state_ttl=AN_HOUR):
+    """Operations that have seen the collection."""
+    operations = Operations(None, state_ttl, 1 << 20)
+    drive(operations.known(HERE), lambda step: answered(database, step))
+    return operations
+
+
+def answered(database, step):
+    if isinstance(step, LearnSchema):
+        return None
+    assert isinstance(step, Ask)
+    return getattr(database, step.method)(*step.args, **step.options)
+
+
+def row(key, note):
+    return {"id": key, "vector": [0.0, 1.0], "note": note, "bias": 1}
+
+
+def write(method, data, **options):
+    return lambda operations: operations.write(method, HERE, data, None, "", "compute", options)
+
+
+def delete(ids=None, filter=None):
+    return lambda operations: operations.delete(HERE, ids, None, filter, None, {})
+
+
+WRITES = {
+    "insert": [write("insert", [row(9, "new"), row(1, "new")])],
+    "update": [write("upsert", [row(1, "new"), row(2, "new")])],
+    "one row": [write("upsert", row(1, "new"))],
+    "partial update": [write("upsert", [{"id": 1, "note": "new"}], partial_update=True)],
+    "partial updates": [
+        write("upsert", [{"id": 1, "note": "new"}], partial_update=True),
+        write("upsert", [{"id": 1, "vector": [0.5, 0.5]}], partial_update=True),
+    ],
+    "partial update of a deleted row": [delete([1]), write("upsert", [row(1, "new")], partial_update=True)],
+    "delete": [delete([1, 2])],
+    "delete one": [delete(1)],
+    "delete by filter": [delete(filter='note == "old"')],
+    "update twice": [write("upsert", [row(1, "first")]), write("upsert", [row(1, "second")])],
+    "delete and insert": [delete([1]), write("insert", [row(1, "new")])],
+    "update and delete": [write("upsert", [row(1, "new")]), delete([1])],
+}
+
+
+class Interleaved:
+    """A job that gives all rows another bias, and writes of clients: before each of its requests so many of
+    theirs as `turns` says; those that are left come after it. seed: how those of several clients mix."""
+
+    def __init__(self, writes, turns, *others, seed=0):
+        self.database, self.turns = Database(), iter(turns)
+        rng = random.Random(seed)
+        self.requests = mixed([self._requests(each) for each in (writes, *others)], rng)
+
+    def _requests(self, writes):
+        operations = client(self.database)
+        for make in writes:
+            operation, outcome, error = make(operations), None, None
+            while True:
+                try:
+                    step = operation.send(outcome) if error is None else operation.throw(error)
+                except StopIteration:
+                    break
+                asked = isinstance(step, Ask) and step.method != "describe_collection"
+                if asked:
+                    yield
+                outcome, error = None, None
+                try:
+                    outcome = answered(self.database, step)
+                except MilvusException as raised:
+                    error = raised
+
+    def turn(self):
+        self.database.before = lambda: None
+        for _ in range(next(self.turns, 0)):
+            next(self.requests, None)
+        self.database.before = self.turn
+
+    def run(self, mend=True):
+        next(self.requests, None)  # up to the first request
+        job = MilvusStore(self.database)
+        journal = WriteJournal(job, HERE, self.database.journal)
+        self.database.before = self.turn
+        batch = job.fetch(HERE, [0, 1, 2, 3], "vector")
+        for each in batch.rows:
+            each["bias"] = 5
+        job.write(HERE, batch, "vector")
+        if mend:
+            journal.mend(batch.keys, None)
+        self.database.before = lambda: None
+        list(self.requests)
+        return {key: (list(row["vector"]), row["note"]) for key, row in self.database.tables[HERE].items()}
+
+
+def mixed(iterators, rng):
+    while iterators:
+        picked = rng.choice(iterators)
+        try:
+            yield next(picked)
+        except StopIteration:
+            iterators.remove(picked)
+
+
+def alone(writes):
+    """What the writes make of the rows where nobody else writes, and how many requests that takes."""
+    here = Interleaved(writes, ())
+    requests = sum(1 for _ in here.requests)
+    return {key: (row["vector"], row["note"]) for key, row in here.database.tables[HERE].items()}, requests
+
+
+def orders(requests, points, most, seed=0):
+    """Ways to spread so many requests over so many points and what comes after, at most so many."""
+    picked = list(itertools.combinations(range(requests + points), requests))
+    if len(picked) > most:
+        picked = random.Random(seed).sample(picked, most)
+    for places in picked:
+        turns = [0] * (points + 1)
+        for number, place in enumerate(places):
+            turns[place - number] += 1
+        yield turns
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_in_whatever_order_requests_come_no_write_is_undone(name):
+    wanted, requests = alone(WRITES[name])
+    for turns in orders(requests, 9, 800):
+        assert Interleaved(WRITES[name], turns).run() == wanted, f"{name}: {turns}"
+    without = [Interleaved(WRITES[name], turns).run(mend=False) for turns in orders(requests, 2, 800)]
+    assert any(rows != wanted for rows in without), "the job never came between"
+
+
+def test_what_two_clients_write_to_one_row_at_once_is_one_or_the_other():
+    theirs = [write("upsert", [row(1, "a")])], [write("upsert", [row(1, "b")])]
+    left = set()
+    for seed, turns in enumerate(orders(6, 9, 800)):
+        rows = Interleaved(theirs[0], turns, theirs[1], seed=seed).run()
+        left.add(rows.pop(1)[1])
+        assert {note for _, note in rows.values()} == {"old"}
+    assert left == {"a", "b"}
+
+
+@pytest.mark.parametrize("moment", [0, 1, 5])
+def test_a_partial_update_builds_on_what_another_client_wrote_and_the_job_undid(moment):
+    database = Database()
+    mine, other, requests = client(database), client(database), itertools.count()
+    old = dict(database.tables[HERE][1])
+
+    def meanwhile(step):
+        asked = isinstance(step, Ask) and step.method != "describe_collection"
+        if asked and next(requests) == moment:
+            drive(write("upsert", [row(1, "other")])(other), lambda each: answered(database, each))
+            database.tables[HERE][1] = old
+        return answered(database, step)
+
+    drive(write("upsert", [{"id": 1, "note": "mine"}], partial_update=True)(mine), meanwhile)
+    WriteJournal(MilvusStore(database), HERE, database.journal).mend([1], None)
+    left = database.tables[HERE][1]
+    assert next(requests) > moment
+    assert left["vector"] == [0.0, 1.0], "the other's write is lost"
+    assert left["note"] == ("mine" if moment < 5 else "other")
+
+
+def test_a_row_that_never_rests_is_reported():
+    database = Database()
+    operations, notes = client(database), itertools.count()
+    job = MilvusStore(database)
+
+    def change():
+        # A write that is noted and that the job then comes before.
+        database.before = lambda: None
+        note = f"n{next(notes)}"
+        drive(write("upsert", [row(1, note)])(operations), lambda step: answered(database, step))
+        database.tables[HERE][1]["note"] = "undone"
+        database.before = change
+
+    database.before = change
+    with pytest.raises(NotCaughtUp, match=r"rows 1 of 'here' change faster"):
+        WriteJournal(job, HERE, database.journal).mend([1], None)
+
+
+# -- what clients ask ---------------------------------------------------------------------------------------
+
+
+def asked_for(database, operations, make):
+    database.asked.clear()
+    outcome = drive(make(operations), lambda step: answered(database, step))
+    return outcome, list(database.asked)
+
+
+def test_a_write_is_noted_before_it_is_made():
+    database = Database()
+    operations = client(database)
+    told, asked = asked_for(database, operations, write("insert", [row(9, "new")]))
+    assert told == {"ids": [9]}
+    assert asked == [("insert", ROWS), ("upsert", JOURNAL), ("insert", HERE)]
+    _, asked = asked_for(database, operations, delete([9]))
+    assert asked == [("upsert", JOURNAL), ("delete", HERE)]
+    told, asked = asked_for(database, operations, delete(filter='note == "old"'))
+    assert told == {"delete_count": 4}
+    assert [each for each in asked if each[0] != "query"] == [("upsert", JOURNAL), ("delete", HERE)]
+    told, asked = asked_for(database, operations, delete(filter='note == "old"'))
+    assert told["delete_count"] == 0
+    assert {method for method, _ in asked} == {"query"}
+
+
+def test_a_collection_that_announces_nothing_is_asked_what_it_was_asked_ever():
+    database = Database()
+    database.announced = False
+    operations = client(database)
+    for make, method in ((write("upsert", [row(1, "new")]), "upsert"), (delete([1]), "delete")):
+        assert asked_for(database, operations, make)[1] == [(method, HERE)]
+
+
+def test_keys_that_the_server_makes_are_of_rows_that_no_job_has_read():
+    database = Database(auto_id=True)
+    operations = client(database)
+    assert asked_for(database, operations, write("insert", [row(9, "new")]))[1] == [("insert", HERE)]
+    assert ("upsert", JOURNAL) in asked_for(database, operations, write("upsert", [row(9, "n")]))[1]
+
+
+def test_a_key_may_lie_in_several_partitions():
+    database = Database(by_partition=True)
+    operations = client(database)
+    asked_for(database, operations, delete([1]))
+    noted = sorted((each["key"], each["partition"]) for each in database.tables[JOURNAL].values())
+    assert noted == [(1, "_default"), (1, "other")]
+    asked_for(database, operations, lambda each: each.delete(HERE, [2], None, None, "other", {}))
+    assert len(database.tables[JOURNAL]) == 3
+
+
+# -- clients that know less than is so --------------------------------------------------------------------
+
+
+def test_a_journal_that_is_gone_is_asked_after():
+    database = Database()
+    operations = client(database)
+    del database.tables[ROWS], database.tables[JOURNAL]
+    database.announced = False
+    for make in (write("upsert", [row(1, "new")]), delete([2]), delete(filter="id == 3")):
+        operations = client(Database())
+        asked_for(database, operations, make)
+    assert database.tables[HERE].keys() == {0, 1}
+    assert database.tables[HERE][1]["note"] == "new"
+
+
+@pytest.mark.parametrize("name", [name for name in WRITES if len(WRITES[name]) == 1])
+def test_what_cannot_be_noted_is_not_written(name):
+    database = Database()
+    operations = client(database)
+    before = json.dumps(database.tables[HERE])
+    database.failing["upsert", JOURNAL] = MilvusException(message="read only")
+    with pytest.raises(JournalFailed, match=r"nothing was written to 'here'.*'here__journal'.*read only"):
+        asked_for(database, operations, WRITES[name][0])
+    del database.tables[JOURNAL]
+    database.failing.clear()
+    with pytest.raises(JournalFailed, match="can't find collection"):
+        asked_for(database, operations, WRITES[name][0])
+    assert json.dumps(database.tables[HERE]) == before
+
+
+def test_rows_that_pymilvus_refuses_are_refused_in_its_words():
+    database = Database()
+    refusal = ParamError(message="Insert missed an field `note`")
+    database.failing["insert", ROWS] = refusal
+    with pytest.raises(ParamError, match="missed an field") as raised:
+        asked_for(database, client(database), write("insert", [row(9, "new")]))
+    assert raised.value is refusal
+    assert 9 not in database.tables[HERE]
+
+
+@pytest.mark.parametrize("name", ["insert", "update", "delete", "delete by filter"])
+def test_a_write_that_took_so_long_that_a_job_has_begun_is_noted_and_made_again(name):
+    make, wanted = WRITES[name], alone(WRITES[name])[0]
+    database = Database()
+    database.announced = False
+    operations = client(database, state_ttl=0.0)
+    old = json.loads(json.dumps(database.tables[HERE]))
+
+    def meanwhile(step):
+        outcome = answered(database, step)
+        method, name = (step.method, step.args[0]) if isinstance(step, Ask) else ("", "")
+        is_write = method in ("insert", "upsert", "delete") and name == HERE
+        if is_write and not database.announced:
+            database.announced = True
+            database.tables[HERE] = {int(key): row for key, row in old.items()}
+        return outcome
+
+    drive(make[0](operations), meanwhile)
+    held = {key: (row["vector"], row["note"]) for key, row in database.tables[HERE].items()}
+    assert held == wanted
+    assert {each["key"] for each in database.tables[JOURNAL].values()} >= {1}
+
+
+def test_what_pymilvus_remembers_of_a_journal_is_not_believed_of_the_next_of_its_name():
+    database = Database()
+    operations = client(database)
+    database.journal = Journal(collection=JOURNAL, made="later")
+    steps = []
+    operations.forget(HERE)
+    drive(operations.known(HERE), lambda step: steps.append(step) or answered(database, step))
+    assert [each.collection for each in steps if isinstance(each, LearnSchema)] == [JOURNAL, ROWS]
+
+
+def test_what_is_known_is_as_old_as_the_question(monkeypatch):
+    database, now = Database(), [0.0]
+    monkeypatch.setattr("milvus_hubness.client.knowledge.time.monotonic", lambda: now[0])
+    operations = Operations(None, 5.0, 1 << 20)
+
+    def slowly(step):
+        outcome = answered(database, step)
+        now[0] += 4.0
+        return outcome
+
+    drive(operations.known(HERE), slowly)
+    now[0] = 5.5
+    assert asked_for(database, operations, delete([1]))[1][0] == ("describe_collection", HERE)
+
+
+def test_what_would_be_added_twice_is_reported_instead():
+    database = Database()
+    database.announced = False
+    operations = client(database, state_ttl=0.0)
+
+    def meanwhile(step):
+        if isinstance(step, Ask) and step.method == "upsert":
+            database.announced = True
+            return {"ids": [1]}
+        return answered(database, step)
+
+    make = write("upsert", [{"id": 1, "tags": ["x"]}], field_ops={"tags": "array_append"})
+    with pytest.raises(JournalFailed, match="read the rows again"):
+        drive(make(operations), meanwhile)

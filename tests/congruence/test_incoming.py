@@ -1,0 +1,239 @@
+"""Rows written while a refresh brings other biases get both: they are right before and after the flip."""
+
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+
+from milvus_hubness import CSLS, NNN, Hubness, MilvusStore, QueryBank, enable, plan_enable, refresh
+from milvus_hubness.estimators import to_dict
+from milvus_hubness.halves import decode
+from milvus_hubness.jobs.migration.faces import Corrected
+from milvus_hubness.jobs.restored import restored_by_slot
+from milvus_hubness.state import SIDE_FIELD, Incoming
+from milvus_hubness.stores.base import Batch, StoredBank
+from tests.congruence.test_beside import with_bias_fields
+from tests.congruence.test_in_place import width_for, with_second_field
+from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, BANK, K, CENTRE, AN_HOUR = 10, 40, 30, 4, 0.25, 3_600.0
+PLACES = ["vectors", "fields", "second field", "side"]
+
+
+class Refreshed:
+    """A corrected collection. `announce` tells of other biases, which `flip` has searches read."""
+
+    def __init__(self, backend, place="vectors", metric="COSINE", profiles=1):
+        rng = np.random.default_rng(29)
+        self.rng, self.backend, self.place, self.metric = rng, backend, place, metric
+        self.items = vectors(rng, ITEMS, DIM)
+        self.old, self.new = vectors(rng, BANK, DIM), vectors(rng, BANK + 7, DIM)
+        self.plain, self.store = backend.client(), backend.store()
+        self.name = backend.name("incoming")
+        if place == "vectors":
+            self._born(profiles)
+        else:
+            self._enable()
+        self.state = self.store.info(self.name).state
+
+    def _born(self, profiles):
+        schema = MilvusClient.create_schema(enable_dynamic_field=True)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+        index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=self.metric)
+        client = self.backend.hubness_client()
+        client.create_collection(
+            self.name,
+            schema=schema,
+            index_params=index,
+            hubness=Hubness(QueryBank(self.old), NNN(K), profiles=profiles),
+            consistency_level="Strong",
+        )
+        client.insert(self.name, self.rows(range(ITEMS), self.items))
+
+    def _enable(self):
+        if self.place == "fields":
+            with_bias_fields(self.plain, self.name, self.items, self.metric)
+        elif self.place == "side":
+            self.backend.made.append(f"{self.name}__bias")
+            plain_collection(self.plain, self.name, self.items, self.metric)
+        else:
+            with_second_field(self.plain, self.name, self.items, self.metric, width_for(self.metric))
+        where = "vectors" if self.place == "second field" else self.place
+        bank = QueryBank(self.old)
+        plan = plan_enable(self.store, self.name, bank, estimator=NNN(K), where=where, force=True)
+        enable(self.store, plan)
+
+    def rows(self, keys, items=None):
+        items = vectors(self.rng, len(keys), DIM) if items is None else items
+        return [{"id": key, "vector": v, "group": 1} for key, v in zip(keys, items, strict=True)]
+
+    def announce(self, name="default"):
+        kept = StoredBank(QueryBank(self.new), np.empty((len(self.new), 0), np.float32))
+        reference, _ = self.store.save_bank(self.state.profile.bank.collection, kept, self.metric)
+        before = self.state.profiles[name]
+        change = {
+            "estimator": to_dict(CSLS(3)),
+            "bank": reference,
+            "centre": CENTRE,
+            "slot": before.standby,
+            "standby": before.slot,
+            "epoch": before.epoch + 1,
+        }
+        self.incoming = Incoming(name=name, profile=before.model_copy(update=change))
+        self.store.write_state(self.name, self.state.model_copy(update={"incoming": self.incoming}))
+        return self
+
+    def flip(self):
+        done = self.state.with_profile(self.incoming.profile, self.incoming.name)
+        self.store.write_state(self.name, done)
+
+    def withdraw(self):
+        self.store.write_state(self.name, self.state)
+        self.store.drop_bank_generation(self.incoming.profile.bank)
+
+    def slots(self, keys):
+        """(n, slots) what the collection holds, and the rows beside."""
+        form, layout = self.state.form, self.state.layout
+        if self.place == "side":
+            found = self.store.fetch(f"{self.name}__bias", keys, SIDE_FIELD)
+            return found.vectors, found.rows
+        batch = self.store.fetch(self.name, keys, "vector")
+        if self.place == "fields":
+            columns = [[row[field] for field in self.state.slot_fields] for row in batch.rows]
+            return np.array(columns), batch.rows
+        stored = batch.vectors
+        if self.place == "second field":
+            stored = form.joined(decode([row[self.state.stored_in] for row in batch.rows], form.dtype))
+        return np.column_stack([layout.biases(stored, slot) for slot in range(layout.slots)]), batch.rows
+
+    def before(self, rows):
+        """(n,) the biases that are in use."""
+        items = np.array([row["vector"] for row in rows])
+        return nnn(self.old, items, self.metric, K, 0.75) - self.state.profile.centre
+
+    def after(self, rows):
+        """(n,) those that come."""
+        return nnn(self.new, np.array([row["vector"] for row in rows]), self.metric, 3, 0.5) - CENTRE
+
+    def assert_both(self, rows):
+        held, beside = self.slots([row["id"] for row in rows])
+        slot = self.incoming.profile.slot
+        np.testing.assert_allclose(held[:, slot], self.after(rows), atol=3e-4)
+        np.testing.assert_allclose(held[:, 1 - slot], self.before(rows), atol=3e-4)
+        if self.place in ("vectors", "second field"):
+            shown = [row["hubness_bias"] for row in beside]
+            np.testing.assert_allclose(shown, self.after(rows), atol=3e-4)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_new_rows_get_both_biases_wherever_they_lie(lite, place):
+    here = Refreshed(lite, place).announce()
+    client = lite.hubness_client()
+    rows = here.rows([100, 101, 3])
+    client.insert(here.name, rows[:2])
+    client.upsert(here.name, rows[2])
+    here.assert_both(rows)
+    change = here.rows([4])
+    client.upsert(here.name, [{"id": 4, "vector": change[0]["vector"]}], partial_update=True)
+    here.assert_both(change)
+    searched = lite.hubness_client(bank_budget=1)
+    rows = here.rows([103, 104])
+    searched.insert(here.name, rows)
+    here.assert_both(rows)
+    assert not searched._operations._banks._kept
+
+
+def test_whoever_has_not_heard_of_the_flip_writes_what_is_right_after_it(backend):
+    here = Refreshed(backend).announce()
+    client = backend.hubness_client(state_ttl=AN_HOUR)
+    rows = here.rows(range(ITEMS))
+    client.upsert(here.name, rows[:20])
+    here.flip()
+    client.upsert(here.name, rows[20:])
+    here.assert_both(rows)
+    queries, items = vectors(here.rng, 3, DIM), np.array([row["vector"] for row in rows])
+    scores = similarity(queries, items, here.metric) - here.after(rows)
+    found = backend.hubness_client().search(here.name, data=list(queries), limit=6)
+    for hits, own in zip(found, scores, strict=True):
+        order = np.argsort(-own)[:6]
+        assert [hit["id"] for hit in hits] == order.tolist()
+        np.testing.assert_allclose(hits.distances, as_distance(own[order], here.metric), atol=3e-5)
+
+
+def test_a_bank_that_was_read_before_the_flip_is_at_hand_after_it(lite, monkeypatch):
+    here, loaded = Refreshed(lite).announce(), []
+    load = MilvusStore.load_bank
+    monkeypatch.setattr(MilvusStore, "load_bank", lambda *args: loaded.append(args) or load(*args))
+    client = lite.hubness_client()
+    client.insert(here.name, here.rows([100]))
+    assert len(loaded) == 2
+    client.insert(here.name, here.rows([101]))
+    here.flip()
+    client.insert(here.name, here.rows([102]))
+    assert len(loaded) == 2
+
+
+def test_two_banks_that_do_not_fit_together_are_not_read_at_every_write(lite, monkeypatch):
+    here, loaded = Refreshed(lite).announce(), []
+    load = MilvusStore.load_bank
+    monkeypatch.setattr(MilvusStore, "load_bank", lambda *args: loaded.append(args) or load(*args))
+    client = lite.hubness_client(bank_budget=4 * DIM * (len(here.new) + 1))
+    for key in (100, 101, 102):
+        rows = here.rows([key])
+        client.insert(here.name, rows)
+        here.assert_both(rows)
+    assert len(loaded) == 1
+
+
+def test_rows_that_wait_wait_for_both(lite):
+    here = Refreshed(lite).announce()
+    lite.hubness_client().insert(here.name, here.rows([100]), bias="pending")
+    held, [row] = here.slots([100])
+    assert (held == 0).all()
+    assert (row["hubness_bias"], row["hubness_epoch"]) == (0, 0)
+
+
+def test_other_profiles_keep_their_biases(lite):
+    here = Refreshed(lite, profiles=2)
+    images = vectors(here.rng, BANK, DIM)
+    refresh(here.store, here.name, profile="image", bank=QueryBank(images), estimator=NNN(K), client_ttl=0.0)
+    here.state = here.store.info(here.name).state
+    here.announce("image")
+    rows = here.rows([100, 101])
+    lite.hubness_client().insert(here.name, rows)
+    held, beside = here.slots([100, 101])
+    before, image = here.before(rows), here.state.profiles["image"]
+    items = np.array([row["vector"] for row in rows])
+    wanted = nnn(images, items, here.metric, K, 0.75) - image.centre
+    profile = here.state.profiles["default"]
+    for slot, biases in {
+        profile.slot: before,
+        profile.standby: before,
+        image.slot: wanted,
+        image.standby: here.after(rows),
+    }.items():
+        np.testing.assert_allclose(held[:, slot], biases, atol=2e-5)
+    np.testing.assert_allclose([row["hubness_bias"] for row in beside], before, atol=2e-5)
+    # What a migration mends in a copy with these profiles is the same row.
+    state = here.store.info(here.name).state
+    face = Corrected(here.name, state, restored_by_slot(here.store, state))
+    stored = here.store.fetch(here.name, [100, 101], "vector")
+    read = face.read(stored)
+    mended = face.written(Batch(read.keys, items, read.rows))
+    np.testing.assert_allclose(mended.vectors, stored.vectors, atol=2e-6)
+    assert [sorted(row) for row in mended.rows] == [sorted(row) for row in stored.rows]
+    shown = [[row["hubness_bias"] for row in batch.rows] for batch in (mended, stored)]
+    np.testing.assert_allclose(*shown, atol=2e-6)
+
+
+def test_a_bank_that_is_to_come_is_kept_and_one_that_was_withdrawn_is_not_missed(lite):
+    here = Refreshed(lite).announce()
+    here.store.drop_bank_generation(here.incoming.profile.bank)
+    assert len(here.store.load_bank(here.incoming.profile.bank).queries) == len(here.new)
+    late = lite.hubness_client(state_ttl=AN_HOUR)
+    late.get(here.name, [1])
+    here.withdraw()
+    rows = here.rows([100])
+    late.insert(here.name, rows)
+    held, _ = here.slots([100])
+    np.testing.assert_allclose(held[0], np.repeat(here.before(rows), 2), atol=2e-5)

@@ -1,0 +1,541 @@
+"""Rows written while a job rewrites them all: no write is lost, and no deleted row is there again."""
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness import NNN, Hubness, HubnessClient, QueryBank, StoreError, enable, plan_enable
+from milvus_hubness.errors import JournalFailed, LeaseLost, Stopped
+from milvus_hubness.jobs import journal as journal_module
+from milvus_hubness.jobs.journal import journalled
+from milvus_hubness.state import Journal
+from tests.congruence.test_async import opened
+from tests.congruence.test_beside import with_bias_fields
+from tests.congruence.test_in_place import width_for, with_second_field
+from tests.galleries import plain_collection, rich_rows, rich_schema, vectors
+
+DIM, ITEMS, BANK, K, AN_HOUR = 10, 60, 30, 4, 3_600.0
+LITE = pytest.mark.shown_on_lite
+
+
+class Written:
+    """A corrected collection that a job rewrites, and an ordinary one to which the same is done."""
+
+    field, key_field = "vector", "id"
+
+    def __init__(self, backend, metric="IP"):
+        self.backend, self.metric, self.rng = backend, metric, np.random.default_rng(83)
+        self.items, self.bank = vectors(self.rng, ITEMS, DIM), vectors(self.rng, BANK, DIM)
+        self.plain, self.store = backend.client(), backend.store()
+        self.name, self.twin = backend.name("journalled"), backend.name("twin")
+        self.client = backend.hubness_client()
+        self.make()
+
+    def make(self):
+        plain_collection(self.plain, self.twin, self.items, self.metric)
+        schema = MilvusClient.create_schema(enable_dynamic_field=True)
+        schema.add_field("id", DataType.INT64, is_primary=True)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+        schema.add_field("group", DataType.INT64)
+        self.create(schema)
+        self.client.insert(self.name, self.rows(range(ITEMS), self.items, "n"))
+
+    def create(self, schema, **options):
+        index = MilvusClient.prepare_index_params(self.field, index_type="FLAT", metric_type=self.metric)
+        self.client.create_collection(
+            self.name,
+            schema=schema,
+            index_params=index,
+            hubness=Hubness(QueryBank(self.bank), NNN(K)),
+            consistency_level="Strong",
+            **options,
+        )
+
+    def rows(self, keys, items=None, note="new "):
+        keys = list(keys)
+        items = vectors(self.rng, len(keys), DIM) if items is None else items
+        return [
+            {"id": key, "vector": vector, "group": key % 5, "note": f"{note}{key}"}
+            for key, vector in zip(keys, items, strict=True)
+        ]
+
+    def journalled(self, **options):
+        return journalled(self.store, self.store.info(self.name), **{"client_ttl": 0.0, **options})
+
+    def rewrite(self, journal, meanwhile=lambda: None, partition=None, keys=None):
+        """What a job does that changes biases, but for the change. meanwhile: between its read and its write.
+        How many rows were mended."""
+        keys = self.store.keys(self.name, partition=partition) if keys is None else keys
+        batch = self.store.fetch(self.name, keys, self.field, partition=partition)
+        meanwhile()
+        self.store.write(self.name, batch, self.field, partition=partition)
+        return journal.mend(batch.keys, partition)
+
+    def both(self, method, **arguments):
+        """The same done to both collections."""
+        told = getattr(self.plain, method)(self.twin, **arguments)
+        got = getattr(self.client, method)(self.name, **arguments)
+        if method != "delete":
+            assert got == told
+        assert type(got) is type(told)
+
+    def held(self, client, name):
+        """By key, the rows as `client` shows them, and how many there are."""
+        options = {"output_fields": ["*"], "limit": 1_000, "consistency_level": "Strong"}
+        read = client.query(name, filter="", **options)
+        return {row[self.key_field]: row for row in read}, len(read)
+
+    def assert_equal(self):
+        (here, count), (there, _) = self.held(self.client, self.name), self.held(self.plain, self.twin)
+        assert sorted(here) == sorted(there)
+        assert count == len(here), "rows are there twice"
+        for key, row in here.items():
+            vector = row.pop(self.field)
+            np.testing.assert_allclose(vector, there[key].pop(self.field), rtol=2.0**-22)
+            assert row == there[key]
+
+    def left(self):
+        """Of the journals."""
+        return [name for name in self.plain.list_collections() if name.startswith(f"{self.name}__journal")]
+
+    def announced(self):
+        return self.store.info(self.name).journal
+
+
+@pytest.fixture(scope="module")
+def shared(shared_lite):
+    return Written(shared_lite)
+
+
+@pytest.fixture
+def written(shared):
+    """What both collections hold is the same again after each test."""
+    yield shared
+    shared.assert_equal()
+
+
+def writes(written):
+    """What applications do, each with whether a job that comes between undoes it."""
+    both, rows = written.both, written.rows
+    yield True, lambda: both("upsert", data=rows([3, 100, 4]))
+    yield True, lambda: both("upsert", data=rows([5])[0])
+    yield False, lambda: both("insert", data=rows([101, 102]))
+    yield True, lambda: both("delete", ids=[6, 7, 9_999])
+    yield True, lambda: both("delete", ids=8)
+    yield True, lambda: both("delete", filter="group == 2 and id < 31")
+    yield False, lambda: both("delete", filter="group == 77")
+    yield True, lambda: (both("delete", ids=[9]), both("insert", data=rows([9])))
+    if written.backend.is_lite:
+        in_part = {"partial_update": True}
+        yield True, lambda: both("upsert", data=[{"id": 10, "note": "x"}, {"id": 11, "note": "y"}], **in_part)
+        yield True, lambda: both("upsert", data=[{"id": 10, "group": 99}], **in_part)
+        yield True, lambda: both("upsert", data=rows([13, 103]), **in_part)
+
+
+def test_a_job_undoes_nothing_that_clients_write_meanwhile(backend):
+    written = Written(backend, "COSINE")
+    with written.journalled() as journal:
+        assert written.rewrite(journal) == 0
+        for is_undone, write in writes(written):
+            assert (written.rewrite(journal, write) > 0) == is_undone
+            written.assert_equal()
+            written.rewrite(journal)
+            written.assert_equal()
+    assert written.announced() is None
+    assert written.left() == []
+    written.both("upsert", data=written.rows([3]))
+    written.assert_equal()
+
+
+def test_without_the_journal_it_would(written):
+    journal = contextlib.nullcontext()
+    journal.mend = lambda keys, partition: 0
+    written.rewrite(journal, lambda: written.both("delete", ids=[30]))
+    with pytest.raises(AssertionError):
+        written.assert_equal()
+    written.client.delete(written.name, ids=[30])
+
+
+class Rich(Written):
+    """Rows with every kind of field, and awkward texts for keys."""
+
+    field, key_field = "vec", "pk"
+
+    def make(self):
+        schema = rich_schema(self.plain, "text")
+        if self.backend.is_lite:
+            schema.add_field("sparse", DataType.SPARSE_FLOAT_VECTOR)
+            schema.add_field("perhaps", DataType.VARCHAR, max_length=20, nullable=True)
+            schema.add_field("usually", DataType.INT64, default_value=7)
+        self.bank = vectors(self.rng, BANK, 32)
+        index = MilvusClient.prepare_index_params("vec", index_type="FLAT", metric_type=self.metric)
+        sparse = MilvusClient.prepare_index_params()
+        if self.backend.is_lite:
+            for each in (index, sparse):
+                each.add_index("sparse", index_type="SPARSE_INVERTED_INDEX", metric_type="IP")
+        self.plain.create_collection(
+            self.twin, schema=schema, index_params=index, consistency_level="Strong", num_partitions=4
+        )
+        self.create(schema, num_partitions=4)
+        if self.backend.is_lite:
+            self.plain.create_index(self.name, sparse)
+            self.plain.load_collection(self.name)
+        self.both("insert", data=self.rich(40))
+
+    def rich(self, count):
+        """Rows of the first so many keys, all of them new."""
+        rows = rich_rows(self.rng, count, "text")
+        for i, row in enumerate(rows if self.backend.is_lite else ()):
+            row["sparse"] = {i: 1.0, i + 5: float(self.rng.random())}
+            row |= {"perhaps": f"p{i}" if i % 2 else None}
+            row |= {"usually": i} if i % 3 else {}
+        return rows
+
+
+def test_rows_of_every_kind_are_put_right(backend):
+    written = Rich(backend)
+    rows = written.rich(42)
+    with written.journalled() as journal:
+        updated = [*rows[:12], *rows[40:]]
+        for row in updated:
+            row["free"] = {"any": "new"}
+        assert written.rewrite(journal, lambda: written.both("upsert", data=updated)) == 12
+        gone = [row["pk"] for row in rows[4:9]]
+        where = "pk in [" + ", ".join(map(quoted, gone)) + "]"
+        assert written.rewrite(journal, lambda: written.both("delete", filter=where)) == 5
+        if backend.is_lite:
+            change = [{"pk": rows[0]["pk"], "single": 2.5}, {"pk": rows[20]["pk"], "single": 3.5}]
+            assert written.rewrite(
+                journal, lambda: written.both("upsert", data=change, partial_update=True)
+            ) in (1, 2)
+        written.assert_equal()
+
+
+def quoted(text):
+    """As Milvus's filters have it."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t"}
+    return '"' + "".join(escapes.get(letter, letter) for letter in text) + '"'
+
+
+class Named(Written):
+    """Rows in two partitions, some keys in both."""
+
+    def make(self):
+        super().make()
+        for name in (self.name, self.twin):
+            self.plain.create_partition(name, "other")
+        self.both("insert", data=self.rows([3, 4, 500]), partition_name="other")
+
+    def held(self, client, name):
+        rows = {}
+        for partition in ("_default", "other"):
+            options = {"output_fields": ["*"], "limit": 1_000, "consistency_level": "Strong"}
+            for row in client.query(name, filter="", partition_names=[partition], **options):
+                rows[partition, row["id"]] = row
+        return rows, len(rows)
+
+
+def test_a_key_in_several_partitions_is_several_rows(served):
+    written = Named(served)
+
+    def rewrite(journal, meanwhile):
+        other = written.store.keys(written.name, partition="other")
+        batch = written.store.fetch(written.name, other, "vector", partition="other")
+        mended = written.rewrite(journal, meanwhile, "_default")
+        written.store.write(written.name, batch, "vector", partition="other")
+        return mended + journal.mend(batch.keys, "other")
+
+    with written.journalled() as journal:
+        change = written.rows([3])
+        upsert = {"data": change, "partition_name": "other"}
+        assert rewrite(journal, lambda: written.both("upsert", **upsert)) == 1
+        assert rewrite(journal, lambda: written.both("delete", ids=[3], partition_name="_default")) == 1
+        assert rewrite(journal, lambda: written.both("delete", ids=[4])) == 2
+        assert rewrite(journal, lambda: written.both("delete", filter="id >= 50")) == 11
+        written.assert_equal()
+
+
+class InFields(Written):
+    """Biases in fields of the rows."""
+
+    where = "fields"
+
+    def make(self):
+        plain_collection(self.plain, self.twin, self.items, self.metric)
+        self.fill()
+        plan = plan_enable(
+            self.store, self.name, QueryBank(self.bank), estimator=NNN(K), where=self.where, force=True
+        )
+        enable(self.store, plan, client_ttl=0.0)
+
+    def fill(self):
+        with_bias_fields(self.plain, self.name, self.items, self.metric)
+
+
+class InSecondField(InFields):
+    where = "vectors"
+
+    def fill(self):
+        with_second_field(self.plain, self.name, self.items, self.metric, width_for(self.metric))
+
+
+class InSide(InFields):
+    where = "side"
+
+    def fill(self):
+        self.backend.made.append(f"{self.name}__bias")
+        plain_collection(self.plain, self.name, self.items, self.metric)
+
+
+@pytest.mark.parametrize("kind", [InFields, InSecondField])
+def test_wherever_the_biases_lie_in_rows_these_are_put_right(lite, kind):
+    written = kind(lite)
+    with written.journalled() as journal:
+        for _, write in writes(written):
+            written.rewrite(journal, write)
+            written.assert_equal()
+
+
+def test_where_no_row_is_rewritten_there_is_no_journal(lite):
+    written = InSide(lite)
+    with written.journalled(client_ttl=0.0) as journal:
+        assert written.announced() is None
+        written.both("upsert", data=written.rows([3]))
+        assert journal.mend([3], None) == 0
+    written.assert_equal()
+
+
+def test_tasks_note_what_they_write(written):
+
+    rows = written.rows([31])
+    written.plain.upsert(written.twin, rows)
+    written.plain.delete(written.twin, filter="id in [32, 33]")
+
+    async def write():
+        async with opened(written.backend) as client:
+            await client.upsert(written.name, rows)
+            await client.delete(written.name, filter="id in [32, 33]")
+
+    with written.journalled() as journal:
+        assert written.rewrite(journal, lambda: asyncio.run(write())) == 3
+
+
+def test_users_see_nothing_of_it(written):
+    before = written.client.describe_collection(written.name)
+    with written.journalled():
+        during = written.client.describe_collection(written.name)
+        assert during["properties"] == before["properties"]
+        assert during["fields"] == before["fields"]
+
+
+# -- jobs that do not end well ------------------------------------------------------------------------------
+
+
+def abandoned(written):
+    """A job that is killed between its write and its look for notes."""
+    written.journalled().__enter__()
+    keys = written.store.keys(written.name)
+    batch = written.store.fetch(written.name, keys, written.field)
+    written.both("upsert", data=written.rows([3]))
+    written.both("delete", ids=[4])
+    written.store.write(written.name, batch, written.field)
+
+
+def test_the_next_job_puts_right_what_a_killed_one_undid(backend):
+    written = Written(backend)
+    abandoned(written)
+    first = written.announced()
+    assert first is not None
+    written.both("upsert", data=written.rows([5]))
+    with written.journalled() as journal:
+        written.assert_equal()
+        assert written.announced() not in (None, first)
+        assert len(written.left()) == 2
+        assert written.rewrite(journal, lambda: written.both("upsert", data=written.rows([6]))) == 1
+        written.assert_equal()
+    assert written.left() == []
+
+
+def test_what_a_killed_job_left_unannounced_is_never_done_again(lite):
+    written = Written(lite)
+    abandoned(written)
+    written.store.write_journal(written.name, None)
+    written.both("upsert", data=written.rows([3, 4]))
+    with written.journalled():
+        written.assert_equal()
+        assert len(written.left()) == 2
+    assert written.left() == []
+
+
+def test_a_killed_job_whose_journal_was_dropped_holds_up_nobody(lite):
+    written = Written(lite)
+    written.journalled().__enter__()
+    for name in written.left():
+        written.plain.drop_collection(name)
+    with pytest.raises(JournalFailed, match="nothing was written") as raised:
+        written.client.upsert(written.name, written.rows([3]))
+    assert isinstance(raised.value, MilvusException)
+    assert isinstance(raised.value, StoreError)
+    written.assert_equal()
+    with written.journalled():
+        written.both("upsert", data=written.rows([3]))
+    written.assert_equal()
+
+
+class Failure(Exception):
+    pass
+
+
+def test_a_job_that_fails_puts_right_what_it_undid(written):
+
+    def fail(keys, partition):
+        raise Failure
+
+    def work():
+        with written.journalled() as journal:
+            journal.mend = fail
+            written.rewrite(journal, lambda: written.both("delete", ids=[34]))
+
+    with pytest.raises(Failure):
+        work()
+    written.assert_equal()
+    assert written.announced() is None
+    assert written.left() == []
+
+
+def test_a_job_that_has_lost_its_lease_leaves_the_journal_to_the_next(written):
+
+    def lose():
+        with written.journalled():
+            raise LeaseLost("another process has it")
+
+    with pytest.raises(LeaseLost):
+        lose()
+    assert written.announced() is not None
+    with written.journalled():
+        pass
+    assert written.left() == []
+
+
+def test_a_job_that_is_stopped_waits_for_nobody(written):
+    stop = threading.Event()
+    stop.set()
+
+    def begin():
+        with written.journalled(client_ttl=AN_HOUR, stop=stop):
+            pytest.fail("it went on")
+
+    with pytest.raises(Stopped):
+        begin()
+    assert written.announced() is None
+    assert written.left() == []
+
+
+def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
+    old = written.backend.hubness_client(state_ttl=AN_HOUR)
+    old.get(written.name, [1])
+    waits = []
+
+    def wait(seconds):
+        waits.append((seconds, written.announced() is not None))
+        old._operations.forget()  # as if the time had passed
+
+    monkeypatch.setattr(journal_module, "time", SimpleNamespace(sleep=wait))
+    rows = written.rows([35])
+    written.plain.upsert(written.twin, rows)
+    with written.journalled(client_ttl=AN_HOUR) as journal:
+        assert waits == [(AN_HOUR, True)]
+        assert written.rewrite(journal, lambda: old.upsert(written.name, rows)) == 1
+
+
+# -- clients that know less than is so -------------------------------------------------------------------
+
+
+def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
+    written = Written(backend)
+    old = backend.hubness_client(state_ttl=AN_HOUR)
+    with written.journalled():
+        old.upsert(written.name, written.rows([3])[0])
+    written.client = old
+    written.plain.upsert(written.twin, old.get(written.name, [3]))
+    written.both("upsert", data=written.rows([3]))
+    with written.journalled() as journal:
+        # It remembers another, which is gone.
+        now = old._operations._known[written.name][1]
+        gone = Journal(collection=f"{written.name}__journal_0", made="long ago")
+        lost = type(now)(now.key_field, now.states, journal=gone)
+        old._operations._known[written.name] = (float("inf"), lost)
+        assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
+    written.assert_equal()
+
+
+# -- many writers --------------------------------------------------------------------------------------------
+
+
+def beside_writers(written, jobs):
+    """So many jobs that rewrite all rows, a batch at a time, and three writers with keys of their own."""
+    stop, failures, wanted = threading.Event(), [], {}
+    stamps = itertools.count()
+
+    def write(number):
+        client, rng = written.backend.client(HubnessClient, state_ttl=0.2), np.random.default_rng(number)
+        mine = np.arange(number, ITEMS, 3)
+        kinds = ["upsert", "delete", "filter"] + ["in part"] * written.backend.is_lite
+        rows = {int(key): f"n{key}" for key in mine}
+        try:
+            while not stop.is_set():
+                keys = rng.choice(mine, 4, replace=False).tolist()
+                kind = rng.choice(kinds)
+                note = f"w{next(stamps)}"
+                if kind == "upsert":
+                    client.upsert(written.name, [{**row, "note": note} for row in written.rows(keys)])
+                    rows |= dict.fromkeys(keys, note)
+                elif kind == "in part":
+                    there = [key for key in keys if key in rows]
+                    change = [{"id": key, "note": note} for key in there]
+                    if there:
+                        client.upsert(written.name, change, partial_update=True)
+                    rows |= dict.fromkeys(there, note)
+                else:
+                    how = {"ids": keys[:2]} if kind == "delete" else {"filter": f"id in {keys[:2]}"}
+                    client.delete(written.name, **how)
+                    for key in keys[:2]:
+                        rows.pop(key, None)
+        except BaseException as error:
+            failures.append(error)
+        wanted.update(rows)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    mended = 0
+    for _ in range(jobs):
+        with written.journalled(client_ttl=0.4) as journal:
+            for first in range(0, ITEMS, 10):
+                keys = list(range(first, first + 10))
+                mended += written.rewrite(journal, lambda: time.sleep(0.05), keys=keys)
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+    assert not failures, failures[0]
+    held, count = written.held(written.client, written.name)
+    assert {key: row["note"] for key, row in held.items()} == wanted
+    assert count == len(wanted)
+    assert mended, "the job never came between"
+
+
+def test_writers_go_on_while_rows_are_rewritten(lite):
+    beside_writers(Written(lite), 2)
+
+
+@pytest.mark.long
+def test_writers_go_on_for_long(backend):
+    beside_writers(Written(backend), 4)

@@ -1,0 +1,159 @@
+"""New biases by a copy that takes over the alias, beside writers, and from wherever it was left."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, refresh, rollback
+from milvus_hubness.jobs import rebuild
+from milvus_hubness.jobs.migration import ledger
+from milvus_hubness.stores import MilvusStore
+from tests.galleries import nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, K = 12, 300, 8
+
+
+@pytest.fixture(autouse=True)
+def even_for_few(monkeypatch):
+    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
+
+
+class Live:
+    """A corrected collection behind an alias, rows of which are of any length."""
+
+    def __init__(self, backend, metric="COSINE"):
+        rng = np.random.default_rng(8)
+        self.backend, self.store, self.metric = backend, backend.store(), metric
+        self.rows = dict(enumerate(vectors(rng, ITEMS, DIM)))
+        self.bank, self.other = vectors(rng, 60, DIM), vectors(rng, 70, DIM)
+        self.query = vectors(rng, 1, DIM)
+        source, self.alias = backend.name("rebuilt"), backend.name("live")
+        plain_collection(backend.client(), source, np.array(list(self.rows.values())), metric)
+        plan = plan_migration(
+            self.store, source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias, restart=False
+        )
+        self.name = migrate(self.store, plan).target
+        backend.made += [f"{self.name}_r{number}" for number in (2, 3)]
+        self.client = backend.hubness_client()
+
+    def read(self):
+        found = self.client.query(self.alias, filter="id >= 0", consistency_level="Strong")
+        return {row["id"]: np.float32(row["vector"]) for row in found}
+
+    def assert_found(self, bank):
+        items = np.array(list(self.rows.values()))
+        centre = self.store.info(self.alias).state.profile.centre
+        wanted = (
+            similarity(self.query, items, self.metric)[0] - nnn(bank, items, self.metric, K, 0.75) + centre
+        )
+        [hits] = self.client.search(self.alias, data=list(self.query), limit=len(items) + 50)
+        assert {hit["id"] for hit in hits} == set(self.rows)
+        found = {hit["id"]: hit["distance"] for hit in hits}
+        np.testing.assert_allclose([found[key] for key in self.rows], wanted, atol=3e-5)
+
+    def write(self):
+        rng = np.random.default_rng(len(self.rows))
+        fresh = vectors(rng, 3, DIM)
+        new = max(self.rows) + 1
+        lines = [{"id": key, "vector": row, "group": 1} for key, row in zip((5, new), fresh, strict=False)]
+        self.client.upsert(self.alias, lines)
+        gone = min(key for key in self.rows if key > 10)
+        self.client.delete(self.alias, ids=[gone])
+        self.rows |= {5: fresh[0], new: fresh[1]}
+        del self.rows[gone]
+
+
+@pytest.fixture
+def live(backend):
+    return Live(backend)
+
+
+def test_a_copy_takes_over_beside_writers(live):
+    class Writing(MilvusStore):
+        """The application writes after every write of the job."""
+
+        def write(self, collection, *args, **kwargs):
+            super().write(collection, *args, **kwargs)
+            if len(live.rows) < ITEMS + 3:
+                live.write()
+
+        def chunk_rows(self, source):
+            return 100
+
+    before = live.read()
+    store = Writing(live.backend.client())
+    planned = refresh(store, live.alias, bank=QueryBank(live.other), plan=True)
+    assert (planned.mode, planned.planned) == ("rebuilt", True)
+    assert f"100% of {ITEMS} rows change: a copy takes over the alias" in planned.reason
+    assert store.alias_target(live.alias) == live.name
+    done = refresh(store, live.alias, bank=QueryBank(live.other))
+    assert (done.mode, done.collection, done.epoch) == ("rebuilt", f"{live.name}_r2", 2)
+    assert store.alias_target(live.alias) == done.collection
+    live.assert_found(live.other)
+    after = live.read()
+    for key in set(before) & set(after) - {5}:
+        np.testing.assert_array_equal(after[key], before[key])
+    live.write()
+    live.assert_found(live.other)
+    assert refresh(store, live.alias).mode == "pending"
+    assert rollback(store, live.alias).source == live.name
+    live.assert_found(live.bank)
+    clean(store, done.collection, drop=done.collection)
+    assert not store.exists(done.collection)
+
+
+@pytest.mark.shown_on_lite
+@pytest.mark.parametrize("asked_again", [True, False])
+def test_what_was_left_is_carried_on_with(live, asked_again):
+    class Breaking(MilvusStore):
+        left = 3
+
+        def write(self, collection, *args, **kwargs):
+            self.left -= collection == f"{live.name}_r2"
+            if not self.left:
+                raise StoreError("the connection broke")
+            super().write(collection, *args, **kwargs)
+
+        def chunk_rows(self, source):
+            return 50
+
+    with pytest.raises(StoreError):
+        refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))
+    assert live.store.alias_target(live.alias) == live.name
+    live.write()
+    live.assert_found(live.bank)
+    again = {"bank": QueryBank(live.other)} if asked_again else {}
+    done = refresh(live.store, live.alias, **again)
+    assert (done.mode, done.collection, done.reason) == ("rebuilt", f"{live.name}_r2", "one was not finished")
+    live.assert_found(live.other)
+
+
+@pytest.mark.shown_on_lite
+def test_another_bank_takes_its_place(live, monkeypatch):
+    def fail(*args):
+        raise StoreError("the connection broke")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuild, "resume", fail)
+        with pytest.raises(StoreError):
+            refresh(live.store, live.alias, bank=QueryBank(live.other))
+    third = vectors(np.random.default_rng(5), 40, DIM)
+    done = refresh(live.store, live.alias, bank=QueryBank(third), rebuild_share=2.0)
+    assert done.mode == "full"
+    live.assert_found(third)
+    assert not live.store.exists(f"{live.name}_r2")
+    assert [each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name] == []
+
+
+@pytest.mark.shown_on_lite
+def test_it_is_told_why_rows_are_upserted(live, monkeypatch):
+    def told(**options):
+        return refresh(live.store, live.alias, bank=QueryBank(live.other), plan=True, **options).reason
+
+    assert "change: they are upserted" in told(rebuild_share=1.5)
+    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 10_000)
+    assert "fewer than 10,000 in all" in told()
+    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
+    by_name = refresh(live.store, live.name, bank=QueryBank(live.other), plan=True)
+    assert "by its alias" in by_name.reason
+    live.store.drop_alias(live.alias)
+    assert "no alias leads to" in refresh(live.store, live.name, bank=QueryBank(live.other), plan=True).reason

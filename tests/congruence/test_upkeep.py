@@ -1,0 +1,129 @@
+"""Biases kept right by themselves: one process at a time, nothing worse adopted, live queries taken in."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, status
+from milvus_hubness.jobs.lease import LEASES, Entry, Lease, now, timedelta
+from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.jobs.sample import Labels
+from milvus_hubness.jobs.upkeep import Duty, keep_up
+from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.base import Record
+from tests.galleries import nnn, plain_collection
+
+DIM, ITEMS, K = 16, 400, 8
+
+
+def unit(rows):
+    return np.float32(rows / np.linalg.norm(rows, axis=1)[:, None])
+
+
+class Kept:
+    """A gallery that leans to one side and queries that lean to it, corrected for queries of all sides."""
+
+    def __init__(self, backend):
+        rng = np.random.default_rng(4)
+        lean = unit(rng.normal(size=(1, DIM)))
+        self.items = unit(unit(rng.normal(size=(ITEMS, DIM))) + rng.uniform(0, 1.5, (ITEMS, 1)) * lean)
+        self.queries = unit(unit(rng.normal(size=(1_000, DIM))) + lean)
+        self.others = unit(rng.normal(size=(600, DIM)))
+        self.backend, self.store = backend, backend.store()
+        source = backend.name("kept")
+        plain_collection(backend.client(), source, self.items, "IP")
+        plan = plan_migration(self.store, source, QueryBank(self.others), estimator=NNN(K))
+        self.name = migrate(self.store, plan).target
+
+    @property
+    def state(self):
+        return self.store.info(self.name).state
+
+    def biases(self):
+        """As searches subtract them, and the whole of the vectors beside."""
+        batch = self.store.fetch(self.name, list(range(ITEMS)), "vector")
+        return self.state.layout.biases(batch.vectors, self.state.profile.slot), batch.vectors
+
+    def assert_biases(self, bank):
+        found, wanted = self.biases()[0], nnn(bank, self.items, "IP", K, 0.75)
+        np.testing.assert_allclose(found, wanted - self.state.profile.centre, atol=3e-5)
+
+
+@pytest.fixture
+def kept(backend):
+    return Kept(backend)
+
+
+def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
+    done = keep_up(kept.store, Duty(kept.name, bank=QueryBank(kept.queries)))
+    assert (done.action, done.changed, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
+    assert done.skewness["new"] < min(done.skewness["old"], done.skewness["raw"])
+    assert 0 < done.overlap < 1
+    kept.assert_biases(kept.queries)
+
+    state, (biases, stored) = kept.state, kept.biases()
+    harmful = Duty(kept.name, estimator=NNN(K, 20.0))
+    refused = keep_up(kept.store, harmful)
+    assert (refused.action, refused.changed) == ("refused", 0)
+    assert "the parameters changed, but the skewness of N_10 rises from" in refused.reason
+    assert refused.bias_age_seconds > 0
+    assert kept.state == state
+    np.testing.assert_array_equal(kept.biases()[1], stored)
+
+    labels = Labels(kept.items * 3, [[i] for i in range(ITEMS)])
+    told = keep_up(kept.store, Duty(kept.name, estimator=NNN(K, 20.0), labels=labels))
+    assert told.action == "refused"
+    assert "R@1 falls from" in told.reason
+    assert keep_up(kept.store, Duty(kept.name, estimator=NNN(K, 20.0), force=True)).action == "full"
+    assert kept.state.profile.estimator["alpha"] == 20.0
+    assert np.abs(kept.biases()[0] - biases).max() > 1
+
+
+@pytest.mark.shown_on_lite
+def test_nothing_is_done_while_another_is_at_work(kept):
+    kept.backend.hubness_client().insert(
+        kept.name, {"id": 900, "vector": kept.items[0], "group": 0}, bias="pending"
+    )
+    state = kept.state
+    with Lease(kept.backend.store(), kept.name) as theirs:
+        with pytest.raises(LeaseHeld, match=kept.name):
+            keep_up(kept.store, Duty(kept.name, bank=QueryBank(kept.queries)))
+        assert kept.state == state
+        assert status(kept.store, kept.name).pending == 1
+        assert keep_up(kept.store, Duty(kept.name), lease=theirs).changed == 1
+    assert keep_up(kept.store, Duty(kept.name)).action == "none"
+
+
+@pytest.mark.shown_on_lite
+def test_who_has_lost_the_lease_writes_nothing_more(kept):
+    written = []
+
+    class TakenOver(MilvusStore):
+        """After its first rows somebody else has the lease."""
+
+        def write(self, collection, *args, **kwargs):
+            super().write(collection, *args, **kwargs)
+            if collection == kept.name:
+                written.append(len(args[0]))
+                key = f"{LEASES}/{kept.name}"
+                mine = Entry.model_validate_json(self.record(LEDGER, key).body)
+                until = now() + timedelta(seconds=60)
+                theirs = mine.model_copy(
+                    update={"name": "theirs", "number": mine.number + 1, "expires_at": until}
+                )
+                self.put_records(LEDGER, [Record(key, LEASES, theirs.model_dump_json())])
+
+        def chunk_rows(self, source):
+            return 100
+
+    biases = kept.biases()[0]
+    with pytest.raises(LeaseLost, match="changes nothing more"):
+        keep_up(TakenOver(kept.backend.client()), Duty(kept.name, bank=QueryBank(kept.queries)))
+    assert written == [100]
+    np.testing.assert_array_equal(kept.biases()[0], biases)
+    with pytest.raises(LeaseHeld):
+        keep_up(kept.store, Duty(kept.name))
+    kept.store.drop_records(LEDGER, LEASES, [f"{LEASES}/{kept.name}"])
+    assert keep_up(kept.store, Duty(kept.name)).action == "full"
+    kept.assert_biases(kept.queries)
+    assert kept.state.incoming is None
+    assert kept.store.info(kept.name).journal is None

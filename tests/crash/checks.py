@@ -1,0 +1,109 @@
+"""What must hold of a corrected collection after any refresh, whatever was killed meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from pymilvus import MilvusClient
+
+from milvus_hubness import MilvusStore
+from milvus_hubness.estimators import to_dict
+from milvus_hubness.jobs.lease import LEASES, Entry
+from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.renewal import REFRESHES
+from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.base import CollectionInfo
+from tests.crash.corrected import Biases, Corrected, expected_biases
+from tests.crash.sources import assert_same, counted, held
+
+OFF = 1e-4
+
+
+def assert_refreshed(
+    client: MilvusClient,
+    corrected: Corrected,
+    biases: Biases,
+    *,
+    went_back: bool = False,
+    wrote_on: bool = False,
+) -> None:
+    """Nothing lost, nothing doubled, each row's bias from these alone, and nothing left lying about.
+
+    went_back: rows whose standby slot still held the bias were left alone, and show the other one. wrote_on:
+    rows were deleted by a filter since, whose biases in a side collection the next refresh takes away.
+    """
+    store = MilvusStore(client)
+    info = store.info(corrected.name)
+    state = info.states["vec"]
+    _assert_rows(client, corrected, wrote_on)
+    assert state.profile.estimator == to_dict(biases.estimator), f"biases are of {state.profile.estimator}"
+    _assert_biases(store, info, state, corrected, biases, went_back)
+    assert state.incoming is None, "the collection says that biases are on their way"
+    assert info.journal is None, "clients are still told to note what they write"
+    left = corrected.ours(client) - corrected.collections
+    assert not left, f"left lying about: {sorted(left)}"
+    assert corrected.ours(client) == corrected.collections
+    _assert_banks(client, state)
+    _assert_ledger(store, corrected.name)
+
+
+def _assert_rows(client: MilvusClient, corrected: Corrected, wrote_on: bool) -> None:
+    within = corrected.shape.metric == "COSINE" and corrected.placement == "vectors"
+    found = held(corrected.client(), corrected.name)
+    assert_same(found, corrected.wanted, within_a_unit=within)
+    there = counted(client, corrected.name)
+    assert there == len(corrected.wanted), f"{there} rows for {len(corrected.wanted)} keys"
+    if corrected.placement == "side" and not wrote_on:
+        client.load_collection(corrected.side)
+        there = counted(client, corrected.side)
+        assert there == len(corrected.wanted), f"{there} biases for {len(corrected.wanted)} keys"
+
+
+def _assert_biases(
+    store: MilvusStore,
+    info: CollectionInfo,
+    state: CollectionState,
+    corrected: Corrected,
+    biases: Biases,
+    went_back: bool,
+) -> None:
+    placement, slot = placement_of(store, info, state), state.profile.slot
+    got: dict[object, float] = {}
+    differs: list[object] = []
+    for partition in info.partitions:
+        placed = placement.read(store.keys(info.name, partition=partition), partition)
+        waiting = [key for key, waits in zip(placed.batch.keys, placed.pending, strict=True) if waits]
+        assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
+        got |= dict(zip(placed.batch.keys, placed.biases[:, slot].tolist(), strict=True))
+        if corrected.placement in ("vectors", "second"):
+            shown = np.array([row[state.bias_field] for row in placed.batch.rows]).reshape(-1, 1)
+            slots = placed.biases if went_back else placed.biases[:, [slot]]
+            same = np.abs(shown - slots).min(axis=1, initial=np.inf) <= OFF
+            differs += [key for key, is_same in zip(placed.batch.keys, same, strict=True) if not is_same]
+    assert got.keys() == corrected.wanted.keys(), "rows are in no partition, or in two"
+    items = [corrected.wanted[key]["vec"] for key in got]
+    wanted = expected_biases(store, state, biases, items)
+    off = np.abs(np.array(list(got.values())) - wanted)
+    wrong = [key for key, by in zip(got, off, strict=True) if by > OFF]
+    assert not wrong, f"{len(wrong)} biases are off by up to {off.max():.4g}: {wrong[:5]}"
+    assert not differs, f"{len(differs)} rows show another bias than they carry: {differs[:5]}"
+
+
+def _assert_banks(client: MilvusClient, state: CollectionState) -> None:
+    collection = state.profile.bank.collection
+    client.load_collection(collection)
+    rows = client.query(
+        collection, filter="", output_fields=["generation"], limit=16_384, consistency_level="Strong"
+    )
+    there = Counter(row["generation"] for row in rows)
+    named = {bank.generation: bank.count for bank in state.banks}
+    assert there == named, f"the bank holds generations {dict(there)}, the state names {named}"
+
+
+def _assert_ledger(store: MilvusStore, name: str) -> None:
+    lease = store.record(LEDGER, f"{LEASES}/{name}")
+    assert lease is not None, "no lease was taken"
+    assert Entry.model_validate_json(lease.body).expires_at is None, "the lease was not given back"
+    assert store.record(LEDGER, f"{REFRESHES}/{name}") is None, "the ledger holds a refresh half done"

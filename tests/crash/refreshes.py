@@ -1,0 +1,201 @@
+"""Trials: a refresh that is killed at a random moment and run again, and what must hold afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pymilvus import MilvusClient
+
+from milvus_hubness import MilvusStore
+from milvus_hubness.state import CollectionState
+from tests.crash.application import Reader, Writer
+from tests.crash.checks import assert_refreshed
+from tests.crash.corrected import Biases, Corrected
+from tests.crash.draws import REQUESTS, SURE_REQUESTS, Trial, drawn_biases, trials
+from tests.crash.driver import Moment
+from tests.crash.places import Command, Place, be_quiet, said
+from tests.servers import MilvusServer
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Outcome:
+    """reached: how far the killed process had come. answers: of searches meanwhile, by the biases that they
+    were by: those at first, those after, and the others."""
+
+    trial: Trial
+    moment: str = ""
+    reached: str = ""
+    first_exit: int | None = None
+    answers: Counter[int] = field(default_factory=Counter)
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        ended = f"FAILED: {self.problem}" if self.problem else "ok"
+        seen = f", answers {dict(self.answers)}" if self.trial.reads else ""
+        return (
+            f"seed {self.trial.seed} {self.trial}: killed {self.trial.victim} {self.moment}, "
+            f"{self.reached}{seen}, {self.seconds:.1f} s: {ended}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = vars(self.trial) | {"shape": vars(self.trial.shape)}
+        mine = {name: value for name, value in vars(self).items() if name != "trial"}
+        return {**facts, **mine, "seconds": round(self.seconds, 1)}
+
+
+class Runner:
+    """Runs the trials of one backend, one after the other. folder: for banks, logs and Milvus Lite's files.
+    uri: of a server that is not killed, and that others may use."""
+
+    def __init__(self, folder: Path, *, server: MilvusServer | None = None, uri: str = "") -> None:
+        self._folder, self._server, self._uri = folder, server, uri
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its server, if it has one, came back after it was killed."""
+        return self._server is None or self._server.is_running
+
+    def run(self, trial: Trial) -> Outcome:
+        """What happened. Its `problem` is empty where all that must hold does."""
+        outcome, began = Outcome(trial), time.monotonic()
+        place = Place.within(self._folder, self._server, self._uri)
+        is_shared = trial.ttl > 0 and not place.is_served
+        try:
+            with place.hosted() if is_shared else contextlib.nullcontext(place) as at:
+                _Attempt(at, outcome).run()
+        except Exception as error:
+            outcome.problem = said(error)
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+
+class _Attempt:
+    def __init__(self, place: Place, outcome: Outcome) -> None:
+        self._place, self._outcome, self._trial = place, outcome, outcome.trial
+        trial = self._trial
+        stem = f"refreshed_{os.getpid()}_{next(_numbers)}"
+        self._corrected = Corrected(place, stem, trial.shape, trial.placement, trial.number)
+        self._old, self._new, self._other = drawn_biases(place.folder, trial.method, trial.changes)
+        if trial.kind == "back":
+            self._old, self._new = self._new, self._old
+
+    def run(self) -> None:
+        trial, corrected = self._trial, self._corrected
+        try:
+            with self._place.open() as client:
+                corrected.make(client, self._old, self._new if trial.kind == "back" else None)
+                if trial.kind == "pending" or trial.writes:
+                    corrected.insert_pending()
+                before = self._state(client)
+            with contextlib.ExitStack() as stack:
+                beside = [stack.enter_context(each) for each in self._beside()]
+                self._kill()
+                with self._place.open() as client:
+                    wanted = self._expected(before, self._state(client))
+                    if trial.writes == "between":
+                        corrected.write(trial.random)
+                code = self._command(trial.again).run()
+                assert code == 0, f"run again, it exited with {code}: {self._command('').told()}"
+                for each in beside:
+                    if isinstance(each, Reader):
+                        each.wait_for(wanted)
+            for each in beside:
+                assert not each.problem, each.problem
+            with self._place.open() as client:
+                assert_refreshed(
+                    client,
+                    corrected,
+                    wanted,
+                    went_back=trial.kind == "back",
+                    wrote_on=trial.writes == "throughout",
+                )
+        finally:
+            corrected.drop()
+
+    def _kill(self) -> None:
+        rng, stage = self._trial.random, self._trial.stage
+        requests = REQUESTS[self._trial.kind][stage] if self._trial.victim == "process" else SURE_REQUESTS
+        number = rng.randint(1, requests)
+        moment = Moment(stage, number, edge=rng.choice(["before", "after"]))
+        self._outcome.moment = str(moment)
+        self._outcome.first_exit = self._command("same").struck(self._trial.victim, moment)
+
+    def _command(self, which: str) -> Command:
+        trial = self._trial
+        if which == "other":
+            options = (*self._other.options, "--force")
+        elif which == "plain" or trial.kind == "pending":
+            options = ()
+        else:
+            options = ("--back",) if trial.kind == "back" else (*self._new.options, "--force")
+        common = ("--client-ttl", str(trial.ttl), "--uri", self._place.uri, "--json")
+        return Command(self._place, ("refresh", self._corrected.name, *options, *common))
+
+    def _beside(self) -> Iterator[Reader | Writer]:
+        """The clients that go on throughout."""
+        trial, ttl, sure = self._trial, 0.9 * self._trial.ttl, self._trial.victim == "process"
+        if trial.reads:
+            reader = Reader(self._corrected, ttl, (self._old, self._new, self._other), sure=sure)
+            self._outcome.answers = reader.answers
+            yield reader
+        if trial.writes == "throughout":
+            yield Writer(self._corrected, ttl, trial.random, sure=sure)
+
+    def _state(self, client: MilvusClient) -> CollectionState:
+        return MilvusStore(client).info(self._corrected.name).states["vec"]
+
+    def _expected(self, before: CollectionState, now: CollectionState) -> Biases:
+        """What all biases are to come from once it was run again."""
+        flipped, announced = now.profile.epoch > before.profile.epoch, now.incoming is not None
+        self._outcome.reached = "all done" if flipped else "announced" if announced else "nothing announced"
+        trial = self._trial
+        if trial.kind == "pending":
+            return self._old
+        if trial.again == "other":
+            return self._other
+        if trial.again == "plain":
+            return self._new if flipped or announced else self._old
+        return self._old if flipped and trial.kind == "back" else self._new
+
+
+def run_refreshes(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
+    """These trials of a backend, one after the other; prints a line for each."""
+    be_quiet()
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="crash-") as folder, contextlib.ExitStack() as stack:
+        runner: Runner | None = None
+        for trial in trials(seed, backend):
+            if trial.number not in numbers:
+                continue
+            if runner is None or not runner.is_served:
+                server = stack.enter_context(MilvusServer()) if backend != "lite" else None
+                runner = Runner(Path(folder), server=server)
+            outcomes.append(runner.run(trial))
+            print(outcomes[-1].line, flush=True)
+    return outcomes
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """How many trials there were, of which kinds, and how they ended."""
+    return {
+        "trials": len(outcomes),
+        "failed": sum(bool(each.problem) for each in outcomes),
+        "killed": sum(each.first_exit != 0 for each in outcomes),
+        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
+        "reached_at_the_kill": dict(Counter(each.reached for each in outcomes)),
+        "answers_meanwhile": sum(each.answers.total() for each in outcomes),
+        "seconds": round(sum(each.seconds for each in outcomes), 1),
+    }

@@ -1,0 +1,159 @@
+"""Two processes that refresh the same collection: one of them was paused, or is one too many."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pymilvus import MilvusClient
+
+from milvus_hubness import MilvusStore
+from milvus_hubness.jobs.lease import LEASES, Entry
+from milvus_hubness.jobs.runner import LEDGER, now
+from milvus_hubness.stores.base import Record
+from tests.crash.checks import assert_refreshed
+from tests.crash.corrected import Corrected
+from tests.crash.draws import drawn_biases
+from tests.crash.driver import Moment
+from tests.crash.places import PATIENCE, Command, Place, be_quiet, said
+from tests.crash.sources import Shape
+from tests.servers import MilvusServer
+
+READS = {"announcing": 4, "filling": 4, "writing": 16, "flipping": 2}
+"""About how many times each stage reads rows."""
+SHAPE = Shape(key="int", metric="COSINE", index="FLAT", placement="none", nullable=False)
+
+PAIRS = 2
+
+_numbers = itertools.count()
+
+
+def assert_one_writes(place: Place, rng: random.Random, *, waits: bool = False) -> str:
+    """A full refresh is paused; another of the same is refused, and changes nothing; when the lease has
+    expired, one takes over and ends; the first, revived, says that it lost the lease. Returns when it was
+    paused. waits: for the lease to expire, where else its end is moved to the present. Raises AssertionError.
+
+    It is paused before it reads. Between a look at the lease and the write that follows nothing can stop it.
+    """
+    corrected = Corrected(
+        place, f"rivals_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99)
+    )
+    old, new, _ = drawn_biases(place.folder, "nnn", "both")
+    options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.uri)
+    command = Command(place, ("refresh", corrected.name, *options))
+    stage = rng.choice(list(READS))
+    moment = Moment(stage, rng.randint(1, READS[stage]), only="Query")
+    try:
+        with place.open() as client:
+            corrected.make(client, old)
+            corrected.insert_pending()
+            with _paused(command, moment) as paused:
+                before = _seen(client, corrected)
+                _assert_refused(command)
+                assert _seen(client, corrected) == before, "a process without the lease changed something"
+                corrected.write(rng)
+                _expire(MilvusStore(client), corrected.name, waits=waits)
+                code = command.run()
+                assert code == 0, f"the process that took over exited with {code}: {command.told()}"
+                after = _seen(client, corrected)
+                os.kill(paused.pid, signal.SIGCONT)
+                code = command.finished(paused)
+                assert code == 1, f"revived, it exited with {code}: {command.told()}"
+                assert "was lost" in _last_lines(command), f"revived, it says {_last_lines(command)!r}"
+            assert_refreshed(client, corrected, new)
+            assert _seen(client, corrected) == after, "revived, it changed something"
+    finally:
+        corrected.drop()
+    return str(moment)
+
+
+def run_rivals(seed: int, backend: str) -> list[dict[str, Any]]:
+    """Two pairs of processes at a backend; prints a line for each. What happened, and the problem if any."""
+    be_quiet()
+    found = []
+    with tempfile.TemporaryDirectory(prefix="rivals-") as folder, contextlib.ExitStack() as stack:
+        server = stack.enter_context(MilvusServer()) if backend != "lite" else None
+        for number in range(PAIRS):
+            rng = random.Random(f"rivals {seed} {backend} {number}")
+            facts: dict[str, Any] = {"backend": backend, "number": number, "paused": "", "problem": ""}
+            place = Place.within(Path(folder), server)
+            began = time.monotonic()
+            try:
+                with place.hosted() if server is None else contextlib.nullcontext(place) as at:
+                    facts["paused"] = assert_one_writes(at, rng, waits=True)
+            except Exception as error:
+                facts["problem"] = said(error)
+            facts["seconds"] = round(time.monotonic() - began, 1)
+            print(f"rivals: {facts}", flush=True)
+            found.append(facts)
+    return found
+
+
+@contextlib.contextmanager
+def _paused(command: Command, moment: Moment) -> Iterator[BaseProcess]:
+    """The command, stopped at this moment; killed at the end if it is still there."""
+    process = command.started(moment=moment, sign=signal.SIGSTOP)
+    try:
+        until = time.monotonic() + PATIENCE
+        while _status(process) != "T":
+            assert process.is_alive(), f"it ended before {moment}: {command.told()}"
+            assert time.monotonic() < until, f"it did not come to {moment}"
+            time.sleep(0.02)
+        yield process
+    finally:
+        process.kill()
+        process.join()
+
+
+def _status(process: BaseProcess) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    return ""
+
+
+def _assert_refused(command: Command) -> None:
+    code = command.run()
+    assert code == 1, f"a second process exited with {code}: {command.told()}"
+    assert "is at work on" in _last_lines(command), f"a second process says {_last_lines(command)!r}"
+
+
+def _last_lines(command: Command) -> str:
+    """As one: the console breaks them."""
+    return " ".join(command.log.read_text(errors="replace").split())[-600:]
+
+
+def _expire(store: MilvusStore, name: str, *, waits: bool) -> None:
+    key = f"{LEASES}/{name}"
+    held = store.record(LEDGER, key)
+    assert held is not None, "the paused process holds no lease"
+    entry = Entry.model_validate_json(held.body)
+    assert entry.expires_at is not None, "the paused process gave its lease back"
+    if waits:
+        time.sleep(max(0.0, (entry.expires_at - now()).total_seconds()) + 0.5)
+        return
+    over = entry.model_copy(update={"expires_at": now() - timedelta(seconds=1)})
+    store.put_records(LEDGER, [Record(key, held.group, over.model_dump_json())])
+
+
+def _seen(client: MilvusClient, corrected: Corrected) -> object:
+    """All that a refresh changes: what the collection says of itself, and its rows, as they are stored."""
+    properties = client.describe_collection(corrected.name)["properties"]
+    rows = client.query(
+        corrected.name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
+    )
+    stored = {row["pk"]: {**row, "vec": np.float32(row["vec"]).tobytes()} for row in rows}
+    banks = client.query(
+        corrected.bank, filter="", output_fields=["id"], limit=16_384, consistency_level="Strong"
+    )
+    return properties, stored, sorted(row["id"] for row in banks), corrected.ours(client)

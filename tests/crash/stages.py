@@ -1,0 +1,115 @@
+"""The stages of a command, and where in the package each begins: what moments of a kill are counted by."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from milvus_hubness.jobs import lease, renewal
+from milvus_hubness.jobs.migration import events, ledger
+from milvus_hubness.stores import MilvusStore
+
+Enter = Callable[[str | None], None]
+
+
+class Course(NamedTuple):
+    """stages in their order. rows_per_chunk: of rows with vectors of 16 numbers. follow: has `enter` called
+    with each stage when it begins, or with None where none does."""
+
+    stages: tuple[str, ...]
+    rows_per_chunk: int
+    follow: Callable[[Enter], None]
+
+
+_BEGUN_BY_EVENT = {
+    "plan": "preparing",
+    "before-copy": "copying",
+    "after-copy": "catching up",
+    "before-verify": "verifying",
+    "verified": "verified",
+    "before-cutover": "switching",
+    "after-cutover": "switched",
+    "before-rollback": "rolling back",
+    "after-rollback": "rolled back",
+}
+_BEGUN_BY_PHASE = {"copying": "creating", "switching": "moving", "rolling back": "moving back"}
+
+
+def _follow_migration(enter: Enter) -> None:
+    tell, write = events.Events.tell, ledger.Ledger.write
+
+    def telling(self: Any, name: str, /, **facts: Any) -> None:
+        enter(_BEGUN_BY_EVENT.get(name))
+        tell(self, name, **facts)
+
+    def writing(self: Any, migration: Any, **changes: Any) -> Any:
+        enter(_BEGUN_BY_PHASE.get(changes.get("phase", "")))
+        return write(self, migration, **changes)
+
+    events.Events.tell, ledger.Ledger.write = telling, writing
+
+
+def _follow_refresh(enter: Enter) -> None:
+    refresh = importlib.import_module("milvus_hubness.jobs.refresh")
+    for owner, name, stage in (
+        (lease.Lease, "__enter__", "taking the lease"),
+        (refresh, "sampled", "judging"),
+        (MilvusStore, "save_bank", "announcing"),
+        (renewal.Renewal, "fill_pending", "filling"),
+        (renewal.Renewal, "run", "writing"),
+        (MilvusStore, "settle", "flipping"),
+        (MilvusStore, "drop_bank_generation", "cleaning up"),
+        (lease.Lease, "__exit__", "cleaning up"),
+    ):
+        _begins(owner, name, stage, enter)
+    _begins(lease.Lease, "__enter__", "looking", enter, at_end=True)
+    write_state, write_journal = MilvusStore.write_state, MilvusStore.write_journal
+
+    def writing_state(self: Any, collection: str, state: Any) -> None:
+        enter("announcing" if state.incoming else "flipping")
+        write_state(self, collection, state)
+
+    def writing_journal(self: Any, collection: str, journal: Any) -> None:
+        enter("filling" if journal else "cleaning up")
+        write_journal(self, collection, journal)
+
+    MilvusStore.write_state, MilvusStore.write_journal = writing_state, writing_journal
+
+
+def _begins(owner: Any, name: str, stage: str, enter: Enter, *, at_end: bool = False) -> None:
+    """Have the stage begin with each call of this method, or with its end."""
+    call = getattr(owner, name)
+
+    @functools.wraps(call)
+    def entering(*args: Any, **options: Any) -> Any:
+        if not at_end:
+            enter(stage)
+        found = call(*args, **options)
+        if at_end:
+            enter(stage)
+        return found
+
+    setattr(owner, name, entering)
+
+
+COURSES = {
+    "migrate": Course(
+        (
+            "planning", "preparing", "creating", "copying", "catching up", "verifying", "verified",
+            "switching", "moving", "switched", "rolling back", "moving back", "rolled back",
+        ),
+        150,
+        _follow_migration,
+    ),
+    "refresh": Course(
+        (
+            "starting", "taking the lease", "looking", "judging", "announcing", "filling", "writing",
+            "flipping", "cleaning up",
+        ),
+        40,
+        _follow_refresh,
+    ),
+}  # fmt: skip
+"""By command."""

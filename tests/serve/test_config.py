@@ -1,0 +1,159 @@
+"""hubness.toml: what is wrong with it is told at once, with the line and what to do."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness.errors import InvalidConfig
+from milvus_hubness.estimators import NNN
+from milvus_hubness.serve import ConfigFile, file_faults
+from tests.serve.worlds import config_file
+
+RIGHT = """\
+timezone = "Europe/Berlin"
+
+[server]
+uri = "http://milvus:19530"
+token_file = "token"
+
+[[collection]]
+name = "products"
+field = "vector"
+bank = "past.npy"
+method = "NNN"
+params = { k = 16 }
+schedule = "5m"
+full_schedule = "30 4 * * 0"
+pending_share = 0.1
+
+[[collection]]
+name = "videos"
+"""
+
+
+def faults(folder, text):
+    """The lines and what they say, without the file."""
+    with pytest.raises(InvalidConfig) as refused:
+        config_file(folder, text)
+    return told(refused.value, folder)
+
+
+def told(error, folder):
+    found = []
+    for line in str(error).splitlines():
+        assert line.startswith(f"{folder / 'hubness.toml'}:")
+        number, said = line.removeprefix(f"{folder / 'hubness.toml'}:").split(": ", 1)
+        found.append((int(number), said))
+    return found
+
+
+def test_a_right_one(tmp_path):
+    config = config_file(tmp_path, RIGHT).config
+    products, videos = config.collection
+    assert products.estimator() == NNN(16)
+    assert (products.label, products.schedule.text) == ("products/vector", "5m")
+    assert (videos.estimator(), videos.schedule.text, videos.full_schedule.text) == (None, "60s", "0 3 * * *")
+
+
+def test_it_listens_on_loopback_unless_told_otherwise(tmp_path):
+    assert config_file(tmp_path, RIGHT).config.http.listen == "127.0.0.1:9108"
+    given = RIGHT + '[http]\nlisten = "0.0.0.0:9108"\n'
+    assert config_file(tmp_path, given).config.http.listen == "0.0.0.0:9108"
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    text = """\
+timezone = "Mars"
+[server]
+uri = "http://root:sesame@milvus:19530"
+token = "open-sesame"
+[http]
+listen = ":9108"
+
+[[collection]]
+schedule = "61 * * * *"
+# the banks
+shedule = "60s"
+method = "nnm"
+
+[[collection]]
+name = "videos"
+params = { k = 3 }
+bank_column = "embedding"
+pending_share = 2
+full_schedule = 60
+
+[[collection]]
+name = ""
+method = "nnn"
+params = { kk = 3 }
+[colection]
+"""
+    found = faults(tmp_path, text)
+    assert [line for line, _ in found] == [1, 3, 4, 6, 8, 9, 11, 12, 16, 17, 18, 19, 22, 24, 25]
+    for (_, said), words in zip(
+        found,
+        [
+            "no time zone 'Mars'",
+            "server.uri: holds a user or a password: keep them in token_file",
+            "server.token: secrets are not kept here",
+            '"127.0.0.1:9108" is this machine only',
+            "collection 1, name: is missing",
+            "schedule: '61 * * * *' is no cron schedule: bad minute",
+            "did you mean 'schedule'?",
+            "no method 'nnm': use one of nnn",
+            "collection 2, params: belong to a method",
+            "bank_column: belongs to a bank",
+            "must be less than or equal to 1, not 2",
+            "must be a text",
+            "collection 3, name: ",
+            "NNN has no parameter 'kk'; it has k, alpha",
+            "did you mean 'collection'?",
+        ],
+        strict=True,
+    ):
+        assert words in said
+    assert "sesame" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('[server]\nuri = "x\n', 2, "is not TOML"),
+        ("a = [1,\n2\n", 2, "is not TOML"),
+        ("", 1, "add a [[collection]]"),
+        ('\n[collection]\nname = "products"\n', 2, "double brackets"),
+        (RIGHT + '[[collection]]\nname = "videos"\n', 20, "is the same as collection 2"),
+        (
+            '[[collection]]\nname = "a"\nparams = { x = [\n  3] }\nschedule = """\n5y"""\n',
+            3,
+            "belong to a method",
+        ),
+    ],
+)
+def test_the_line_is_right(tmp_path, text, line, said):
+    first = faults(tmp_path, text)[0]
+    assert first[0] == line
+    assert said in first[1]
+
+
+def test_a_key_behind_a_value_of_several_lines(tmp_path):
+    text = '[[collection]]\nname = """\na"""\nfield = 3\ncollection = { x = [\n1] }\n'
+    assert [line for line, _ in faults(tmp_path, text)] == [4, 5]
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(InvalidConfig, match=r"none.toml: cannot be read"):
+        ConfigFile(tmp_path / "none.toml")
+
+
+def test_files_that_are_missing_or_broken_are_told_with_their_lines(tmp_path):
+    file = config_file(tmp_path, RIGHT + 'bank = "broken.npy"\n')
+    (tmp_path / "broken.npy").write_bytes(b"not an array")
+    lines = told(file.refusal(file_faults(file)), tmp_path)
+    assert [line for line, _ in lines] == [5, 10, 19]
+    assert "past.npy: no such file" in lines[1][1]
+    assert "cannot be read" in lines[2][1]
+    (tmp_path / "token").write_text("sesame")
+    np.save(tmp_path / "past.npy", np.ones((3, 4)))
+    np.save(tmp_path / "broken.npy", np.ones((3, 4)))
+    assert file_faults(file) == []

@@ -1,0 +1,140 @@
+"""A day of schedules under a clock that is set: no time is lost, and memory stays flat."""
+
+import gc
+import threading
+import time
+import tracemalloc
+from collections import Counter, defaultdict
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import time_machine
+
+from milvus_hubness.serve import history
+from milvus_hubness.serve.look import now
+from tests.serve.days import Day
+from tests.serve.worlds import Running, config_file, kept
+
+START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)
+CONFIG = """\
+[[collection]]
+name = "products"
+schedule = "60s"
+full_schedule = "0 3 * * *"
+[[collection]]
+name = "videos"
+schedule = "*/5 * * * *"
+full_schedule = "15 * * * *"
+[[collection]]
+name = "songs"
+schedule = "7m"
+full_schedule = "0 3 * * *"
+"""
+
+
+class Galleries:
+    """The job: rows come all the time and wait for the next look."""
+
+    def __init__(self):
+        self.waiting = defaultdict(list)
+        self.waits = defaultdict(list)
+        self.looks = defaultdict(list)
+        self.slow = None
+        self.held = False
+
+    def wait_for_slow(self):
+        """Until the look that is under way has begun."""
+        while not self.held:
+            time.sleep(0.0002)
+
+    def add(self, moment):
+        for name in ("products", "videos", "songs"):
+            self.waiting[name].append(moment)
+
+    def __call__(self, store, duty, *, stop, progress):
+        self.looks[duty.collection].append(now().timestamp())
+        found, self.waiting[duty.collection] = self.waiting[duty.collection], []
+        if self.slow is not None and duty.collection == "products":
+            self.held = True
+            self.slow.wait(10)
+        self.waits[duty.collection] += [(now() - moment).total_seconds() for moment in found]
+        count = len(found)
+        return kept(
+            duty.collection, "pending" if found else "none", changed=count, scanned=count, pending=count
+        )
+
+
+@pytest.fixture
+def day(tmp_path, any_collection, monkeypatch):
+    """Histories are full, and rolled over, within hours."""
+    monkeypatch.setattr(history, "KEPT", 20)
+    monkeypatch.setattr(history, "SPARE", 5)
+    galleries = Galleries()
+    with (
+        time_machine.travel(START, tick=False) as clock,
+        Running(config_file(tmp_path, CONFIG + '[http]\nlisten = "127.0.0.1:0"\n'), galleries) as running,
+    ):
+        running.wait_for("ready")
+        yield Day(clock, running), galleries, running
+
+
+def missed(running):
+    found = Counter()
+    for event in running.heard:
+        if event.name == "missed":
+            found[event.facts["collection"], event.facts["reason"]] += event.facts["count"]
+    return found
+
+
+def test_no_time_of_a_day_is_lost_and_memory_stays_flat(day):
+    """Once the process stands still for ten minutes, once a look takes four."""
+    day, galleries, running = day
+    held_up, slept = START + timedelta(hours=5, seconds=10), timedelta(minutes=10)
+    slow, took = START + timedelta(hours=9), timedelta(minutes=4)
+    due, sizes, moment = defaultdict(list), {}, START
+    while moment < START + timedelta(hours=24):
+        before, moment = moment, day.next_time
+        if before < held_up <= moment:
+            moment = held_up + slept
+        galleries.add(before + (moment - before) / 2)
+        for job in day.jobs:
+            due[job.args[0].table.name] += map(datetime.timestamp, job._get_run_times(moment))
+        if before < slow <= moment:
+            galleries.slow = threading.Event()
+        day.move_to(moment)
+        if galleries.slow is not None and moment < slow + took:
+            galleries.wait_for_slow()
+            continue
+        if galleries.slow is not None:
+            galleries.slow.set()
+            ended = moment.timestamp()
+            galleries.slow = None
+        day.settle()
+        running.heard = [event for event in running.heard if event.name == "missed"]
+        hour = (moment - START) // timedelta(hours=1)
+        if hour in (12, 16, 23):
+            sizes[hour] = sizes.get(hour) or ours()
+    tracemalloc.stop()
+    every = {"products": timedelta(minutes=1), "videos": timedelta(minutes=5), "songs": timedelta(minutes=7)}
+    for name, interval in every.items():
+        longest = max(interval + slept, 2 * took)
+        assert max(galleries.waits[name]) <= longest.total_seconds()
+        for scheduled in due[name]:
+            assert any(
+                scheduled <= look <= scheduled + slept.total_seconds() for look in galleries.looks[name]
+            )
+    assert ended in galleries.looks["products"]
+    found = missed(running)
+    assert (found["products", "late"], found["products", "running"]) == (9, 4)
+    assert len(due["products"]) == 24 * 60 + 1
+    assert abs(sizes[23] - sizes[16]) < 20_000, sizes
+
+
+def ours():
+    """Bytes that are held of what this package and the scheduler made since the first call."""
+    if not tracemalloc.is_tracing():
+        tracemalloc.start()
+    gc.collect()
+    packages = [tracemalloc.Filter(True, f"*/{name}/*") for name in ("milvus_hubness", "apscheduler")]
+    found = tracemalloc.take_snapshot().filter_traces(packages)
+    return sum(trace.size for trace in found.traces)

@@ -1,0 +1,69 @@
+"""A day with a database: rows come and go, the bank is replaced, and all that was due is done."""
+
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+import time_machine
+
+from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness.jobs import status
+from tests.galleries import nnn, plain_collection, vectors
+from tests.serve.days import Day
+from tests.serve.worlds import Running, config_file
+
+DIM = 16
+START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)
+
+
+@pytest.mark.long
+def test_a_day_of_churn_and_new_banks(lite, tmp_path):
+    from milvus_hubness.jobs.upkeep import keep_up
+
+    rng, name = np.random.default_rng(3), lite.name()
+    corrected = f"{name}_hubness"
+    shift = rng.normal(size=DIM) / np.sqrt(DIM)
+    gallery = dict(enumerate(vectors(rng, 300, DIM)))
+    plain_collection(lite.client(), name, np.array(list(gallery.values())), "IP")
+    banks = [(vectors(rng, 400, DIM) + 0.1 * drift * shift).astype(np.float32) for drift in range(4)]
+    np.save(tmp_path / "bank.npy", banks[0])
+    migrate(lite.store(), plan_migration(lite.store(), name, QueryBank(banks[0]), estimator=NNN(5)))
+    text = (
+        f'[http]\nlisten = "127.0.0.1:0"\n[[collection]]\nname = "{corrected}"\nbank = "bank.npy"\n'
+        'schedule = "30m"\nfull_schedule = "0 */6 * * *"\nclient_ttl = 0\n'
+    )
+    client = lite.hubness_client()
+    with (
+        time_machine.travel(START, tick=False) as clock,
+        Running(config_file(tmp_path, text), keep_up, open_store=lite.store) as running,
+    ):
+        running.wait_for("ready")
+        day, hour = Day(clock, running), 0
+        while day.next_time < START + timedelta(hours=24):
+            moment = day.next_time
+            while START + timedelta(hours=hour + 1) <= moment:
+                hour += 1
+                fresh = {10 * hour + 1_000 + n: row for n, row in enumerate(vectors(rng, 5, DIM))}
+                rows = [{"id": key, "vector": row, "group": 1} for key, row in fresh.items()]
+                client.insert(corrected, rows, bias="pending")
+                gone = rng.choice(list(gallery), 5, replace=False).tolist()
+                client.delete(corrected, ids=gone)
+                gallery = {key: row for key, row in (gallery | fresh).items() if key not in gone}
+                np.save(tmp_path / "bank.npy", banks[hour // 6])
+            day.move_to(moment)
+            day.settle()
+    looks = [event.facts for event in running.heard if event.name == "looked"]
+    assert [look for look in looks if look["result"] != "ok"] == []
+    assert [event for event in running.heard if event.name in ("missed", "warning")] == []
+    judged = [look["action"] for look in looks if look["action"] in ("full", "refused")]
+    assert len(judged) >= 3
+    assert sum(look["action"] == "pending" for look in looks) >= 15
+    found = status(lite.store(), corrected)
+    assert (found.rows, found.pending, found.epoch) == (300, 0, 1 + judged.count("full"))
+    in_use = lite.store().info(corrected).state
+    bank = lite.store().load_bank(in_use.profile.bank).queries.vectors
+    rows = client.query(corrected, filter="id >= 0", output_fields=["id", "hubness_bias"], limit=1_000)
+    biases = {row["id"]: row["hubness_bias"] for row in rows}
+    assert biases.keys() == gallery.keys()
+    wanted = nnn(bank, np.array([gallery[key] for key in biases]), "IP", 5, 0.75) - in_use.profile.centre
+    np.testing.assert_allclose(list(biases.values()), wanted, atol=1e-4)

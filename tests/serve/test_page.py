@@ -1,0 +1,195 @@
+"""The page shows what is kept, needs nothing but itself, and looks right in a browser."""
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+
+import pytest
+
+from milvus_hubness.serve.charts import apart, time_ticks
+from milvus_hubness.serve.config import CollectionTable
+from milvus_hubness.serve.look import Course, Look
+from milvus_hubness.serve.page import HEADERS, render
+from milvus_hubness.serve.view import CollectionView, ServiceView
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+AT = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
+EVIL = "<script>alert(1)</script>\"'&$at"
+
+
+def looks(count=60, every=timedelta(minutes=30)):
+    """A full refresh a night, new rows in between; the last but one night's was refused."""
+    found = []
+    for number in range(count):
+        at = AT - every * (count - number)
+        full = number % 20 == 5
+        refused = number == 45
+        action = "refused" if refused else "full" if full else "pending" if number % 3 else "none"
+        skewness = {"raw": 3.1 + number / 100, "old": 1.2, "new": 2.4 if refused else 1.1} if full else {}
+        found.append(
+            Look(
+                at=at,
+                result="ok",
+                action=action,
+                message="the bank changed" if full else "bank and parameters are unchanged",
+                seconds=12.3,
+                rows=1_234_567,
+                pending=12,
+                scanned=1_234_567 if full else 12,
+                changed=34_567 if full else 12,
+                skipped=1_200_000 if full else 0,
+                epoch=number,
+                bias_age_seconds=0.0,
+                oldest_seconds=every.total_seconds() if number else 0.0,
+                skewness=skewness,
+            )
+        )
+    return tuple(found)
+
+
+def shown(*collections, waiting_for=""):
+    view = ServiceView("0.1.0", "http://milvus:19530", AT - timedelta(days=3), AT, waiting_for, collections)
+    return render(view)
+
+
+def collection(name="products", kept=(), last=None, running=None, failing=None, failures=0, **facts):
+    return CollectionView(
+        table=CollectionTable(name=name, **facts),
+        running=running,
+        last=last or (kept[-1] if kept else None),
+        last_success=kept[-1].at if kept else None,
+        failing=failing,
+        failures=failures,
+        next_look=AT + timedelta(seconds=40),
+        looks=kept,
+    )
+
+
+@pytest.fixture(scope="module")
+def full_page():
+    trouble = Look(
+        at=AT, result="failed", message="no Milvus answers at http://milvus:19530: " + "deadline " * 9
+    )
+    long_name = "a_collection_with_a_name_that_is_as_long_as_names_of_collections_get_in_the_wild_" * 2
+    few = looks(3, timedelta(seconds=20))
+    return shown(
+        collection(kept=looks(), field="vector", profile="text"),
+        collection("videos", few, running=Course(AT, "computing biases", 40_000, 1_200_000)),
+        collection(long_name, looks(9), last=trouble, failing=trouble, failures=3),
+        collection("songs"),
+        waiting_for="a first look at songs",
+    )
+
+
+def text(page):
+    return " ".join(re.sub("<[^>]*>", " ", page.split("<main>")[1]).split())
+
+
+def test_the_page_holds_the_figures(full_page):
+    said = text(full_page)
+    for words in (
+        "Not ready: waiting for a first look at songs",
+        "products field vector · profile text",
+        "Last success 30 min ago",
+        "Next look in 40 s",
+        "Rows 1,234,567",
+        "every 60s",
+        "at 0 3 * * *",
+        "raw 3.55",
+        "in use 1.20",
+        "now 30 min",
+        "computing biases, 40,000 of 1,200,000",
+        "no Milvus answers",
+        "(3 times in a row)",
+        "not looked at yet",
+    ):
+        assert words in said
+
+
+def test_biases_that_were_refused_are_told_of():
+    refused = looks()[45]
+    page = shown(collection(kept=looks()[:46], last=refused))
+    assert "the new biases were refused" in page
+    assert '<circle class="refused"' in page
+    assert "refused 2.40" in page
+    assert "in use 1.20" in page
+
+
+def test_nothing_that_is_shown_can_be_run():
+    evil = Look(at=AT, result="failed", message=EVIL, action=EVIL)
+    page = shown(collection(EVIL, (evil,), last=evil, failing=evil, failures=1, field=EVIL), waiting_for=EVIL)
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 4
+    assert "$at" in page
+
+
+def test_the_policy_lets_in_the_own_style_and_nothing_else(full_page):
+    [style] = re.findall("<style>(.*?)</style>", full_page, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = HEADERS["Content-Security-Policy"]
+    assert policy.startswith(f"default-src 'none'; style-src 'sha256-{digest}'; ")
+    assert "unsafe" not in policy
+    assert not re.findall(r"\b(style|src|on\w+)=", full_page)
+    assert not re.findall(r"https?://(?!milvus:19530)", full_page)
+
+
+def test_labels_do_not_cover_each_other():
+    moved = apart([100.0, 100.0, 30.0, 300.0, 104.0])
+    assert all(abs(one - other) >= 15 for one in moved for other in moved if one is not other)
+    assert moved[2] == 30.0
+    assert max(moved) <= 210
+
+
+@pytest.mark.parametrize(
+    ("span", "first", "last"),
+    [
+        (timedelta(minutes=1), "11:59:00", "12:00:00"),
+        (timedelta(hours=7), "06:00", "12:00"),
+        (timedelta(days=3), "12:00", "12:00"),
+        (timedelta(days=90), "26 Jan", "23 Mar"),
+    ],
+)
+def test_times_are_written_at_round_moments(span, first, last):
+    names = [name for _, name in time_ticks(AT - span, AT)]
+    assert 3 <= len(names) <= 7
+    assert (names[0], names[-1]) == (first, last)
+    assert all(name != following for name, following in pairwise(names))
+
+
+def browse(page, tmp_path, *options):
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-extensions",
+        "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}", *options, page.as_uri(),
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, timeout=60, check=True, cwd=tmp_path).stdout.decode()
+
+
+MEASURE = """<script>
+const wide = [...document.querySelectorAll('main, .card, svg, figure, dl > div')].filter(
+  e => e.scrollWidth > e.clientWidth + 1 || !e.getBoundingClientRect().height);
+const labels = [...document.querySelectorAll('svg')].map(svg => [...svg.querySelectorAll('text')].map(
+  text => text.getBoundingClientRect()));
+const covered = labels.flatMap(all => all.flatMap((a, i) => all.slice(i + 1).filter(b =>
+  a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 4 && b.top < a.bottom - 4)));
+const outside = [...document.querySelectorAll('svg')].flatMap(svg => [...svg.querySelectorAll('text')].filter(
+  text => text.getBoundingClientRect().right > svg.getBoundingClientRect().right + 1 ||
+  text.getBoundingClientRect().left < svg.getBoundingClientRect().left - 1));
+document.title = `${wide.length} too wide, ${covered.length} covered, ${outside.length} outside`;
+</script></body>"""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")
+@pytest.mark.xdist_group("chromium")
+@pytest.mark.parametrize("width", [400, pytest.param(1200, marks=pytest.mark.long)])
+def test_in_a_browser_nothing_is_too_wide_or_covered(full_page, tmp_path, width):
+    page = tmp_path / "page.html"
+    narrow = full_page.replace("<main>", "<main id=here>").replace("</body>", MEASURE)
+    narrow = narrow.replace("main {", f"main {{ width: {width}px;").replace('http-equiv="refresh"', "")
+    page.write_text(narrow, encoding="utf-8")
+    dom = browse(page, tmp_path, "--dump-dom", f"--window-size={max(width, 500)},1200")
+    [title] = re.findall("<title>(.*?)</title>", dom.split("<body>")[0])
+    assert title == "0 too wide, 0 covered, 0 outside"
