@@ -17,7 +17,9 @@ from milvus_hubness.demo.corpus import collect
 from milvus_hubness.demo.towers import Retriever, build
 from milvus_hubness.estimators import NNN
 from milvus_hubness.jobs import migrate, plan_migration
+from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.jobs.runner import LEDGER
 from milvus_hubness.quality.hubness import k_occurrence, skewness
 from milvus_hubness.quality.retrieval import recall_at_k
 from milvus_hubness.stores import MilvusStore, connect
@@ -85,7 +87,7 @@ def run(
     plain = connect(uri, token, db_name)
     store = MilvusStore(plain)
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"
-    made = [name]
+    made, had_ledger = [name], store.exists(LEDGER)
     try:
         _load(plain, name, retriever, progress)
         before, raw = _measure(plain, name, retriever, "searching as it is", progress)
@@ -101,6 +103,10 @@ def run(
         for collection in [] if keep else made:
             if store.exists(collection):
                 store.drop(collection)
+        if not keep and store.exists(LEDGER):
+            Ledger(store).forget(f"{name}_hubness")
+            if not had_ledger:
+                store.drop(LEDGER)
     return DemoResult(
         server=plain.get_server_version(),
         queries=len(retriever.queries),
