@@ -157,7 +157,7 @@ def refresh(
             plan=plan,
             progress=progress,
         )
-        if not plan:
+        if not plan and unfinished(store, name) is None:
             SpareBanks(store, name).drop()
         done = job.full(aim, labels, force, rebuild_share) if aim.reason else job.pending()
     seconds = round(time.perf_counter() - began, 2)
@@ -263,7 +263,8 @@ class _Refresh:
         if left := unfinished(self.store, self.info.name):
             abandon(self.store, left)
         if rebuilds:
-            state = self._told(self.state.with_profile(fresh)).model_copy(update={"incoming": None})
+            state = self._told(self.state.with_profile(fresh))
+            state = state.model_copy(update={"incoming": None, "outgoing": None})
             done = self._rebuilt(aim, begin(self.store, self.info, state, progress=self.progress))
         else:
             done = self._announced(fresh)._carried_out(aim)

@@ -128,6 +128,21 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
 
 
 @pytest.mark.shown_on_lite
+def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeypatch):
+    def fail(*args):
+        raise StoreError("the connection broke")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rebuild, "resume", fail)
+        with pytest.raises(StoreError):
+            refresh(live.store, live.alias, bank=QueryBank(live.other))
+    assert not live.store.exists(f"{live.name}_r2")
+    done = refresh(live.store, live.alias)
+    assert (done.mode, done.collection) == ("rebuilt", f"{live.name}_r2")
+    live.assert_found(live.other)
+
+
+@pytest.mark.shown_on_lite
 def test_another_bank_takes_its_place(live, monkeypatch):
     def fail(*args):
         raise StoreError("the connection broke")
