@@ -323,9 +323,10 @@ class Journal(_Frozen):
     """Who writes to this collection notes the write in a journal first, while a job rewrites rows here: what
     the job undoes of it, it does again from there.
 
-    collection: holds for each key what was last noted of it. rows: holds the rows. made: tells it from those
-    that had its name before. auto_id: the server makes the keys of inserted rows, which therefore are none
-    that a job could have read before. by_partition: rows of one key may lie in several partitions.
+    collection: holds for each key what was last noted of it. rows: holds the rows. made: tells what is noted
+    for one job from what was noted for others. auto_id: the server makes the keys of inserted rows, which
+    therefore are none that a job could have read before. by_partition: rows of one key may lie in several
+    partitions.
     """
 
     collection: str

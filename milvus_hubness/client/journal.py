@@ -11,7 +11,6 @@ Clients that write the same row in the same instant may find it as either of the
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -25,7 +24,7 @@ from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import JournalFailed
 from milvus_hubness.state import Journal
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_journal import NAME_FIELD, line, names_in, partition_of, picked
+from milvus_hubness.stores.milvus_journal import NAME_FIELD, line, name_for, names_in, partition_of, picked
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, is_one_of
 
 T = TypeVar("T")
@@ -98,7 +97,7 @@ class Journalling(Matching):
         in_part = method == "upsert" and (options.get("partial_update") or options.get("field_ops"))
 
         def note() -> Operation[None]:
-            names = [uuid.uuid4().hex for _ in rows]
+            names = [name_for(journal) for _ in rows]
             named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
             if in_part:
                 yield from self._note_in_part(

@@ -22,6 +22,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery
 from milvus_hubness.jobs.in_place import EnabledInPlace, InPlacePlan, enable_in_place, plan_in_place
+from milvus_hubness.jobs.journal import drop_journals
 from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import placement_of
@@ -304,6 +305,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
     store.drop_state(info.name, state)
+    drop_journals(store, info)
     if state.stored_in:
         return state.stored_in if store.drop_stored_field(info.name, state) else None
     side = state.beside.side if state.beside else None

@@ -110,23 +110,17 @@ def journalled(
         # Its job may have been killed before all clients had heard of it.
         _wait(client_ttl, stop)
         WriteJournal(store, info.name, former).mend_all()
-    for left in store.journals(info.name):
-        if former is None or left.collection != former.collection:
-            store.drop_journal(left)
     check()
     journal = store.create_journal(announced)
-    try:
-        check()
-    except LeaseLost:
-        store.drop_journal(journal)
-        raise
+    check()
     store.write_journal(info.name, journal)
     try:
-        if former is not None:
-            store.drop_journal(former)
+        for left in store.journals(info.name):
+            if left.collection != journal.collection:
+                store.drop_journal(left)
         _wait(client_ttl, stop)
     except BaseException:
-        _end(store, info.name, journal)
+        store.end_journal(info.name, journal)
         raise
     kept = WriteJournal(store, info.name, journal)
     try:
@@ -135,20 +129,25 @@ def journalled(
         raise
     except BaseException:
         kept.mend_all()
-        _end(store, info.name, journal)
+        store.end_journal(info.name, journal)
         raise
     check()
-    _end(store, info.name, journal)
+    store.end_journal(info.name, journal)
+
+
+def drop_journals(store: Store, info: CollectionInfo) -> None:
+    """Those that lie beside a collection whose rows no job will rewrite any more, once what a killed one
+    undid is put right."""
+    if info.journal is not None:
+        if store.exists(info.journal.collection):
+            WriteJournal(store, info.name, info.journal).mend_all()
+        store.write_journal(info.name, None)
+    for journal in store.journals(info.name):
+        store.drop_journal(journal)
 
 
 def _rewrites_rows(state: CollectionState) -> bool:
     return state.beside is None or state.beside.side is None
-
-
-def _end(store: Store, collection: str, journal: Journal) -> None:
-    """Clients that have not heard of it yet find no journal, ask, and hear of it."""
-    store.write_journal(collection, None)
-    store.drop_journal(journal)
 
 
 def _wait(seconds: float, stop: threading.Event | None) -> None:

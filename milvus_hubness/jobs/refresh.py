@@ -227,7 +227,7 @@ class _Refresh:
 
     def _left_behind(self) -> bool:
         """Whether a refresh that was killed left a journal, from which its rows are yet to be put right."""
-        return self.info.journal is not None or bool(self.store.journals(self.info.name))
+        return self.info.journal is not None
 
     def _told_of_pending(self, rows: int) -> dict[str, Any]:
         return {

@@ -361,11 +361,17 @@ class Store(Protocol):
         ...
 
     def create_journal(self, source: CollectionInfo) -> Journal:
-        """An empty journal that takes whatever rows `source` takes, beside the one that it announces."""
+        """A journal that takes whatever rows `source` takes, and holds no notes for it. Where one lies beside
+        the collection that still fits, it is that one."""
         ...
 
     def write_journal(self, collection: str, journal: Journal | None) -> None:
         """Have the collection's writers note what they write there first, or no more."""
+        ...
+
+    def end_journal(self, collection: str, journal: Journal) -> None:
+        """Have the collection's writers note no more, and forget what they noted. The journal stays for the
+        next job."""
         ...
 
     def journals(self, collection: str) -> list[Journal]:

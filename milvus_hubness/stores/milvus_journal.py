@@ -4,11 +4,16 @@ second collection, or none where it was deleted.
 The second has the fields of the collection whose writes are noted, so that it takes whatever that takes; its
 own keys are names that clients make up, so that no note is ever written over. The first is what decides: the
 database puts the notes under one key in an order, and the last one stands.
+
+To make the two takes seconds, so they stay from one job to the next, empty in between. What is noted for one
+job is told from what was noted for those before, late, by clients that had not heard of their end.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import time
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -21,12 +26,16 @@ from milvus_hubness.state import JOURNAL_PROPERTY, Journal
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import CollectionInfo, Key, Note
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
-from milvus_hubness.stores.milvus_rpc import is_one_of, translated
+from milvus_hubness.stores.milvus_rpc import is_one_of, literal, translated
 
 JOURNAL_OF_PROPERTY = "hubness_journal_of"
+FITS_PROPERTY = "hubness_journal_fits"
+"""Of what schema the collection is whose writes are noted, as a digest."""
 NAME_FIELD = "hubness_note"
 """In the collection of rows: what names a row."""
 DEFAULT_PARTITION = "_default"
+_AFTER_ALL = "~"
+"""Comes after every digit."""
 
 Row = dict[str, Any]
 
@@ -34,7 +43,8 @@ Row = dict[str, Any]
 def place_of(journal: Journal, key: Key, partition: str | None) -> str:
     """Where the journal keeps what is noted of a row."""
     within = partition_of(journal, partition)
-    return hashlib.blake2b(f"{within}\0{key}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    place = f"{journal.made}\0{within}\0{key}"
+    return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def partition_of(journal: Journal, partition: str | None) -> str:
@@ -46,6 +56,7 @@ def line(journal: Journal, key: Key, partition: str | None, name: str) -> Row:
     """What the journal holds for a row. name: of the row that was noted, empty where it is to be deleted."""
     return {
         "place": place_of(journal, key, partition),
+        "made": journal.made,
         "key": key,
         "partition": partition or "",
         "name": name,
@@ -63,32 +74,70 @@ class MilvusJournal(MilvusRequests):
             self._alter_properties(collection, {JOURNAL_PROPERTY: said})
 
     def create_journal(self, source: CollectionInfo) -> Journal:
+        fits, made = _digest(source), _made()
+        journals = [
+            Journal(
+                collection=name,
+                made=made,
+                auto_id=bool(milvus_schema.key_field(source.schema).get("auto_id")),
+                by_partition=source.partitions != (None,),
+            )
+            for name in journal_names(source.name)
+        ]
+        for journal in journals:
+            if self._fits(journal, fits):
+                self._forget_notes(journal, before=made)
+                return journal
         taken = source.journal.collection if source.journal else ""
-        journal = Journal(
-            collection=next(name for name in journal_names(source.name) if name != taken),
-            made=uuid.uuid4().hex,
-            auto_id=bool(milvus_schema.key_field(source.schema).get("auto_id")),
-            by_partition=source.partitions != (None,),
-        )
+        journal = next(each for each in journals if each.collection != taken)
+        self.drop_journal(journal)
         with translated(source.name):
             indexes = [
                 self.client.describe_index(source.name, each)
                 for each in self.client.list_indexes(source.name)
             ]
-        made = {
+        parts = {
             journal.collection: (_lines_schema(source), _flat_index("vector", "IP")),
             journal.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
         }
-        for collection, (schema, index) in made.items():
+        for collection, (schema, index) in parts.items():
             with translated(collection):
                 self.client.create_collection(
                     collection,
                     schema=schema,
                     index_params=index,
-                    properties={JOURNAL_OF_PROPERTY: source.name},
+                    properties={JOURNAL_OF_PROPERTY: source.name, FITS_PROPERTY: fits},
                     consistency_level="Strong",
                 )
         return journal
+
+    def _fits(self, journal: Journal, fits: str) -> bool:
+        """Whether both collections are there whole, and take the rows that are to be noted."""
+        for collection in (journal.collection, journal.rows):
+            if not self.exists(collection):
+                return False
+            with translated(collection):
+                if self.client.describe_collection(collection)["properties"].get(FITS_PROPERTY) != fits:
+                    return False
+                state = self.client.get_load_state(collection)["state"].name
+                if state == "NotExist" or not self.client.list_indexes(collection):
+                    return False
+                if state != "Loaded":
+                    self.client.load_collection(collection)
+        return True
+
+    def end_journal(self, collection: str, journal: Journal) -> None:
+        self.write_journal(collection, None)
+        if self.exists(journal.collection) and self.exists(journal.rows):
+            self._forget_notes(journal, before=journal.made + _AFTER_ALL)
+
+    def _forget_notes(self, journal: Journal, *, before: str) -> None:
+        """Those for jobs that began before that: a process that was stopped and revived takes away none that
+        are for its successor."""
+        for collection, field in ((journal.collection, "made"), (journal.rows, NAME_FIELD)):
+            if self.count(collection):
+                with translated(collection):
+                    self.client.delete(collection, filter=f"{field} < {literal(before)}")
 
     def journals(self, collection: str) -> list[Journal]:
         named = [Journal(collection=name, made="") for name in journal_names(collection)]
@@ -111,7 +160,7 @@ class MilvusJournal(MilvusRequests):
         if not self.count(journal.collection):
             return []
         if keys is None:
-            places: Sequence[Key] = self._keys(journal.collection, "")
+            places: Sequence[Key] = self._keys(journal.collection, f"made == {literal(journal.made)}")
         else:
             places = [place_of(journal, key, partition) for key in keys]
         found = []
@@ -177,8 +226,25 @@ class MilvusJournal(MilvusRequests):
 
 
 def journal_names(collection: str) -> tuple[str, str]:
-    """What journals of this collection are called: the second where a killed job left one of the first."""
+    """What journals of this collection are called: the second where a killed job left one of the first name
+    and the collection is of another schema since."""
     return f"{collection}__journal", f"{collection}__journal_2"
+
+
+def name_for(journal: Journal) -> str:
+    """A new name for a row that is noted."""
+    return journal.made + uuid.uuid4().hex
+
+
+def _made() -> str:
+    """Of 32 digits, in the order of time."""
+    return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
+
+
+def _digest(source: CollectionInfo) -> str:
+    facts = milvus_schema.facts(source)
+    told = json.dumps([facts["fields"], facts["functions"], facts["dynamic"]])
+    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def names_in(
@@ -200,6 +266,7 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
     schema = MilvusClient.create_schema(description=f"journal of {source.name}", enable_dynamic_field=False)
     schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
+    schema.add_field("made", DataType.VARCHAR, max_length=64)
     schema.add_field("key", DataType(key["type"]), **limits)
     schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
     schema.add_field("name", DataType.VARCHAR, max_length=64)

@@ -96,13 +96,15 @@ class Database:
         return {"delete_count": len(gone)}
 
 
-SIGNS = {"in": lambda held, wanted: held in wanted, "==": operator.eq, ">": operator.gt}
+SIGNS = {"in": lambda held, wanted: held in wanted, "==": operator.eq, ">": operator.gt, "<": operator.lt}
 
 
 def matches(row, filter):
     """Of the filters that are asked here."""
     found = [
-        re.fullmatch(r"\(?(\w+) (in|==|>) (.+?)\)?", part).groups() for part in filter.split(" and ") if part
+        re.fullmatch(r"\(?(\w+) (in|==|>|<) (.+?)\)?", part).groups()
+        for part in filter.split(" and ")
+        if part
     ]
     return all(SIGNS[sign](row.get(field), json.loads(value)) for field, sign, value in found)
 

@@ -12,7 +12,7 @@ import pytest
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, Hubness, HubnessClient, QueryBank, StoreError, enable, plan_enable
+from milvus_hubness import NNN, Hubness, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
 from milvus_hubness.errors import JournalFailed, LeaseLost, Stopped
 from milvus_hubness.jobs import journal as journal_module
 from milvus_hubness.jobs.journal import journalled
@@ -102,9 +102,15 @@ class Written:
             np.testing.assert_allclose(vector, there[key].pop(self.field), rtol=2.0**-22)
             assert row == there[key]
 
-    def left(self):
-        """Of the journals."""
-        return [name for name in self.plain.list_collections() if name.startswith(f"{self.name}__journal")]
+    def journals(self):
+        """How many rows each collection of its journals holds."""
+        names = [name for name in self.plain.list_collections() if name.startswith(f"{self.name}__journal")]
+        return {name: self.store.count(name) for name in names}
+
+    @property
+    def empty(self):
+        """Its journals between two jobs."""
+        return {f"{self.name}__journal": 0, f"{self.name}__journal_rows": 0}
 
     def announced(self):
         return self.store.info(self.name).journal
@@ -150,7 +156,7 @@ def test_a_job_undoes_nothing_that_clients_write_meanwhile(backend):
             written.rewrite(journal)
             written.assert_equal()
     assert written.announced() is None
-    assert written.left() == []
+    assert written.journals() == written.empty
     written.both("upsert", data=written.rows([3]))
     written.assert_equal()
 
@@ -358,10 +364,10 @@ def test_the_next_job_puts_right_what_a_killed_one_undid(backend):
     with written.journalled() as journal:
         written.assert_equal()
         assert written.announced() not in (None, first)
-        assert len(written.left()) == 2
+        assert written.journals() == written.empty
         assert written.rewrite(journal, lambda: written.both("upsert", data=written.rows([6]))) == 1
         written.assert_equal()
-    assert written.left() == []
+    assert written.journals() == written.empty
 
 
 def test_what_a_killed_job_left_unannounced_is_never_done_again(lite):
@@ -371,14 +377,14 @@ def test_what_a_killed_job_left_unannounced_is_never_done_again(lite):
     written.both("upsert", data=written.rows([3, 4]))
     with written.journalled():
         written.assert_equal()
-        assert len(written.left()) == 2
-    assert written.left() == []
+        assert written.journals() == written.empty
+    assert written.journals() == written.empty
 
 
 def test_a_killed_job_whose_journal_was_dropped_holds_up_nobody(lite):
     written = Written(lite)
     written.journalled().__enter__()
-    for name in written.left():
+    for name in written.journals():
         written.plain.drop_collection(name)
     with pytest.raises(JournalFailed, match="nothing was written") as raised:
         written.client.upsert(written.name, written.rows([3]))
@@ -408,7 +414,7 @@ def test_a_job_that_fails_puts_right_what_it_undid(written):
         work()
     written.assert_equal()
     assert written.announced() is None
-    assert written.left() == []
+    assert written.journals() == written.empty
 
 
 def test_a_job_that_has_lost_its_lease_leaves_the_journal_to_the_next(written):
@@ -422,7 +428,7 @@ def test_a_job_that_has_lost_its_lease_leaves_the_journal_to_the_next(written):
     assert written.announced() is not None
     with written.journalled():
         pass
-    assert written.left() == []
+    assert written.journals() == written.empty
 
 
 def test_a_job_that_is_stopped_waits_for_nobody(written):
@@ -436,7 +442,7 @@ def test_a_job_that_is_stopped_waits_for_nobody(written):
     with pytest.raises(Stopped):
         begin()
     assert written.announced() is None
-    assert written.left() == []
+    assert written.journals() == written.empty
 
 
 def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
@@ -475,6 +481,86 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
         old._operations._known[written.name] = (float("inf"), lost)
         assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
+
+
+# -- journals stay from one job to the next -----------------------------------------------------------------
+
+
+def marked(written):
+    """Which of the journals' collections are those that were marked, and not others of their names."""
+    described = {name: written.plain.describe_collection(name) for name in written.journals()}
+    return {name for name, each in described.items() if each["properties"].get("mark")}
+
+
+def mark(written):
+    for name in written.journals():
+        written.plain.alter_collection_properties(name, {"mark": "1"})
+
+
+def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
+    written = Written(backend)
+    late = backend.hubness_client(state_ttl=AN_HOUR)
+    with written.journalled():
+        mark(written)
+        late.delete(written.name, ids=[3])
+        late.upsert(written.name, written.rows([4, 5]))
+    assert written.journals() == written.empty
+    # It has not heard that nobody reads them.
+    late.upsert(written.name, written.rows([4, 5]))
+    late.delete(written.name, ids=[5])
+    assert written.journals() == {f"{written.name}__journal": 2, f"{written.name}__journal_rows": 2}
+    written.both("upsert", data=written.rows([3, 4, 5]))
+    with written.journalled() as journal:
+        assert marked(written) == written.journals().keys()
+        assert written.journals() == written.empty
+        assert journal.mend([3, 4, 5], None) == journal.mend_all() == 0
+        written.assert_equal()
+        assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
+    written.assert_equal()
+    assert written.journals() == written.empty
+
+
+def test_a_revived_job_takes_away_no_note_that_is_for_its_successor(lite):
+    written = Written(lite)
+    with written.journalled():
+        former = written.announced()
+    with written.journalled() as journal:
+        written.both("delete", ids=[3])
+        written.store._forget_notes(former, before=former.made + "~")
+        assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
+        assert written.journals()[f"{written.name}__journal"] == 2
+
+
+def test_a_collection_of_another_schema_gets_another_journal(lite):
+    written = Written(lite)
+    with written.journalled():
+        mark(written)
+    written.client.drop_collection(written.name)
+    schema = MilvusClient.create_schema(enable_dynamic_field=True)
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    schema.add_field("group", DataType.INT64)
+    schema.add_field("size", DataType.DOUBLE)
+    written.create(schema)
+    rows = [{**row, "size": 0.5} for row in written.rows([1, 2])]
+    written.client.insert(written.name, rows)
+    with written.journalled() as journal:
+        assert marked(written) == set()
+        write = {"size": 1.5, **written.rows([2])[0]}
+        assert written.rewrite(journal, lambda: written.client.upsert(written.name, write)) == 1
+    assert written.client.get(written.name, [2])[0]["size"] == 1.5
+
+
+def test_a_collection_that_is_corrected_no_more_has_no_journal(lite):
+    written = InFields(lite)
+    written.journalled().__enter__()
+    written.both("delete", ids=[3])
+    disable(written.store, written.name)
+    assert written.announced() is None
+    assert written.journals() == {}
+    assert written.plain.get(written.name, [3]) == []
+    written.client.upsert(written.name, {**written.plain.get(written.name, [4])[0], "note": "later"})
+    assert written.plain.get(written.name, [4])[0]["note"] == "later"
 
 
 # -- many writers --------------------------------------------------------------------------------------------

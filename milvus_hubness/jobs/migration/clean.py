@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from milvus_hubness.errors import InvalidInput, StoreError
+from milvus_hubness.jobs.journal import drop_journals
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.stores.base import Store
 
@@ -30,6 +31,7 @@ def clean(store: Store, name: str, *, drop: str) -> Migration:
     migration.require("switched", "finished", step="dropping the source")
     if store.exists(drop):
         _refuse_aliases(store, drop)
+        drop_journals(store, store.info(drop))
         store.drop(drop)
     ledger.forget_chunks(migration.target)
     return ledger.write(migration, phase="finished", runner=None)
@@ -45,6 +47,7 @@ def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
         if mirror is not None and mirror.collection == target:
             store.write_mirror(migration.source_now, None)
     if state is not None and store.exists(target):
+        drop_journals(store, store.info(target))
         store.drop(target)
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
