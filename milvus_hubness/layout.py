@@ -199,6 +199,24 @@ class Layout:
         asked[:, self.first_slot + slot] = -weights * self.scale
         return asked
 
+    def wrap_numbers(self, query: list[float], columns: bytes) -> bytes | None:
+        """What `wrap` makes of one query of d Python numbers, as bytes, in a fraction of its time.
+
+        columns: of the asked form, those after the d of the vector. None for what is no d finite numbers that
+        a float32 holds.
+        """
+        if len(query) != self.dim:
+            return None
+        try:
+            asked, length = struct.pack(f"{self.dim}f", *query), math.hypot(*query)
+        except (struct.error, OverflowError, TypeError):
+            return None
+        if not math.isfinite(length):
+            return None
+        if self.metric == "COSINE" and length != 0 and abs(length - 1) > UNIT_TOLERANCE:
+            asked = (np.frombuffer(asked, np.float32) / length).tobytes()
+        return asked + columns
+
     def strip(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
         """(n, d) the vectors that went into `augment`.
 

@@ -238,3 +238,19 @@ def test_impossible_questions_are_refused(strength, slot):
 def test_biases_must_fit_the_rows():
     with pytest.raises(InvalidInput, match="biases of shape"):
         Layout(3, "IP").augment(np.ones((2, 3)), np.ones(3))
+
+
+@given(st.one_of(cases("IP"), cases("COSINE")), st.floats(-2, 2))
+def test_a_query_of_numbers_is_wrapped_as_one_in_an_array(case, strength):
+    layout, _, queries, _ = case
+    wrapped = layout.wrap(queries[:1], strength)
+    packed = layout.wrap_numbers(queries[0].tolist(), wrapped[0, layout.dim :].tobytes())
+    np.testing.assert_allclose(np.frombuffer(packed, np.float32), wrapped[0], rtol=2.0**-22, atol=0)
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+@pytest.mark.parametrize(
+    "query", [[1.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]]
+)
+def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
+    assert Layout(2, metric).wrap_numbers(query, b"") is None

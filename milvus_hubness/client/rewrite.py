@@ -193,18 +193,50 @@ class Rewrite:
             return None
         slot = self.profile(question).slot
         fields = self._fields(question, with_vector=question.with_raw_score)
+        asking_numbers = self._asking_numbers(question, weight, slot, fields)
 
         def ask(data: npt.ArrayLike) -> Asked:
+            if asking_numbers and isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
+                asked = asking_numbers(data[0])
+                if asked is not None:
+                    return asked
+
             def answer(results: Any) -> Any:
                 self._score(results, queries, weight, question)
                 return self.reading.hits_out(results, fields)
 
             queries = self.layout.rows(self._as_kept(data))
             params = self.search_params(question.search_params, queries)
-            asked = self.form.asked(self.layout.wrap(queries, weight, slot=slot))
-            return Asked(asked, question.limit, question.offset, params, fields.requested, answer)
+            wrapped = self.form.asked(self.layout.wrap(queries, weight, slot=slot))
+            return Asked(wrapped, question.limit, question.offset, params, fields.requested, answer)
 
         return ask
+
+    def _asking_numbers(
+        self, question: Question, weight: float, slot: int, fields: FieldRequest
+    ) -> Callable[[list[float]], Asked | None] | None:
+        """What asks this of one query of Python numbers, in a fraction of the time; None where that takes
+        more than putting bytes together."""
+        if self.state.dtype != "float32" or not self._scores_are_products(question):
+            return None
+        nothing = np.zeros((1, self.state.dim), np.float32)
+        columns = self.layout.wrap(nothing, weight, slot=slot)[0, self.state.dim :].tobytes()
+
+        def answer(results: Any) -> Any:
+            return self.reading.hits_out(results, fields)
+
+        def ask(query: list[float]) -> Asked | None:
+            packed = self.layout.wrap_numbers(query, columns)
+            if packed is None:
+                return None
+            params = self.search_params(question.search_params, nothing)
+            return Asked([packed], question.limit, question.offset, params, fields.requested, answer)
+
+        return ask
+
+    def _scores_are_products(self, question: Question) -> bool:
+        """Whether the scores that the user asks for are what the server answers."""
+        return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
         """Search parameters for the stored form: no metric of the user's, range bounds as inner products.
@@ -286,7 +318,7 @@ class Rewrite:
 
     def _score(self, results: Any, queries: Floats, weight: float, question: Question) -> None:
         """Scores in the user's metric, in place."""
-        if self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score:
+        if self._scores_are_products(question):
             return
         for hits, query in zip(results, queries, strict=True):
             self.score_out(hits, query, weight, question.round_decimal)

@@ -132,7 +132,7 @@ class Searching(Biasing, Reads):
         data, further = asked.data, {**naming(state, options), **asked.options}
         if state.dtype == "float32":
             # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
-            data = [query.tobytes() for query in data]
+            data = [query if type(query) is bytes else query.tobytes() for query in data]
             described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
             further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
         if asked.offset:

@@ -8,7 +8,6 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, UnfinishedMigration
 from milvus_hubness.estimators import Estimator, from_dict, to_dict
 from milvus_hubness.jobs.migration.ledger import Migration
-from milvus_hubness.jobs.rebuild import unfinished
 from milvus_hubness.state import (
     SLOTS_PER_PROFILE,
     BankReference,
@@ -46,11 +45,11 @@ def aim_at(
     estimator: Estimator | None,
     *,
     refit: bool,
+    rebuilding: Migration | None,
 ) -> Aim:
     """state: with the profile that is to be renewed as the active one. is_new: whether that is none of the
-    collection's yet."""
+    collection's yet. rebuilding: a copy with other biases that was left unfinished."""
     profile = state.profile
-    rebuilding = unfinished(store, info.name)
     incoming = state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:

@@ -104,7 +104,7 @@ def journalled(
         yield WriteJournal(store, info.name, None)
         return
     check()
-    announced = store.info(info.name)
+    announced = store.info(info.name, counted=False)
     former = announced.journal
     if former is not None and store.exists(former.collection):
         # Its job may have been killed before all clients had heard of it.

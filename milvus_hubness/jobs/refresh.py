@@ -35,7 +35,7 @@ from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.rebuild import REBUILD_SHARE, abandon, begin, carry_out, unfinished, way
 from milvus_hubness.jobs.renewal import Renewal
-from milvus_hubness.jobs.restored import restored
+from milvus_hubness.jobs.restored import NONE_READ, Banks, restored
 from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
 from milvus_hubness.jobs.shadow import Shadow, Standing, judge
 from milvus_hubness.jobs.spare_banks import SpareBanks
@@ -124,7 +124,7 @@ def refresh(
         raise InvalidParameter("back goes to what was: it takes no bank, estimator or refit")
     began = time.perf_counter()
     with ExitStack() as stack:
-        before = store.info(collection)
+        before = store.info(collection, counted=False)
         ready_state(before, field)
         name = before.name
         lease = lease or Lease(store, name)
@@ -136,10 +136,13 @@ def refresh(
         if profile is None:
             profile = whole.incoming.name if whole.incoming and not asks else whole.active
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
+        left = unfinished(store, name)
         if back:
             aim = aim_back(store, info, state)
         else:
-            aim = aim_at(store, info, state, is_new, bank, target_bank, estimator, refit=refit)
+            aim = aim_at(
+                store, info, state, is_new, bank, target_bank, estimator, refit=refit, rebuilding=left
+            )
         throttle, stop = throttle or Throttle(), stop or threading.Event()
         stack.enter_context(_heeded(stop, throttle))
         job = _Refresh(
@@ -157,9 +160,9 @@ def refresh(
             plan=plan,
             progress=progress,
         )
-        if not plan and unfinished(store, name) is None:
+        if not plan and left is None:
             SpareBanks(store, name).drop()
-        done = job.full(aim, labels, force, rebuild_share) if aim.reason else job.pending()
+        done = job.full(aim, labels, force, rebuild_share) if aim.reason else job.pending(aim)
     seconds = round(time.perf_counter() - began, 2)
     told: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
     return RefreshResult(**(told | done))
@@ -206,7 +209,7 @@ class _Refresh:
 
     # -- rows without a bias ----------------------------------------------------------------------------
 
-    def pending(self) -> dict[str, Any]:
+    def pending(self, aim: Aim) -> dict[str, Any]:
         placement = placement_of(self.store, self.info, self.state)
         waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         written = sum(map(len, waiting.values())) if self.plan else 0
@@ -214,7 +217,8 @@ class _Refresh:
             return self._told_of_pending(written)
         if any(waiting.values()) or self._left_behind():
             with self._journalled() as journal:
-                written = self._renewal(journal).fill_pending()
+                known = {self.state.profile.bank: aim.bank}
+                written = self._renewal(journal, known).fill_pending()
         placement.settle()
         if self.state.incoming is None:
             Renewal.forget(self.store, self.info.name)
@@ -445,7 +449,7 @@ class _Refresh:
         ):
             yield journal
 
-    def _renewal(self, journal: WriteJournal) -> Renewal:
+    def _renewal(self, journal: WriteJournal, banks: Banks = NONE_READ) -> Renewal:
         return Renewal(
             store=self.store,
             info=self.info,
@@ -457,6 +461,7 @@ class _Refresh:
             throttle=self.throttle,
             stop=self.stop,
             progress=self.progress,
+            banks=banks,
         )
 
     def _write_state(self, state: CollectionState) -> None:

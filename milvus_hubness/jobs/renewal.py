@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks
-from milvus_hubness.jobs.restored import restored_by_slot
+from milvus_hubness.jobs.restored import Banks, restored_by_slot
 from milvus_hubness.jobs.runner import LEDGER
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.base import CollectionInfo, Key, Record, Store
@@ -54,6 +55,7 @@ class Renewal:
     throttle: Throttle
     stop: threading.Event
     progress: Progress
+    banks: Banks
 
     def fill_pending(self) -> int:
         """Every profile's biases for the rows that have none, and those on their way. How many rows there
@@ -62,8 +64,7 @@ class Renewal:
         waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
             return 0
-        corrections = restored_by_slot(self.store, self.state)
-        written = 0
+        corrections, written = self._corrections, 0
         for partition, keys in waiting.items():
             for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
                 self._admit(len(part))
@@ -77,7 +78,7 @@ class Renewal:
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput(f"no biases of {self.info.name!r} are on their way")
-        corrections = restored_by_slot(self.store, self.state)
+        corrections = self._corrections
         reached = self._reached(incoming.profile.bank, incoming.profile.slot)
         after = dict(reached.after)
         scanned, written, since = reached.scanned, reached.written, 0
@@ -119,6 +120,10 @@ class Renewal:
             placement.write(bare, partition, corrections, self.state.profile.epoch)
             self.journal.mend(bare, partition)
         return int(off.sum()) + len(bare)
+
+    @cached_property
+    def _corrections(self) -> dict[int, Correction]:
+        return restored_by_slot(self.store, self.state, self.banks)
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import from_dict
-from milvus_hubness.state import CollectionState, Profile
-from milvus_hubness.stores.base import Store
+from milvus_hubness.state import BankReference, CollectionState, Profile
+from milvus_hubness.stores.base import Store, StoredBank
+
+Banks = Mapping[BankReference, StoredBank]
+"""Those that were read already."""
+NONE_READ: Banks = MappingProxyType({})
 
 
-def restored(store: Store, state: CollectionState, profile: Profile) -> Correction:
+def restored(store: Store, state: CollectionState, profile: Profile, banks: Banks = NONE_READ) -> Correction:
     """Without the gallery: the potentials are kept with the bank."""
-    kept = store.load_bank(profile.bank)
+    kept = banks.get(profile.bank) or store.load_bank(profile.bank)
     return Correction.restore(
         state.layout,
         from_dict(profile.estimator),
@@ -21,14 +28,14 @@ def restored(store: Store, state: CollectionState, profile: Profile) -> Correcti
     )
 
 
-def restored_by_slot(store: Store, state: CollectionState) -> dict[int, Correction]:
+def restored_by_slot(store: Store, state: CollectionState, banks: Banks = NONE_READ) -> dict[int, Correction]:
     """By the slot that its biases lie in: every profile's, and those of biases on their way
     in or out."""
     corrections: dict[int, Correction] = {}
     for profile in state.profiles.values():
-        correction = restored(store, state, profile)
+        correction = restored(store, state, profile, banks)
         corrections |= {profile.slot: correction, profile.standby: correction}
     for moving in (state.outgoing, state.incoming):
         if moving is not None:
-            corrections[moving.profile.slot] = restored(store, state, moving.profile)
+            corrections[moving.profile.slot] = restored(store, state, moving.profile, banks)
     return corrections

@@ -184,8 +184,8 @@ class Store(Protocol):
         """The database's own words."""
         ...
 
-    def info(self, collection: str) -> CollectionInfo:
-        """Raises CollectionNotFound."""
+    def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
+        """counted: else `rows` is 0, and the database has less to do. Raises CollectionNotFound."""
         ...
 
     def exists(self, collection: str) -> bool:
@@ -361,8 +361,8 @@ class Store(Protocol):
         ...
 
     def create_journal(self, source: CollectionInfo) -> Journal:
-        """A journal that takes whatever rows `source` takes, and holds no notes for it. Where one lies beside
-        the collection that still fits, it is that one."""
+        """A journal that takes whatever rows `source` takes, with no notes in it for its job. Where one lies
+        beside the collection that still fits, it is that one."""
         ...
 
     def write_journal(self, collection: str, journal: Journal | None) -> None:
@@ -370,8 +370,8 @@ class Store(Protocol):
         ...
 
     def end_journal(self, collection: str, journal: Journal) -> None:
-        """Have the collection's writers note no more, and forget what they noted. The journal stays for the
-        next job."""
+        """Have the collection's writers note no more, and forget what they noted for this job and those
+        before it. The journal stays for the next."""
         ...
 
     def journals(self, collection: str) -> list[Journal]:

@@ -47,7 +47,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
 
     # -- what is there ------------------------------------------------------------------------------
 
-    def info(self, collection: str) -> CollectionInfo:
+    def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         with translated(collection):
             schema = self.client.describe_collection(collection)
             name = schema["collection_name"]
@@ -59,7 +59,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 name=name,
                 key_field=milvus_schema.key_field(schema)["name"],
                 vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
-                rows=self.count(name),
+                rows=self.count(name) if counted else 0,
                 partitions=partitions,
                 aliases=tuple(self.client.list_aliases(name)["aliases"]),
                 states=read_states(schema["properties"]),

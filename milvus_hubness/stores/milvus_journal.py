@@ -86,7 +86,6 @@ class MilvusJournal(MilvusRequests):
         ]
         for journal in journals:
             if self._fits(journal, fits):
-                self._forget_notes(journal, before=made)
                 return journal
         taken = source.journal.collection if source.journal else ""
         journal = next(each for each in journals if each.collection != taken)

@@ -26,6 +26,9 @@ from milvus_hubness.stores.milvus_rpc import (
 )
 
 KEYS_PER_PAGE = 16_384
+FEW_KEYS = 4_096
+DUPLICATES_PER_KEY = 4
+"""Milvus 2.3 counts duplicates of a key as rows that were asked for, and answers fewer."""
 ROWS_PER_REQUEST = 2_000
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
 _AS_ARRAYS = {"strict_float32": True}
@@ -147,12 +150,17 @@ class MilvusRequests:
                 self.client.delete(collection, filter=is_one_of(key_field, part), partition_name=partition)
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
-        """Key-ordered pages, each beginning behind the last key seen."""
-        # Pages follow the collection's own consistency level whatever they ask for, and show what this saw.
-        self.count(collection)
+        """In one request where they are few, else in key-ordered pages, each beginning behind the last key
+        seen."""
+        self._ensure_loaded(collection)
         found: list[Key] = []
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
+            few = self._few(collection, key_field, where, partition)
+            if few is not None:
+                return few
+            # Pages follow the collection's own consistency level whatever they ask for: they show what the
+            # request before them has seen.
             while True:
                 after = found[-1] if found else None
                 page = self._page(
@@ -164,6 +172,18 @@ class MilvusRequests:
                 if found and fresh[0] <= found[-1]:
                     raise StoreError(f"the server did not page {collection!r} in key order")
                 found += fresh
+
+    def _few(self, collection: str, key_field: str, where: str, partition: str | None) -> list[Key] | None:
+        """The keys of all rows that `where` picks; None where there may be more than one answer holds."""
+        rows = self.client.query(
+            collection,
+            filter=where,
+            output_fields=[key_field],
+            partition_names=[partition] if partition else None,
+            limit=FEW_KEYS * DUPLICATES_PER_KEY,
+            consistency_level="Strong",
+        )
+        return sorted({row[key_field] for row in rows}) if len(rows) < FEW_KEYS else None
 
     def _page(
         self,

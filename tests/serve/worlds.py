@@ -50,7 +50,7 @@ class Ledger:
             for key in keys:
                 del self.kept[key]
 
-    def info(self, collection):
+    def info(self, collection, *, counted=True):
         raise CollectionNotFound(f"no collection or alias {collection!r}")
 
 
