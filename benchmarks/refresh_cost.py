@@ -20,7 +20,7 @@ from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness import NNN, Hubness, HubnessClient, MilvusStore, QueryBank, connect, refresh
 from tests.servers import MilvusServer
 
-ROWS, DIM, BANK, TURNS = 100_000, 256, 1_000, 3
+ROWS, DIM, BANK, TURNS = 100_000, 768, 5_000, 3
 NEW_SHARE, BOUND = 0.01, 0.02
 ROWS_PER_INSERT = 5_000
 NAME = "items"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pymilvus import AnnSearchRequest, AsyncMilvusClient, CollectionSchema, DataType, MilvusClient
@@ -14,6 +15,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED
 from milvus_hubness.client.refusals import refusing
 from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import (
@@ -232,6 +234,22 @@ class AsyncHubnessClient(AsyncMilvusClient):
             "search_aggregation": search_aggregation,
             **kwargs,
         }
+        if ids is None and rerank is None:
+            quick = self._operations.search_like_before(
+                collection_name,
+                data,
+                filter,
+                limit,
+                output_fields,
+                search_params,
+                options,
+                strength=strength,
+                profile=profile,
+                with_raw_score=with_raw_score,
+            )
+            if quick is not None:
+                with suppress(*PERHAPS_OUTDATED):
+                    return quick.answer(await super().search(*quick.args, **quick.options))
         return await self._run(
             self._operations.search(
                 collection_name,

@@ -11,6 +11,8 @@ from pymilvus.exceptions import ParamError
 
 from milvus_hubness.errors import InvalidParameter
 
+LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
+"""Arguments that have the server do so."""
 RANGE_BOUNDS = ("radius", "range_filter")
 
 Manner = tuple[Any, ...]
@@ -38,6 +40,9 @@ def manner_of(
     )
     if not usual:
         return None
+    for name in LOOK_AT_SCORES:
+        if options.get(name) is not None:
+            return None
     names = None if output_fields is None else tuple(output_fields)
     told = repr(search_params) if search_params else ""
     return (options.get("anns_field"), limit, names, told, strength, profile, bool(with_raw_score))
@@ -71,7 +76,13 @@ def _are_dense(data: Any) -> bool:
     """Whether pymilvus takes it as queries, seen at a glance."""
     if isinstance(data, np.ndarray):
         return data.ndim > 1
-    return isinstance(data, list) and all(type(vector) in (list, np.ndarray) for vector in data)
+    if not isinstance(data, list):
+        return False
+    for vector in data:
+        kind = type(vector)
+        if kind is not list and kind is not np.ndarray:
+            return False
+    return True
 
 
 def _are_names(output_fields: Any) -> bool:

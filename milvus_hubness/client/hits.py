@@ -27,6 +27,13 @@ def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
         hit["distance"] = score
 
 
+def rescale(hits: Any, length: float) -> None:
+    """Divide the scores of one query's hits by its length."""
+    hits.distances = [score / length for score in hits.distances]
+    for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
+        hit["distance"] = score
+
+
 def rerank(
     results: Any,
     queries: Floats,

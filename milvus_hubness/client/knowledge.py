@@ -14,7 +14,7 @@ from milvus_hubness.client.arguments import Manner
 from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import rewrite_of
 from milvus_hubness.client.reading import Reading
-from milvus_hubness.client.rewrite import Asking, Rewrite
+from milvus_hubness.client.rewrite import Asking, AskingOne, Rewrite
 from milvus_hubness.client.sampling import Sampler, living_in
 from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
 from milvus_hubness.errors import (
@@ -58,13 +58,16 @@ class Known:
     """What a collection says of itself.
 
     states: of its corrected fields, by name. asking: by their manner, what it takes to ask searches like
-    earlier ones: the field's state, and what makes requests of data. mirror: where its rows are carried to.
-    living: the banks that take in live queries, by field and profile. journal: where writes are noted first.
+    earlier ones: the field's state, what makes requests of data, and of one list of numbers. mirror: where
+    its rows are carried to. living: the banks that take in live queries, by field and profile. journal: where
+    writes are noted first.
     """
 
     key_field: str
     states: Mapping[str, CollectionState]
-    asking: dict[Manner, tuple[CollectionState, Asking]] = field(default_factory=dict, compare=False)
+    asking: dict[Manner, tuple[CollectionState, Asking, AskingOne | None]] = field(
+        default_factory=dict, compare=False
+    )
     mirror: Mirror | None = None
     living: Mapping[tuple[str, str], Living] = field(default_factory=dict)
     journal: Journal | None = None

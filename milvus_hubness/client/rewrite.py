@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.client.arguments import RANGE_BOUNDS
-from milvus_hubness.client.hits import keep, rerank, rescore
+from milvus_hubness.client.hits import keep, rerank, rescale, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
@@ -77,6 +77,7 @@ class Asked:
 
 
 Asking = Callable[[npt.ArrayLike], Asked]
+AskingOne = Callable[[list[float]], Asked | None]
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,7 @@ class Rewrite:
         other inner products for every query."""
         if self.state.metric != "L2" or not question.search_params:
             return [question]
-        params = question.search_params
-        places = (params, params.get("params") or {})
+        places = _places(question.search_params)
         if not any(place.get(name) is not None for place in places for name in RANGE_BOUNDS):
             return [question]
         return [replace(question, data=[query]) for query in self.queries(question)]
@@ -193,14 +193,8 @@ class Rewrite:
             return None
         slot = self.profile(question).slot
         fields = self._fields(question, with_vector=question.with_raw_score)
-        asking_numbers = self._asking_numbers(question, weight, slot, fields)
 
         def ask(data: npt.ArrayLike) -> Asked:
-            if asking_numbers and isinstance(data, list) and len(data) == 1 and isinstance(data[0], list):
-                asked = asking_numbers(data[0])
-                if asked is not None:
-                    return asked
-
             def answer(results: Any) -> Any:
                 self._score(results, queries, weight, question)
                 return self.reading.hits_out(results, fields)
@@ -212,25 +206,35 @@ class Rewrite:
 
         return ask
 
-    def _asking_numbers(
-        self, question: Question, weight: float, slot: int, fields: FieldRequest
-    ) -> Callable[[list[float]], Asked | None] | None:
+    def asking_one(self, question: Question) -> AskingOne | None:
         """What asks this of one query of Python numbers, in a fraction of the time; None where that takes
-        more than putting bytes together."""
-        if self.state.dtype != "float32" or not self._scores_are_products(question):
+        more than putting bytes together. Nobody else may look at the scores that the server answers: a query
+        under COSINE is sent as it is, and they are in proportion to its length."""
+        if self.state.metric == "L2" or question.round_decimal >= 0 or question.with_raw_score:
             return None
+        bounds = _places(question.search_params)
+        if self.state.dtype != "float32" or any(
+            place.get(name) is not None for place in bounds for name in RANGE_BOUNDS
+        ):
+            return None
+        weight, slot = self.strength(question), self.profile(question).slot
+        fields = self._fields(question, with_vector=False)
         nothing = np.zeros((1, self.state.dim), np.float32)
-        columns = self.layout.wrap(nothing, weight, slot=slot)[0, self.state.dim :].tobytes()
-
-        def answer(results: Any) -> Any:
-            return self.reading.hits_out(results, fields)
 
         def ask(query: list[float]) -> Asked | None:
-            packed = self.layout.wrap_numbers(query, columns)
-            if packed is None:
+            wrapped = self.layout.wrap_numbers(query, weight, slot=slot)
+            if wrapped is None:
                 return None
+            asked, length = wrapped
+
+            def answer(results: Any) -> Any:
+                if length != 1:
+                    for hits in results:
+                        rescale(hits, length)
+                return self.reading.hits_out(results, fields)
+
             params = self.search_params(question.search_params, nothing)
-            return Asked([packed], question.limit, question.offset, params, fields.requested, answer)
+            return Asked([asked], question.limit, question.offset, params, fields.requested, answer)
 
         return ask
 
@@ -371,6 +375,11 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
     except ValueError:
         return None
     return shape
+
+
+def _places(params: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
+    """Where search parameters may lie."""
+    return (params, params.get("params") or {}) if params else ()
 
 
 def copied(params: Mapping[str, Any]) -> dict[str, Any]:

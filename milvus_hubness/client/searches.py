@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pymilvus import AnnSearchRequest, DataType
 
@@ -17,6 +17,7 @@ from milvus_hubness.client.reads import Reads
 from milvus_hubness.client.rewrite import Asked, Question, Rewrite
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import (
+    HubnessError,
     InvalidInput,
     UnsupportedOperation,
 )
@@ -29,8 +30,56 @@ MANNERS = 256
 """How many are remembered of a collection."""
 
 
+class LikeBefore(NamedTuple):
+    """The arguments of pymilvus's search, and what makes of its results those the user asked for."""
+
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    answer: Callable[[Any], Any]
+
+
 class Searching(Biasing, Reads):
     """search and hybrid_search."""
+
+    def search_like_before(
+        self,
+        collection: str,
+        data: Any,
+        filter: str,
+        limit: int,
+        output_fields: list[str] | None,
+        search_params: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        with_raw_score: bool = False,
+    ) -> LikeBefore | None:
+        """A `search` that differs from an earlier one in its data, filter and the like only, as one request:
+        without the steps of an operation, which take longer than the work. None for any other; where the
+        request fails too, `search` finds out why."""
+        known = self._remembered(collection)
+        if known is None or not known.asking:
+            return None
+        manner = manner_of(
+            data, limit, output_fields, search_params, strength, profile, with_raw_score, options
+        )
+        if manner not in known.asking:
+            return None
+        state, asking, asking_one = known.asking[manner]
+        one = data[0] if asking_one is not None and len(data) == 1 and type(data[0]) is list else None
+        try:
+            asked = (asking_one(one) if asking_one and one else None) or asking(data)
+        except HubnessError:
+            return None
+        args, further = _request(collection, state, filter, asked, options)
+
+        def answer(results: Any) -> Any:
+            answered = asked.answer(results)
+            self._sample(known, state, profile, data)
+            return answered
+
+        return LikeBefore(args, further, answer)
 
     def search(
         self,
@@ -60,11 +109,6 @@ class Searching(Biasing, Reads):
             )
 
         def call(known: Known) -> Operation[Any]:
-            if manner is not None and manner in known.asking:
-                found, asking = known.asking[manner]
-                results = yield from self._answered(collection, known, found, filter, asking(data), options)
-                self._sample(known, found, profile, data)
-                return results
             state = known.searched(options.get("anns_field"))
             if state is None:
                 fields = known.reading.fields(output_fields)
@@ -103,9 +147,10 @@ class Searching(Biasing, Reads):
             is_one = first is question and question.bank is None
             if manner is not None and is_one and len(known.asking) < MANNERS:
                 # A copy: the lists and dictionaries are the caller's, who may change them.
-                again = rewrite.asking(copy.deepcopy(replace(question, data=())))
+                like_it = copy.deepcopy(replace(question, data=()))
+                again = rewrite.asking(like_it)
                 if again is not None:
-                    known.asking[manner] = (state, again)
+                    known.asking[manner] = (state, again, rewrite.asking_one(like_it))
             if ids is None:
                 self._sample(known, state, profile, data)
             return results
@@ -129,16 +174,7 @@ class Searching(Biasing, Reads):
         asked: Asked,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        data, further = asked.data, {**naming(state, options), **asked.options}
-        if state.dtype == "float32":
-            # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
-            data = [query if type(query) is bytes else query.tobytes() for query in data]
-            described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
-            further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
-        if asked.offset:
-            further["offset"] = asked.offset
-        args = (collection, data, filter, asked.limit, asked.output_fields, asked.search_params)
-        results = yield Ask("search", args, further)
+        results = yield Ask("search", *_request(collection, state, filter, asked, options))
         if asked.biases_of is None:
             return asked.answer(results)
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
@@ -291,6 +327,22 @@ class Searching(Biasing, Reads):
             index = yield Ask("describe_index", (collection, names[0], options.get("timeout")))
             self._metrics[of] = str(index["metric_type"]).upper()
         return self._metrics[of]
+
+
+def _request(
+    collection: str, state: CollectionState, filter: str, asked: Asked, options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of pymilvus's search."""
+    data, further = asked.data, {**naming(state, options), **asked.options}
+    if state.dtype == "float32":
+        # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
+        data = [query if type(query) is bytes else query.tobytes() for query in data]
+        described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
+        further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
+    if asked.offset:
+        further["offset"] = asked.offset
+    args = (collection, data, filter, asked.limit, asked.output_fields, asked.search_params)
+    return args, further
 
 
 def _refuse_chains(options: Mapping[str, Any]) -> None:
