@@ -292,7 +292,7 @@ class Layout:
         rows = self.rows(vectors)
         finite = np.isfinite(rows).all(axis=1)
         return cast(
-            "npt.NDArray[np.bool_]", ~finite | (_lengths(rows) == 0) if self.metric == "COSINE" else ~finite
+            "npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite
         )
 
     @property
@@ -315,6 +315,8 @@ class Layout:
 
     def _unit(self, rows: Floats) -> Floats:
         lengths = self.norms(rows)
+        if (lengths == 1).all():
+            return rows
         return (rows / np.where(lengths == 0, 1, lengths)[:, None]).astype(np.float32)
 
 

@@ -90,7 +90,8 @@ class Corrected:
 
     def _biases(self, vectors: Floats) -> Floats:
         """(n, slots) of the user's vectors (n, d)."""
-        known = {id(each): each.centred(vectors) for each in self.corrections.values()}
+        distinct = {id(each): each for each in self.corrections.values()}
+        known = {number: each.centred(vectors) for number, each in distinct.items()}
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
         for slot, correction in self.corrections.items():
             slots[:, slot] = known[id(correction)]
