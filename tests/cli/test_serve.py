@@ -11,6 +11,7 @@ from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import (
     NNN,
+    Hubness,
     HubnessClient,
     MilvusStore,
     QueryBank,
@@ -156,6 +157,64 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
     [looked] = [line["facts"] for line in done.lines() if line["name"] == "looked"]
     assert (done.returncode, looked["action"], looked["changed"]) == (0, "pending", left)
     assert pending() == 0
+
+
+@pytest.mark.long
+def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
+    served, tmp_path, monkeypatch, started
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MILVUS_HUBNESS_URI", served.uri)
+    rng, name = np.random.default_rng(6), served.name("served")
+    banks = {each: vectors(rng, 40, DIM) for each in ("right", "wrong")}
+    client = served.client(HubnessClient)
+    born = Hubness(QueryBank(banks["right"]), NNN(4))
+    client.create_collection(name, DIM, metric_type="COSINE", consistency_level="Strong", hubness=born)
+    rows = [{"id": i, "vector": vector} for i, vector in enumerate(vectors(rng, 300, DIM))]
+    client.insert(name, rows[:200])
+    services = {}
+    for each, bank in banks.items():
+        np.save(f"{each}.npy", bank)
+        with open(f"{each}.toml", "w", encoding="utf-8") as file:
+            file.write(
+                f'[server]\nuri = "{served.uri}"\n[http]\nlisten = "127.0.0.1:0"\n[[collection]]\n'
+                f'name = "{name}"\nbank = "{each}.npy"\nmethod = "nnn"\nparams = {{ k = 4 }}\n'
+                'schedule = "2s"\nfull_schedule = "2s"\nclient_ttl = 0\n'
+            )
+        services[each] = started("serve", "--config", f"{each}.toml", "--json", MILVUS_HUBNESS_URI=served.uri)
+        events_until(services[each], "looked")
+    before, ends = status(served.store(), name), time.monotonic() + 60
+    for part in range(10):
+        client.insert(name, rows[200 + 10 * part : 210 + 10 * part], bias="pending")
+        while status(served.store(), name).pending:
+            assert time.monotonic() < ends + 30, "the first one does nothing either"
+            time.sleep(0.2)
+        time.sleep(max(0, ends - time.monotonic()) / (10 - part))
+        now = status(served.store(), name)
+        assert (now.epoch, now.bank) == (before.epoch, before.bank)
+    for each in services.values():
+        each.send_signal(signal.SIGTERM)
+    told = {
+        each: [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines()]
+        for each, process in services.items()
+    }
+    results = {
+        each: {event["facts"]["result"] for event in events if event["name"] == "looked"}
+        for each, events in told.items()
+    }
+    assert results == {"right": {"ok"}, "wrong": {"busy"}}
+    held = client.query(name, filter="", output_fields=["hubness_bias"], limit=1_000)
+    assert len(held) == 300
+    assert all(row["hubness_bias"] for row in held)
+
+
+def events_until(process, name):
+    """What a service tells, up to the first event of that name."""
+    while line := process.stdout.readline():
+        event = json.loads(line)
+        if event["name"] == name:
+            return event
+    raise AssertionError(process.communicate()[1])
 
 
 def at_work(url):
