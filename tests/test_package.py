@@ -33,7 +33,7 @@ MAY_IMPORT = {
         "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
     },
     "jobs": {
-        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "rerank",
+        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "quari", "rerank",
         "reservoir", "state", "stores",
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},

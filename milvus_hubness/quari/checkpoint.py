@@ -38,13 +38,13 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Resumption:
-    """What a training needs to go on: the last weights, both moments of AdamW and its steps, and the state of
-    torch's generators, that of CUDA where it trained there."""
+    """What a training needs to go on: the last weights, both moments of AdamW and its steps, by parameter,
+    and the state of torch's generators, that of CUDA where it trained there."""
 
     last: Tensors
     first: Tensors
     second: Tensors
-    steps: int
+    steps: Mapping[str, int]
     rng: torch.Tensor
     cuda_rng: torch.Tensor | None = None
 
@@ -57,7 +57,7 @@ class Resumption:
             {name: each.detach().cpu().clone() for name, each in network.state_dict().items()},
             {name: state["exp_avg"].cpu().clone() for name, state in moved.items()},
             {name: state["exp_avg_sq"].cpu().clone() for name, state in moved.items()},
-            max((int(state["step"]) for state in moved.values()), default=0),
+            {name: int(state["step"]) for name, state in moved.items()},
             torch.get_rng_state(),
             torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         )
@@ -68,7 +68,7 @@ class Resumption:
         for name, each in network.named_parameters():
             if name in self.first:
                 optimizer.state[each] = {
-                    "step": torch.tensor(float(self.steps)),
+                    "step": torch.tensor(float(self.steps[name])),
                     "exp_avg": self.first[name].to(device, copy=True),
                     "exp_avg_sq": self.second[name].to(device, copy=True),
                 }
@@ -140,9 +140,9 @@ class Checkpoint:
             tensors[RNG] = self.resumption.rng
             if self.resumption.cuda_rng is not None:
                 tensors[CUDA_RNG] = self.resumption.cuda_rng
-            facts["optimizer_steps"] = self.resumption.steps
+            facts["optimizer_steps"] = dict(self.resumption.steps)
         tensors = {name: each.contiguous() for name, each in tensors.items()}
-        facts["digest"] = _digest(tensors)
+        facts["digest"] = _digest(facts, tensors)
         beside = Path(f"{os.fspath(path)}.partial")
         try:
             save_file(tensors, beside, {HEADER: json.dumps(facts)})
@@ -152,8 +152,8 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """What `save` wrote. Raises UnreadableFile for anything else, and for a file whose numbers are no
-        longer those that were written."""
+        """What `save` wrote. Raises UnreadableFile for anything else, and for a file that is no longer as it
+        was written."""
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
                 header = (file.metadata() or {}).get(HEADER)
@@ -164,8 +164,8 @@ class Checkpoint:
             facts = json.loads(header or "")
             if facts["format"] != FORMAT:
                 raise UnreadableFile(f"{path} is of format {facts['format']}, this version reads {FORMAT}")
-            if facts["digest"] != _digest(tensors):
-                raise UnreadableFile(f"{path} is damaged: its numbers are not those that were written")
+            if facts.pop("digest") != _digest(facts, tensors):
+                raise UnreadableFile(f"{path} is damaged: it is not as it was written")
             made = cls(
                 QuariConfig.from_dict(facts["config"]),
                 TrainingSettings.from_dict(facts["settings"]),
@@ -199,8 +199,8 @@ def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
     return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
 
 
-def _digest(tensors: Tensors) -> str:
-    digest = hashlib.sha256()
+def _digest(facts: Mapping[str, Any], tensors: Tensors) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].numpy().tobytes())

@@ -23,8 +23,8 @@ class QuariConfig:
     form: how T and q' come of what the decoders say of a query,
         "published"  T = Σ u_j v_jᵀ                             q' as decoded
         "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
-        "anchored"   T = I + Σ (a_j + u_j)(b_j + v_j)ᵀ          q' = W q + decoded
-    with a_j, b_j (rank, d) and W (d, d) learned for all queries. The last two start at the identity.
+        "anchored"   T = (I + Σ u_j v_jᵀ)(I + Σ a_i b_iᵀ)       q' = W q + decoded
+    with W (d, d) and `anchors` of a_i and b_i learned for all queries. The last two start at the identity.
     adapt_query and adapt_gallery: False leaves q' = q, or T = I (ablations).
 
     Raises InvalidParameter.
@@ -37,14 +37,15 @@ class QuariConfig:
     steps: int = 2
     heads: int = 4
     feedforward: int = 2
-    hidden: int = 4
+    hidden: int = 2
     dropout: float = 0.1
-    form: Form = "anchored"
+    form: Form = "residual"
+    anchors: int = 64
     adapt_query: bool = True
     adapt_gallery: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("dim", "rank", "width", "layers", "steps", "heads", "feedforward", "hidden"):
+        for name in ("dim", "rank", "width", "layers", "steps", "heads", "feedforward", "hidden", "anchors"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.width % self.heads or self.width % 2:
             raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")

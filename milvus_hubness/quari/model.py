@@ -16,9 +16,10 @@ are of the order of 1 and a step of the optimiser is small beside the query that
 T and the start. With zero tokens and freshly drawn decoders, T = Σ u_j v_jᵀ begins as a random matrix of
 rank r: it projects the gallery onto r random directions, and all that the encoder knew must be learned anew.
 In the forms "residual" and "anchored" I is added to T, and q to q', or W q with W = I at first; and the last
-layers of the decoders of u and q', and all a_j, begin at zero. So T is the identity and q' the query: the
-network begins with the encoder's own ranking and learns where to depart from it. The anchored form has room
-for what is best for all queries, a static map, so that the tokens say only what differs between them.
+layers of the decoders of u and q', and all a_i, begin at zero. So T is the identity and q' the query: the
+network begins with the encoder's own ranking and learns where to depart from it. The anchored form sees the
+gallery through a static map first, what is best for all queries, so that the tokens say only what differs
+between them.
 benchmarks/quari.py tells what each is worth.
 """
 
@@ -37,14 +38,16 @@ from milvus_hubness.quari.config import QuariConfig
 class Adaptation(NamedTuple):
     """What m queries make of the space.
 
-    query (m, d): q'. U, V (m, r, d): the rows u_j and v_j of T, a_j and b_j in them. residual: whether I is
-    added to T.
+    query (m, d): q'. U, V (m, r, d): the rows u_j and v_j. residual: whether I is added to their sum. A, B
+    (k, d): the rows a_i and b_i of the static map that comes before; k is 0 where there is none.
     """
 
     query: torch.Tensor
     U: torch.Tensor
     V: torch.Tensor
     residual: bool
+    A: torch.Tensor
+    B: torch.Tensor
 
 
 class Quari(nn.Module):
@@ -74,10 +77,10 @@ class Quari(nn.Module):
         self.decode_v = _decoder(width, inside, dim) if config.adapt_gallery else None
         anchored = config.form == "anchored"
         self.map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_query else None
-        self.anchor_u = self.anchor_v = None
+        self.anchor_a = self.anchor_b = None
         if anchored and config.adapt_gallery:
-            self.anchor_u = nn.Parameter(torch.zeros(config.rank, dim))
-            self.anchor_v = nn.Parameter(torch.randn(config.rank, dim) / math.sqrt(dim))
+            self.anchor_a = nn.Parameter(torch.zeros(config.anchors, dim))
+            self.anchor_b = nn.Parameter(torch.randn(config.anchors, dim) / math.sqrt(dim))
         for decoder in (self.decode_query, self.decode_u):
             if config.form != "published" and decoder is not None:
                 last = cast(nn.Linear, decoder[-1])
@@ -85,31 +88,40 @@ class Quari(nn.Module):
                 nn.init.zeros_(last.bias)
         self.register_buffer("positions", sinusoids(2 * config.rank, width), persistent=False)
 
+    def anchors(self) -> list[nn.Parameter]:
+        """W, a and b, those that there are: what is learned for all queries."""
+        return [each for each in (self.map, self.anchor_a, self.anchor_b) if each is not None]
+
+    def anchored(self, queries: torch.Tensor) -> Adaptation:
+        """What the anchors alone make of queries (m, d): the same map for all of them."""
+        unit = functional.normalize(queries, dim=1)
+        none = unit.new_zeros(len(unit), 0, self.config.dim)
+        query = unit if self.map is None else unit @ self.map.T
+        if self.anchor_a is None or self.anchor_b is None:
+            empty = unit.new_zeros(0, self.config.dim)
+            return Adaptation(query, none, none, True, empty, empty)
+        return Adaptation(query, none, none, True, self.anchor_a, self.anchor_b)
+
     def forward(self, queries: torch.Tensor) -> Adaptation:
         """queries (m, d), of any length above 0: only their direction counts."""
-        config = self.config
-        unit = functional.normalize(queries, dim=1)
-        scale = math.sqrt(config.dim)
-        encoded = self.query_encoder(unit * scale)
-        tokens = encoded.new_zeros(len(unit), 2 * config.rank, config.width)
+        config, scale = self.config, math.sqrt(self.config.dim)
+        alone = self.anchored(queries)
+        encoded = self.query_encoder(functional.normalize(queries, dim=1) * scale)
+        tokens = encoded.new_zeros(len(queries), 2 * config.rank, config.width)
         output = encoded[:, None]
         for step in self.step_embedding.weight:
             control = (encoded + step)[:, None]
             output = self.transformer(torch.cat([control, tokens + self.positions], 1))
             tokens = tokens + output[:, 1:]
-        adapted = unit
+        query = alone.query
         if self.decode_query is not None:
             decoded = self.decode_query(output[:, 0]) / scale
-            start = unit if self.map is None else unit @ self.map.T
-            adapted = decoded if config.form == "published" else start + decoded
+            query = decoded if config.form == "published" else query + decoded
         if self.decode_u is None or self.decode_v is None:
-            none = unit.new_zeros(len(unit), 0, config.dim)
-            return Adaptation(adapted, none, none, residual=True)
-        u = self.decode_u(tokens[:, : config.rank]) / scale
-        v = self.decode_v(tokens[:, config.rank :]) / scale
-        if self.anchor_u is not None and self.anchor_v is not None:
-            u, v = u + self.anchor_u, v + self.anchor_v
-        return Adaptation(adapted, u, v, config.form != "published")
+            return alone._replace(query=query)
+        U = self.decode_u(tokens[:, : config.rank]) / scale
+        V = self.decode_v(tokens[:, config.rank :]) / scale
+        return Adaptation(query, U, V, config.form != "published", alone.A, alone.B)
 
 
 def sinusoids(count: int, width: int) -> torch.Tensor:

@@ -77,20 +77,23 @@ class Pairs:
         return digest.hexdigest()[:16]
 
     def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
-        """Pairs to train on, and about this share of them to validate on. An item, with all its queries, is
-        on one side only; so is the gallery. Raises InvalidParameter, and BankTooSmall where a side would have
-        fewer than two items."""
+        """Pairs to train on, and about this share of them to validate on. An item that answers, with all its
+        queries, is on one side only; items that answer nothing are on both.
+
+        Raises InvalidParameter, and BankTooSmall where a side would have fewer than two items that answer.
+        """
         share = finite_number("share", share)
         asked = np.unique(self.of)
         order = np.random.default_rng(seed).permutation(asked)
         held = round(share * len(order))
         if held < 2 or len(order) - held < 2:
             raise BankTooSmall(f"{len(order)} answered items cannot be split at {share:g} into two sides")
-        return self._only(np.sort(order[held:])), self._only(np.sort(order[:held]))
+        return self._without(order[:held]), self._without(order[held:])
 
-    def _only(self, items: npt.NDArray[np.int64]) -> Pairs:
-        here = np.isin(self.of, items)
-        return Pairs(self.queries[here], self.gallery[items], np.searchsorted(items, self.of[here]))
+    def _without(self, items: npt.NDArray[np.int64]) -> Pairs:
+        left = np.setdiff1d(np.arange(len(self.gallery)), items)
+        here = ~np.isin(self.of, items)
+        return Pairs(self.queries[here], self.gallery[left], np.searchsorted(left, self.of[here]))
 
 
 def unit(rows: Vectors) -> Vectors:

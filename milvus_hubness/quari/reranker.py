@@ -15,6 +15,7 @@ import torch
 from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.kernels.arguments import finite_number, whole_number
 from milvus_hubness.kernels.devices import full_precision, resolve_device
+from milvus_hubness.kernels.operands import as_tensor
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.model import Quari
 from milvus_hubness.quari.scoring import cosines, transformed_queries
@@ -89,7 +90,7 @@ class QuariReranker:
             for row, own in zip(padded, part, strict=True):
                 row[: len(own)] = own
             with self._at_work() as device:
-                asked = torch.from_numpy(queries[start : start + QUERIES_AT_ONCE]).to(device)
+                asked = as_tensor(queries[start : start + QUERIES_AT_ONCE], torch.float32, device)
                 scored = cosines(self.network(asked), torch.from_numpy(padded).to(device)).cpu().numpy()
             found += [row[: len(own)] for row, own in zip(scored, part, strict=True)]
         return found
@@ -103,7 +104,7 @@ class QuariReranker:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
             with self._at_work() as device:
-                asked = torch.from_numpy(queries[part]).to(device)
+                asked = as_tensor(queries[part], torch.float32, device)
                 found[part] = transformed_queries(self.network(asked)).cpu().numpy()
         norms = np.linalg.norm(found, axis=1, keepdims=True)
         return np.asarray(found * (lengths / np.where(norms > 0, norms, 1)), np.float32)

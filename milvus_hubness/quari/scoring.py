@@ -5,7 +5,8 @@ With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), once a query:
     q'·T r    = (U q')·z            + q'·r           the last terms where T = I + Σ u_j v_jᵀ
     ‖T r‖²    = zᵀ G z              + ‖r‖² + 2 (U r)·z
 
-so an item costs the product V r, U r too in the residual form, and rank² more.
+so an item costs the product V r, U r too in the residual form, and rank² more. Where a static map comes
+before, r stands for what that makes of the item: r + Σ a_i (b_i·r).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
 
     An item that T sends to zero has cosine 0.
     """
-    query, U, V, residual = adaptation
+    query, U, V, residual, A, B = adaptation
+    if len(A):
+        items = items + (items @ B.T) @ A
     transposed = items.T if items.ndim == 2 else items.transpose(1, 2)
     z = _products(V, transposed)
     along = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), z)[:, 0]
@@ -38,9 +41,10 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
 
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
     """(m, d) Tᵀq', whose inner product with r is q'·T r."""
-    query, U, V, residual = adaptation
+    query, U, V, residual, A, B = adaptation
     back = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0]
-    return back + query if residual else back
+    back = back + query if residual else back
+    return back + (back @ A.T) @ B
 
 
 def _products(rows: torch.Tensor, transposed: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.kernels.devices import resolve_device
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, Resumption
 from milvus_hubness.quari.config import QuariConfig
@@ -68,6 +68,8 @@ def train(
     for some in (pairs, validation):
         if some.dim != config.dim:
             raise DimensionMismatch(f"pairs of dimension {some.dim} for a network of dimension {config.dim}")
+    if settings.anchor_epochs and config.form != "anchored":
+        raise InvalidParameter(f"anchor_epochs are for the anchored form: a {config.form} one has no anchors")
     begun = Checkpoint(
         config=config,
         settings=settings,
@@ -132,8 +134,13 @@ class _Run:
         self.answers = torch.from_numpy(pairs.of)
         self.semi = _semi_positives(pairs, settings, device)
         self.network = Quari(at.config).to(device)
+        anchors = self.network.anchors()
+        taken = {id(each) for each in anchors}
+        others = [each for each in self.network.parameters() if id(each) not in taken]
+        groups: list[dict[str, Any]] = [{"params": others}]
+        groups += [{"params": anchors, "weight_decay": 0.0}] if anchors else []
         self.optimizer = torch.optim.AdamW(
-            self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+            groups, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
         self.batch = min(settings.batch, len(pairs))
         self.steps_an_epoch = len(pairs) // self.batch
@@ -142,18 +149,28 @@ class _Run:
 
     @property
     def is_over(self) -> bool:
-        done, best = self.at.history[-1].epoch, self.at.best_epoch
-        return done >= self.settings.epochs or done - best >= self.settings.patience
+        done, settings = self.at.history[-1].epoch, self.settings
+        since = done - max(self.at.best_epoch, settings.anchor_epochs)
+        return done >= settings.epochs or since >= settings.patience
+
+    @property
+    def anchors_only(self) -> bool:
+        """Whether the epoch that comes is one in which only the anchors learn."""
+        return self.at.history[-1].epoch < self.settings.anchor_epochs
 
     def epoch(self, progress: Progress | None) -> float:
         """One pass over the pairs; the mean loss of its steps."""
         settings, total, losses = self.settings, self.steps_an_epoch * self.settings.epochs, []
-        step = self.at.history[-1].epoch * self.steps_an_epoch
+        done = self.at.history[-1].epoch
+        step = done * self.steps_an_epoch
+        if done and done == settings.anchor_epochs:
+            self.network.load_state_dict(dict(self.at.weights))
+            self.optimizer.state.clear()
         self.network.train()
         order = torch.randperm(len(self.queries))
         for nth in range(self.steps_an_epoch):
             for group in self.optimizer.param_groups:
-                group["lr"] = settings.rate(step, total)
+                group["lr"] = settings.rate(step, self.steps_an_epoch)
             loss = self._step(self._batch(order[nth * self.batch : (nth + 1) * self.batch]))
             losses.append(loss)
             step += 1
@@ -176,7 +193,8 @@ class _Run:
         columns = torch.cat([batch.items[:, 0], batch.items[:, 1:].reshape(-1)])
         mixed = settings.mixed_precision and self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-            adaptation = self.network(batch.queries)
+            forward = self.network.anchored if self.anchors_only else self.network
+            adaptation = forward(batch.queries)
         full = adaptation._replace(
             query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float()
         )
