@@ -16,6 +16,7 @@ from milvus_hubness.errors import (
     DimensionMismatch,
     EmptyBank,
     EmptyCollection,
+    EncoderMismatch,
     FaissConflict,
     HookFailed,
     HubnessError,
@@ -75,6 +76,7 @@ from milvus_hubness.jobs import (
     tune,
 )
 from milvus_hubness.layout import Layout
+from milvus_hubness.quari import QuariReranker
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
 from milvus_hubness.stores import MilvusStore, connect
 
@@ -102,6 +104,7 @@ __all__ = [
     "DynamicGate",
     "EmptyBank",
     "EmptyCollection",
+    "EncoderMismatch",
     "Estimator",
     "FaissConflict",
     "FittedBias",
@@ -126,6 +129,7 @@ __all__ = [
     "NotAdvised",
     "NotCaughtUp",
     "NotCorrected",
+    "QuariReranker",
     "QueryBank",
     "ResumeRefused",
     "ServerUnavailable",

@@ -10,6 +10,7 @@ HubnessError
 │   ├── BankTooLarge                      the bank does not fit into the memory that was granted
 │   ├── InvalidParameter                  an estimator, layout or job parameter out of range
 │   │   └── InvalidConfig                 a configuration file, with every line that is wrong
+│   ├── EncoderMismatch                   a network that was trained for vectors of another encoder
 │   └── UnreadableFile                    a bank file that is missing, broken or of an unknown kind
 ├── StoreError                            the database refused or did not answer
 │   ├── ServerUnavailable
@@ -84,6 +85,10 @@ class InvalidParameter(InvalidInput):
 
 class InvalidConfig(InvalidParameter):
     """A configuration file is wrong; the message has a line for each place."""
+
+
+class EncoderMismatch(InvalidInput):
+    """A network was trained for vectors of another encoder, or does not say of which."""
 
 
 class UnreadableFile(InvalidInput):

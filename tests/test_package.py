@@ -27,21 +27,24 @@ MAY_IMPORT = {
     "correction": {"banks", "estimators", "halves", "layout", "state"},
     "quality": {"errors", "banks", "kernels", "estimators", "layout"},
     "rerank": {"kernels"},
+    "quari": {"errors", "banks", "kernels", "quality"},
     "stores": {"errors", "banks", "halves", "layout", "state"},
     "client": {
         "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
     },
     "jobs": {
-        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "rerank",
+        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "quari", "rerank",
         "reservoir", "state", "stores",
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
-    "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "serve", "state", "stores"},
+    "cli": {
+        "errors", "banks", "demo", "estimators", "jobs", "quality", "quari", "serve", "state", "stores",
+    },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
     "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
-    "reservoir", "serve",
+    "quari", "reservoir", "rerank", "serve",
 }  # fmt: skip
 
 

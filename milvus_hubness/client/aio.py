@@ -30,7 +30,7 @@ from milvus_hubness.client.steps import (
     drive_async,
 )
 from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET
-from milvus_hubness.rerank import GloballyCorrected
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL, BankReference, CollectionState
 from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus import MilvusStore, connect
@@ -214,16 +214,18 @@ class AsyncHubnessClient(AsyncMilvusClient):
         *,
         strength: float | None = None,
         profile: str | None = None,
-        rerank: GloballyCorrected | None = None,
+        rerank: GloballyCorrected | Adaptive | None = None,
         with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
         """As AsyncMilvusClient.search, ranked by the corrected score.
 
         strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. profile: the set of
-        biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead.
+        biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead;
+        or, with a QuariReranker, more corrected ones, and rank those by what it has learned.
         with_raw_score: give each hit its uncorrected score as "raw_score". All are of no effect on a field
-        that carries no biases. Raises DimensionMismatch, InvalidInput, InvalidParameter.
+        that carries no biases, but for a QuariReranker. Raises DimensionMismatch, InvalidInput,
+        InvalidParameter, and for a QuariReranker on such a field UnsupportedOperation.
         """
         options: dict[str, Any] = {
             "timeout": timeout,

@@ -17,6 +17,7 @@ from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.client.rewrite import RAW_SCORE, Asked, Asking, Question, Rewrite, raised
 from milvus_hubness.client.second_field import SecondFieldRewrite
 from milvus_hubness.layout import Floats
+from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
 
 MEASURED_DEPTH = 10
@@ -81,7 +82,7 @@ class BesideRewrite(Rewrite):
         server applies it. Raises as Rewrite.ask does."""
         queries, weight = self.queries(question), self.strength(question)
         params = copy.deepcopy(dict(question.search_params or {}))
-        if question.rerank is not None and question.bank is not None:
+        if isinstance(question.rerank, GloballyCorrected) and question.bank is not None:
             return self._reranked(question, question.rerank, question.bank, queries, params)
         fields = self.reading.fields(question.output_fields)
         if weight == 0:
@@ -217,7 +218,7 @@ class BesideRewrite(Rewrite):
             if question.with_raw_score:
                 hit[RAW_SCORE] = round(raw, question.round_decimal) if question.round_decimal >= 0 else raw
 
-    def _vectors_found(self, hits: list[Any]) -> Floats:
+    def vectors_found(self, hits: list[Any]) -> Floats:
         """(n, d) the vectors of n hits."""
         return self._loaded([hit["entity"] for hit in hits])
 

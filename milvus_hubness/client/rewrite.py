@@ -19,7 +19,7 @@ from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.halves import StoredForm, decode, rounded, unpacked
 from milvus_hubness.layout import Floats, Layout
-from milvus_hubness.rerank import GloballyCorrected
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.rerank.dynamic import gate
 from milvus_hubness.state import CollectionState, Profile
 
@@ -35,8 +35,9 @@ class Question:
     """A search as its caller put it.
 
     strength: w; None takes the profile's. profile: a set of biases by name; None takes the active one.
-    rerank with bank (m, d), the bank's queries: rank raw candidates by them. activated: keys, where the
-    search is gated. with_raw_score: give each hit its uncorrected score too.
+    rerank with bank (m, d), the bank's queries: rank raw candidates by them; one that is Adaptive ranks
+    corrected ones by itself. activated: keys, where the search is gated. with_raw_score: give each hit its
+    uncorrected score too.
     """
 
     data: npt.ArrayLike
@@ -47,7 +48,7 @@ class Question:
     round_decimal: int = -1
     strength: float | None = None
     profile: str | None = None
-    rerank: GloballyCorrected | None = None
+    rerank: GloballyCorrected | Adaptive | None = None
     bank: Floats | None = None
     activated: AbstractSet[Any] = frozenset()
     with_raw_score: bool = False
@@ -63,7 +64,8 @@ class Asked:
     """What to send to the server, and `answer`, which makes of its results those the user asked for.
 
     options: further arguments of the search. biases_of: where the answer needs the biases of the rows that
-    were found, the collection that holds them; `answer` then takes them, by key, beside the results.
+    were found, the collection that holds them; `answer` then takes them, by key, beside the results. works:
+    `answer` computes for long.
     """
 
     data: Any
@@ -74,6 +76,7 @@ class Asked:
     answer: Callable[..., Any]
     options: dict[str, Any] = field(default_factory=dict)
     biases_of: str | None = None
+    works: bool = False
 
 
 Asking = Callable[[npt.ArrayLike], Asked]
@@ -178,7 +181,7 @@ class Rewrite:
             return asking(question.data)
         queries = self.queries(question)
         params = self.search_params(question.search_params, queries)
-        if question.rerank is not None and question.bank is not None:
+        if isinstance(question.rerank, GloballyCorrected) and question.bank is not None:
             return self._reranked(question, question.rerank, question.bank, queries, params)
         return self._gated(question, queries, params)
 
@@ -192,7 +195,7 @@ class Rewrite:
         if question.rerank is not None or self.is_gated(question):
             return None
         slot = self.profile(question).slot
-        fields = self._fields(question, with_vector=question.with_raw_score)
+        fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def ask(data: npt.ArrayLike) -> Asked:
             def answer(results: Any) -> Any:
@@ -218,7 +221,7 @@ class Rewrite:
         ):
             return None
         weight, slot = self.strength(question), self.profile(question).slot
-        fields = self._fields(question, with_vector=False)
+        fields = self.fields_for(question, with_vector=False)
         nothing = np.zeros((1, self.state.dim), np.float32)
 
         def ask(query: list[float]) -> Asked | None:
@@ -269,7 +272,7 @@ class Rewrite:
     ) -> Asked:
         """One request with every query twice, raw and corrected."""
         weight = self.strength(question)
-        fields = self._fields(question, with_vector=question.with_raw_score)
+        fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
             before, after = results[: len(queries)], results[len(queries) :]
@@ -292,20 +295,20 @@ class Rewrite:
         queries: Floats,
         params: dict[str, Any],
     ) -> Asked:
-        fields = self._fields(question, with_vector=True)
+        fields = self.fields_for(question, with_vector=True)
 
         def answer(results: Any) -> Any:
             self._score(results, queries, 0.0, replace(question, with_raw_score=False))
-            rerank(results, queries, self.layout, how, bank, question.page, self._vectors_found)
+            rerank(results, queries, self.layout, how, bank, question.page, self.vectors_found)
             if question.with_raw_score:
                 for hits in results:
-                    _add_raw_scores(hits, hits.distances)
+                    add_raw_scores(hits, hits.distances)
             return self.reading.hits_out(results, fields)
 
         data, limit = self.wrapped(question, queries, 0.0), max(how.candidates, int(question.page.stop))
         return Asked(data, limit, 0, raised(params, limit), fields.requested, answer)
 
-    def _fields(self, question: Question, *, with_vector: bool) -> FieldRequest:
+    def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
         """with_vector: whether the answer needs the stored vectors, shown to the user or not."""
         if not with_vector:
             return self.reading.fields(question.output_fields)
@@ -328,7 +331,7 @@ class Rewrite:
             self.score_out(hits, query, weight, question.round_decimal)
             if question.with_raw_score:
                 raw = self._raw_scores(hits, query)
-                _add_raw_scores(
+                add_raw_scores(
                     hits, raw.round(question.round_decimal) if question.round_decimal >= 0 else raw
                 )
 
@@ -345,7 +348,7 @@ class Rewrite:
         scores: npt.NDArray[np.float64] = layout.scores(products[None, :], query[None, :], 0.0)[0]
         return scores
 
-    def _vectors_found(self, hits: list[Any]) -> Floats:
+    def vectors_found(self, hits: list[Any]) -> Floats:
         """(n, d) the vectors of n hits, as the user gave them."""
         entities = [hit["entity"] for hit in hits]
         return read_back(self.state, self._loaded(entities), entities)
@@ -363,7 +366,8 @@ class Rewrite:
         return rounded(decode(given, self.state.dtype), self.state.dtype)
 
 
-def _add_raw_scores(hits: Any, scores: Sequence[float] | npt.NDArray[np.float64]) -> None:
+def add_raw_scores(hits: Any, scores: Sequence[float] | npt.NDArray[np.float64]) -> None:
+    """Give each hit its uncorrected score."""
     for hit, score in zip(hits, scores, strict=True):
         hit[RAW_SCORE] = float(score)
 

@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.client import hybrid
+from milvus_hubness.client.adapting import adapted
 from milvus_hubness.client.arguments import expect_question, manner_of
 from milvus_hubness.client.biases import Biasing
 from milvus_hubness.client.knowledge import Known, naming
 from milvus_hubness.client.reads import Reads
 from milvus_hubness.client.rewrite import Asked, Question, Rewrite
-from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.client.steps import Ask, Compute, Operation
 from milvus_hubness.errors import (
     HubnessError,
     InvalidInput,
     UnsupportedOperation,
 )
-from milvus_hubness.rerank import GloballyCorrected
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import SIDE_FIELD, CollectionState
 from milvus_hubness.stores.milvus_rpc import is_one_of
 
@@ -94,7 +95,7 @@ class Searching(Biasing, Reads):
         ids: Any = None,
         strength: float | None = None,
         profile: str | None = None,
-        rerank: GloballyCorrected | None = None,
+        rerank: GloballyCorrected | Adaptive | None = None,
         with_raw_score: bool = False,
     ) -> Operation[Any]:
         """search, ranked by the corrected score where the field carries biases.
@@ -111,6 +112,10 @@ class Searching(Biasing, Reads):
         def call(known: Known) -> Operation[Any]:
             state = known.searched(options.get("anns_field"))
             if state is None:
+                if isinstance(rerank, Adaptive):
+                    raise UnsupportedOperation(
+                        f"re-ranking by {type(rerank).__name__}: the field carries no biases"
+                    )
                 fields = known.reading.fields(output_fields)
                 args = (collection, data, filter, limit, fields.requested, search_params)
                 results = yield Ask("search", args, {**known.uncorrected(options), "ids": ids})
@@ -136,13 +141,15 @@ class Searching(Biasing, Reads):
             )
             if state.beside is not None and rewrite.strength(question) != 0:
                 _refuse_chains(further)
-            if rerank is not None or rewrite.is_gated(question):
+            if isinstance(rerank, GloballyCorrected) or rewrite.is_gated(question):
                 bank = yield from self._bank(collection, state, profile or state.active)
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
             first, *others = rewrite.apart(question)
-            results = yield from self._answered(collection, known, state, filter, rewrite.ask(first), further)
+            results = yield from self._answered(
+                collection, known, state, filter, _ask(rewrite, first), further
+            )
             for other in others:
-                asked = rewrite.ask(other)
+                asked = _ask(rewrite, other)
                 results += yield from self._answered(collection, known, state, filter, asked, further)
             is_one = first is question and question.bank is None
             if manner is not None and is_one and len(known.asking) < MANNERS:
@@ -176,10 +183,10 @@ class Searching(Biasing, Reads):
     ) -> Operation[Any]:
         results = yield Ask("search", *_request(collection, state, filter, asked, options))
         if asked.biases_of is None:
-            return asked.answer(results)
+            return (yield from _finished(asked, results))
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
         biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, options)
-        return asked.answer(results, biases)
+        return (yield from _finished(asked, results, biases))
 
     def _side_biases(
         self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
@@ -343,6 +350,18 @@ def _request(
         further["offset"] = asked.offset
     args = (collection, data, filter, asked.limit, asked.output_fields, asked.search_params)
     return args, further
+
+
+def _ask(rewrite: Rewrite, question: Question) -> Asked:
+    how = question.rerank
+    return adapted(rewrite, question, how) if isinstance(how, Adaptive) else rewrite.ask(question)
+
+
+def _finished(asked: Asked, *found: Any) -> Operation[Any]:
+    """The answer made of what was found, apart from an event loop where that takes long."""
+    if asked.works:
+        return (yield Compute(lambda: asked.answer(*found)))
+    return asked.answer(*found)
 
 
 def _refuse_chains(options: Mapping[str, Any]) -> None:

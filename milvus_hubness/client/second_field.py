@@ -19,7 +19,7 @@ class SecondFieldRewrite(Rewrite):
     """Rows carry the vectors as the user gave them, and beside these the stored form, which is searched.
     Answers that need vectors take the former."""
 
-    def _vectors_found(self, hits: list[Any]) -> Floats:
+    def vectors_found(self, hits: list[Any]) -> Floats:
         return self._own([hit["entity"] for hit in hits])
 
     def _loaded(self, entities: Sequence[Row]) -> Floats:

@@ -1,0 +1,34 @@
+"""milvus-hubness quari show"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milvus_hubness.cli.console import AsJson, show_facts, show_json
+from milvus_hubness.cli.quari.options import NetworkFile
+from milvus_hubness.cli.quari.train import in_words, told
+from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.quari import Checkpoint
+from milvus_hubness.quari.curves import learning_curves
+
+
+def show(
+    network: NetworkFile,
+    plot: Annotated[Path | None, typer.Option(help="Write its learning curves there, as .svg.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell what a network is: its sizes, what it was trained on, and how that went."""
+    kept = Checkpoint.load(network)
+    if plot is not None:
+        try:
+            plot.write_text(learning_curves(kept))
+        except OSError as error:
+            raise UnreadableFile(f"cannot write {plot}: {error.strerror}") from None
+    found = {**told(kept), "network": str(network), "curves": str(plot) if plot else None}
+    if as_json:
+        show_json({"quari": found})
+    else:
+        show_facts(f"Trained on {kept.pairs} pairs", in_words(found))

@@ -1,0 +1,72 @@
+"""Sizes of a QuARI network, and which of its parts are there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels.arguments import finite_number, whole_number
+
+Form = Literal["published", "residual", "anchored"]
+
+
+@dataclass(frozen=True)
+class QuariConfig:
+    """What a `Quari` is built from.
+
+    dim: d, of queries and gallery items. rank: r, how many products u_j v_jᵀ make T. width: of a token; a
+    multiple of heads. layers: of the shared transformer; steps: L, how often it is applied. feedforward and
+    hidden: width inside the transformer's and the decoders' MLPs, as multiples of `width`. dropout: in the
+    transformer, while training.
+
+    form: how T and q' come of what the decoders say of a query,
+        "published"  T = Σ u_j v_jᵀ                             q' as decoded
+        "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
+        "anchored"   T = (I + Σ u_j v_jᵀ)(I + Σ a_i b_iᵀ)       q' = W q + decoded
+    with W (d, d) and `anchors` of a_i and b_i learned for all queries. The last two start at the identity.
+    adapt_query and adapt_gallery: False leaves q' = q, or T = I (ablations).
+
+    Raises InvalidParameter.
+    """
+
+    dim: int
+    rank: int = 64
+    width: int = 64
+    layers: int = 4
+    steps: int = 2
+    heads: int = 4
+    feedforward: int = 2
+    hidden: int = 2
+    dropout: float = 0.1
+    form: Form = "residual"
+    anchors: int = 64
+    adapt_query: bool = True
+    adapt_gallery: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "rank", "width", "layers", "steps", "heads", "feedforward", "hidden", "anchors"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        if self.width % self.heads or self.width % 2:
+            raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
+        if not 0 <= finite_number("dropout", self.dropout) < 1:
+            raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
+        if self.form not in get_args(Form):
+            raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
+        for name in ("adapt_query", "adapt_gallery"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not (self.adapt_query or self.adapt_gallery):
+            raise InvalidParameter("adapt_query and adapt_gallery are both off: nothing is left to learn")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> QuariConfig:
+        """The config that gave this `to_dict`. Raises InvalidParameter."""
+        try:
+            return cls(**kept)
+        except TypeError as error:
+            raise InvalidParameter(f"no sizes of a network: {error}") from None

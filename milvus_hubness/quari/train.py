@@ -1,0 +1,269 @@
+"""Training of a QuARI network (Xing et al., 2025, section 3 and its implementation details)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.kernels.devices import resolve_device
+from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, Resumption
+from milvus_hubness.quari.config import QuariConfig
+from milvus_hubness.quari.loss import contrastive_loss
+from milvus_hubness.quari.model import Quari
+from milvus_hubness.quari.pairs import Pairs
+from milvus_hubness.quari.scoring import cosines
+from milvus_hubness.quari.semipositives import SemiPositives, mine
+from milvus_hubness.quari.settings import TrainingSettings
+
+VALIDATION_SHARE = 0.1
+QUERIES_AT_ONCE = 64
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many are done, and how many there are."""
+
+
+def train(
+    pairs: Pairs,
+    config: QuariConfig | None = None,
+    settings: TrainingSettings | None = None,
+    *,
+    validation: Pairs | None = None,
+    path: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    encoder: str | None = None,
+    device: str = "auto",
+    progress: Progress | None = None,
+    on_epoch: Callable[[Epoch], None] | None = None,
+) -> Checkpoint:
+    """A network trained on these pairs: the weights of the epoch with the best validation MRR.
+
+    pairs and validation: as `Pairs` has them; without validation a tenth of the items, with their queries, is
+    held out. Epoch 0 is the network before its first step: where no epoch is better it is kept.
+    path: written after every epoch, so that with `resume` a training that was ended goes on from there, on
+    the CPU to the same bits. encoder: a name for what made the vectors, asked of whoever loads it. on_epoch:
+    called after each epoch; progress: with "training", steps done, and steps of all epochs.
+
+    The same pairs, settings and seed give the same weights on the CPU of one machine with as many threads.
+    Queries are disturbed as the paper says, by u·N(0, 1) with u from U[0, 1] for each; it does not say of
+    which scale the queries are: here the noise at u = 1 is as long as the query, times `settings.noise`. A
+    last batch of fewer pairs is left out, unless it is the only one; every epoch draws another order.
+
+    Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput
+    where the file was begun with other pairs, sizes or settings; NonFiniteVectors where the loss is not
+    finite.
+    """
+    settings = settings or TrainingSettings()
+    if validation is None:
+        pairs, validation = pairs.split(VALIDATION_SHARE, settings.seed)
+    config = config or QuariConfig(pairs.dim)
+    for some in (pairs, validation):
+        if some.dim != config.dim:
+            raise DimensionMismatch(f"pairs of dimension {some.dim} for a network of dimension {config.dim}")
+    if settings.anchor_epochs and config.form != "anchored":
+        raise InvalidParameter(f"anchor_epochs are for the anchored form: a {config.form} one has no anchors")
+    begun = Checkpoint(
+        config=config,
+        settings=settings,
+        encoder=encoder,
+        trained_on=f"{pairs.fingerprint}/{validation.fingerprint}",
+        pairs=len(pairs),
+    )
+    earlier = None
+    if resume:
+        if path is None:
+            raise InvalidInput("resume needs the path that the training was written to")
+        earlier = Checkpoint.load(path)
+        _expect_same(earlier, begun)
+    target = resolve_device(device)
+    with _own_randomness(target, settings.seed):
+        run = _Run(earlier or begun, pairs, validation, target)
+        if earlier is None:
+            run.judge(math.nan)
+        while not run.is_over:
+            loss = run.epoch(progress)
+            last = run.judge(loss)
+            if path is not None:
+                run.checkpoint().save(path)
+            if on_epoch is not None:
+                on_epoch(last)
+        return run.checkpoint()
+
+
+def validate(network: Quari, pairs: Pairs) -> npt.NDArray[np.int64]:
+    """(n,) the place, from 1, of each query's answer in the pairs' gallery by cos(q', T r); others that score
+    the same come before it. The network is left in evaluation mode."""
+    device = next(network.parameters()).device
+    gallery = torch.from_numpy(pairs.gallery).to(device)
+    network.eval()
+    ranks = np.empty(len(pairs), np.int64)
+    with torch.inference_mode():
+        for start in range(0, len(pairs), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            scores = cosines(network(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
+            answers = torch.from_numpy(pairs.of[part]).to(device)
+            own = scores.gather(1, answers[:, None])
+            ranks[part] = (scores >= own).sum(1).cpu().numpy()
+    return ranks
+
+
+class _Batch(NamedTuple):
+    """queries (m, d); items (m, 1 + s) gallery numbers; weights (m, s)."""
+
+    queries: torch.Tensor
+    items: torch.Tensor
+    weights: torch.Tensor
+
+
+class _Run:
+    """A training as it goes."""
+
+    def __init__(self, at: Checkpoint, pairs: Pairs, validation: Pairs, device: torch.device) -> None:
+        self.at, self.validation, self.device = at, validation, device
+        self.settings = settings = at.settings
+        self.queries = torch.from_numpy(pairs.queries)
+        self.gallery = torch.from_numpy(pairs.gallery).to(device)
+        self.answers = torch.from_numpy(pairs.of)
+        self.semi = _semi_positives(pairs, settings, device)
+        self.network = Quari(at.config).to(device)
+        anchors = self.network.anchors()
+        taken = {id(each) for each in anchors}
+        others = [each for each in self.network.parameters() if id(each) not in taken]
+        groups: list[dict[str, Any]] = [{"params": others}]
+        groups += [{"params": anchors, "weight_decay": 0.0}] if anchors else []
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
+        self.batch = min(settings.batch, len(pairs))
+        self.steps_an_epoch = len(pairs) // self.batch
+        if at.resumption is not None:
+            at.resumption.restore(self.network, self.optimizer, device)
+
+    @property
+    def is_over(self) -> bool:
+        done, settings = self.at.history[-1].epoch, self.settings
+        since = done - max(self.at.best_epoch, settings.anchor_epochs)
+        return done >= settings.epochs or since >= settings.patience
+
+    @property
+    def anchors_only(self) -> bool:
+        """Whether the epoch that comes is one in which only the anchors learn."""
+        return self.at.history[-1].epoch < self.settings.anchor_epochs
+
+    def epoch(self, progress: Progress | None) -> float:
+        """One pass over the pairs; the mean loss of its steps."""
+        settings, total, losses = self.settings, self.steps_an_epoch * self.settings.epochs, []
+        done = self.at.history[-1].epoch
+        step = done * self.steps_an_epoch
+        if done and done == settings.anchor_epochs:
+            self.network.load_state_dict(dict(self.at.weights))
+            self.optimizer.state.clear()
+        self.network.train()
+        order = torch.randperm(len(self.queries))
+        for nth in range(self.steps_an_epoch):
+            for group in self.optimizer.param_groups:
+                group["lr"] = settings.rate(step, self.steps_an_epoch)
+            loss = self._step(self._batch(order[nth * self.batch : (nth + 1) * self.batch]))
+            losses.append(loss)
+            step += 1
+            if progress is not None:
+                progress("training", step, total)
+        return float(np.mean(losses))
+
+    def _batch(self, which: torch.Tensor) -> _Batch:
+        settings = self.settings
+        queries = self.queries[which]
+        spread = settings.noise / math.sqrt(queries.shape[1])
+        queries = queries + spread * torch.rand(len(which), 1) * torch.randn(queries.shape)
+        answers = self.answers[which]
+        items = torch.cat([answers[:, None], torch.from_numpy(self.semi.items)[answers]], 1)
+        weights = torch.from_numpy(self.semi.weights)[answers]
+        return _Batch(queries.to(self.device), items.to(self.device), weights.to(self.device))
+
+    def _step(self, batch: _Batch) -> float:
+        settings = self.settings
+        columns = torch.cat([batch.items[:, 0], batch.items[:, 1:].reshape(-1)])
+        mixed = settings.mixed_precision and self.device.type == "cuda"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+            forward = self.network.anchored if self.anchors_only else self.network
+            adaptation = forward(batch.queries)
+        full = adaptation._replace(
+            query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float()
+        )
+        scores = cosines(full, self.gallery[columns])
+        loss = contrastive_loss(scores, batch.items, batch.weights, settings.temperature)
+        if not torch.isfinite(loss):
+            raise NonFiniteVectors("the loss is no longer finite: train with a lower learning_rate, or clip")
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if settings.clip:
+            torch.nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def judge(self, loss: float) -> Epoch:
+        """Note how good the network is now, and keep its weights if it never was better."""
+        ranks = validate(self.network, self.validation)
+        history = self.at.history
+        now = Epoch(
+            epoch=history[-1].epoch + 1 if history else 0,
+            loss=None if math.isnan(loss) else loss,
+            r1=float((ranks == 1).mean()),
+            mrr=float((1 / ranks).mean()),
+        )
+        self.at = replace(self.at, history=(*history, now))
+        if self.at.best_epoch == now.epoch:
+            weights = {name: each.detach().cpu().clone() for name, each in self.network.state_dict().items()}
+            self.at = replace(self.at, weights=weights)
+        return now
+
+    def checkpoint(self) -> Checkpoint:
+        """As it is now, to be written or returned."""
+        return replace(self.at, resumption=Resumption.of(self.network, self.optimizer, self.device))
+
+
+def _semi_positives(pairs: Pairs, settings: TrainingSettings, device: torch.device) -> SemiPositives:
+    if settings.semi_positives == 0:
+        none = (len(pairs.gallery), 0)
+        return SemiPositives(np.zeros(none, np.int64), np.zeros(none, np.float32))
+    return mine(
+        pairs.gallery,
+        neighbors=settings.neighbors,
+        keep=settings.semi_positives,
+        temperature=settings.temperature,
+        device=str(device),
+    )
+
+
+def _expect_same(earlier: Checkpoint, begun: Checkpoint) -> None:
+    told: dict[str, tuple[Any, Any]] = {
+        "pairs": (earlier.trained_on, begun.trained_on),
+        "encoder": (earlier.encoder, begun.encoder),
+        **_differences(earlier.config.to_dict(), begun.config.to_dict()),
+        **_differences(earlier.settings.to_dict(), begun.settings.to_dict()),
+    }
+    other = [name for name, (before, now) in told.items() if before != now]
+    if other:
+        raise InvalidInput(f"the training to be resumed was begun with other {', '.join(other)}")
+    if earlier.resumption is None:
+        raise InvalidInput("the file holds a finished network only, no training to be resumed")
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (before[name], now[name]) for name in before}
+
+
+@contextlib.contextmanager
+def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
+    """Inside, torch draws what the seed says; outside, as if nothing had been drawn."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield

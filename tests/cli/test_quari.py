@@ -1,0 +1,97 @@
+"""milvus-hubness quari: train, show, eval."""
+
+import json
+
+import numpy as np
+import pytest
+
+from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
+from tests.cli.conftest import DIM, assert_fails
+
+SMALL = (
+    *("--rank", "2", "--width", "8", "--layers", "1", "--steps", "1", "--batch", "16", "--epochs", "2"),
+    *("--learning-rate", "1e-3", "--validation", "0.3"),
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """pairs.npz with vectors of both sides, in the working folder; no database."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    items = rng.normal(size=(40, DIM)).astype(np.float32)
+    items[7] = items[3]
+    np.savez("pairs.npz", query=items + 0.5 * rng.normal(size=items.shape), item=items)
+    return tmp_path
+
+
+def test_a_network_is_trained_shown_and_judged(run, folder):
+    done = run("quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["quari"]
+    assert told["config"]["rank"] == 2
+    assert told["settings"]["epochs"] == 2
+    assert [each["epoch"] for each in told["history"]] == [0, 1, 2]
+    assert (folder / "net.svg").read_text().startswith("<svg xmlns")
+    shown = run("quari", "show", "net.safetensors", "--plot", "again.svg")
+    assert f"{told['parameters']:,} parameters" in shown.stdout
+    assert (folder / "again.svg").read_text() == (folder / "net.svg").read_text()
+    assert (
+        json.loads(run("quari", "show", "net.safetensors", "--json").stdout)["quari"]["best"] == told["best"]
+    )
+    judged = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--json")
+    found = json.loads(judged.stdout)["quari"]
+    assert found["queries"] == 40
+    assert found["candidates"] == 39
+    assert set(found["gain"]) == {"raw"}
+    shown = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--candidates", "5")
+    assert f"{100 * found['raw']['R@1']:.1f}" in shown.stdout
+    assert "for 5 candidates" in shown.stdout
+
+
+def test_a_training_is_taken_up_where_it_was_ended(run, folder):
+    options = ("--pairs", "pairs.npz", *SMALL)
+    run("quari", "train", *options, "--out", "net.safetensors")
+    again = run("quari", "train", *options, "--out", "net.safetensors", "--resume", "--json")
+    assert [each["epoch"] for each in json.loads(again.stdout)["quari"]["history"]] == [0, 1, 2]
+    other = run("quari", "train", *options, "--noise", "0", "--out", "net.safetensors", "--resume")
+    assert_fails(other, 1, "begun with other noise")
+    assert_fails(run("quari", "train", *options, "--out", "none", "--resume"), 1, "no readable safetensors")
+
+
+def test_rows_of_a_corrected_collection_are_the_gallery(run, files):
+    store, rng = MilvusStore(connect("shop.db")), np.random.default_rng(1)
+    plan = plan_migration(store, "products", QueryBank.load("bank.npy"), estimator=NNN(8))
+    name = migrate(store, plan).target
+    rows = connect("shop.db").query("products", filter="id >= 0", output_fields=["vector"], limit=60)
+    keys = np.array([row["id"] for row in rows])
+    items = np.array([row["vector"] for row in rows], np.float32)
+    np.savez("keyed.npz", query=items + 0.2 * rng.normal(size=items.shape), key=keys)
+    keyed = ("--pairs", "keyed.npz", "--collection", name)
+    done = run("quari", "train", *keyed, "--out", "net.safetensors", "--encoder", "mini", *SMALL, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["quari"]["pairs"] == 42
+    judged = run("quari", "eval", "net.safetensors", *keyed, "--encoder", "mini", "--json")
+    assert set(json.loads(judged.stdout)["quari"]["gain"]) == {"raw", "corrected"}
+    other = run("quari", "eval", "net.safetensors", *keyed, "--encoder", "maxi")
+    assert_fails(other, 1, "trained for 'mini'")
+
+
+def test_what_is_wrong_is_said_in_a_line(run, folder):
+    train = ("quari", "train", "--out", "net.safetensors")
+    vectors = np.ones((6, DIM), np.float32)
+    np.savez("unequal.npz", query=vectors, item=vectors[:5])
+    assert_fails(run(*train, "--pairs", "unequal.npz"), 1, "6 queries for 5 items")
+    np.savez("wide.npz", query=vectors, item=np.ones((6, DIM + 1)))
+    assert_fails(run(*train, "--pairs", "wide.npz"), 1, f"dimension {DIM}", f"has {DIM + 1}")
+    np.savez("no_items.npz", query=vectors)
+    assert_fails(run(*train, "--pairs", "no_items.npz"), 1, "item")
+    assert_fails(run(*train, "--pairs", "pairs.npz", "--rank", "0"), 2, "rank")
+    assert_fails(run(*train, "--pairs", "pairs.npz", "--form", "odd"), 2, "form")
+    (folder / "broken").write_bytes(b"no network")
+    assert_fails(run("quari", "show", "broken"), 1, "no readable safetensors")
+    assert run("quari", "train", "--pairs", "pairs.npz").returncode == 2
+    run(*train, "--pairs", "pairs.npz", *SMALL)
+    rng = np.random.default_rng(2)
+    np.savez("wider.npz", query=rng.normal(size=(5, 9)), item=rng.normal(size=(5, 9)))
+    assert_fails(run("quari", "eval", "net.safetensors", "--pairs", "wider.npz"), 1, f"for dimension {DIM}")

@@ -1,0 +1,20 @@
+"""T written out, in float64."""
+
+import numpy as np
+
+
+def transformation(adaptation, which):
+    """(d, d) the T of one query."""
+    U, V = (part[which].detach().double().numpy() for part in (adaptation.U, adaptation.V))
+    A, B = (part.detach().double().numpy() for part in (adaptation.A, adaptation.B))
+    identity = np.eye(U.shape[1])
+    return (U.T @ V + adaptation.residual * identity) @ (identity + A.T @ B)
+
+
+def cosines(adaptation, items):
+    """(m, c) cos(q', T r) for items (c, d), pair by pair."""
+    rows = []
+    for which, query in enumerate(adaptation.query.detach().double().numpy()):
+        T = transformation(adaptation, which)
+        rows.append([query @ T @ r / (np.linalg.norm(query) * np.linalg.norm(T @ r)) for r in items])
+    return np.array(rows)

@@ -1,0 +1,154 @@
+"""The network and its scores against T written out in float64."""
+
+import numpy as np
+import pytest
+import torch
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.quari import Quari, QuariConfig
+from milvus_hubness.quari.model import sinusoids
+from milvus_hubness.quari.scoring import cosines, transformed_queries
+from tests.quari import explicit
+from tests.quari.conftest import DIM, small
+
+FORMS = ["published", "residual", "anchored"]
+
+
+def drawn(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_shapes(disturbed, form):
+    adaptation = disturbed(form=form)(drawn(5, DIM))
+    assert adaptation.query.shape == (5, DIM)
+    assert adaptation.U.shape == adaptation.V.shape == (5, 3, DIM)
+    assert adaptation.residual == (form != "published")
+    assert adaptation.A.shape == adaptation.B.shape == (2 if form == "anchored" else 0, DIM)
+
+
+def test_the_defaults_are_the_papers():
+    config = QuariConfig(512)
+    network = Quari(config)
+    assert (config.rank, config.layers) == (64, 4)
+    assert network.positions.shape == (128, config.width)
+    assert len(network.transformer.layers) == 4
+
+
+@pytest.mark.parametrize("form", ["residual", "anchored"])
+def test_an_untrained_network_leaves_the_cosine_as_it_is(form):
+    network = Quari(small(form=form)).eval()
+    queries, items = drawn(6, DIM), drawn(20, DIM, seed=1)
+    adaptation = network(queries)
+    for which in range(6):
+        np.testing.assert_allclose(explicit.transformation(adaptation, which), np.eye(DIM), atol=1e-12)
+    wanted = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(items).T
+    torch.testing.assert_close(cosines(adaptation, items), wanted, atol=1e-6, rtol=0)
+    torch.testing.assert_close(transformed_queries(adaptation), torch.nn.functional.normalize(queries))
+
+
+def test_tokens_begin_at_zero_and_differ_by_their_positions_only():
+    network = Quari(small(form="published", steps=1)).eval()
+    network.positions.zero_()
+    adaptation = network(drawn(2, DIM))
+    for part in (adaptation.U, adaptation.V):
+        torch.testing.assert_close(part, part[:, :1].expand_as(part))
+    assert adaptation.U[0, 0].norm() > 0
+
+
+def test_queries_see_the_gallery_each_in_its_own_way(disturbed):
+    adaptation = disturbed()(drawn(2, DIM))
+    first, second = (explicit.transformation(adaptation, which) for which in (0, 1))
+    assert np.abs(first - second).max() > 1e-3
+
+
+def test_only_the_direction_of_a_query_counts(disturbed):
+    network, queries = disturbed(), drawn(3, DIM)
+    for one, other in zip(network(queries)[:3], network(7 * queries)[:3], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_cosines_are_those_of_t_written_out(disturbed, form):
+    adaptation = disturbed(form=form)(drawn(4, DIM))
+    items = drawn(30, DIM, seed=2)
+    wanted = explicit.cosines(adaptation, items.double().numpy())
+    np.testing.assert_allclose(cosines(adaptation, items).detach(), wanted, atol=3e-6)
+    own = items.reshape(1, 30, DIM).expand(4, 30, DIM).contiguous()
+    np.testing.assert_allclose(cosines(adaptation, own).detach(), wanted, atol=3e-6)
+    back = [
+        q @ explicit.transformation(adaptation, i) for i, q in enumerate(adaptation.query.detach().numpy())
+    ]
+    np.testing.assert_allclose(transformed_queries(adaptation).detach(), back, rtol=1e-4, atol=1e-5)
+
+
+def test_items_and_queries_without_a_direction_are_no_nan(disturbed):
+    network = disturbed()
+    scores = cosines(network(torch.zeros(1, DIM)), torch.zeros(2, DIM))
+    assert scores.tolist() == [[0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    "changed", [{"form": "published"}, {"form": "anchored"}, {"adapt_query": False}, {"adapt_gallery": False}]
+)
+def test_gradients_reach_every_part(disturbed, changed):
+    network = disturbed(**changed).train()
+    cosines(network(drawn(4, DIM)), drawn(6, DIM, seed=1)).square().sum().backward()
+    for name, each in network.named_parameters():
+        assert each.grad is not None, name
+        assert each.grad.abs().max() > 0, name
+
+
+def test_from_the_zero_start_all_parts_are_reached_in_two_steps():
+    network = Quari(small(dropout=0.0))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
+    for _ in range(2):
+        optimizer.zero_grad()
+        cosines(network(drawn(4, DIM)), drawn(6, DIM, seed=1)).square().sum().backward()
+        optimizer.step()
+    assert all(each.grad.abs().max() > 0 for each in network.parameters())
+
+
+def test_parts_that_are_off_are_not_there(disturbed):
+    queries = drawn(3, DIM)
+    still = disturbed(adapt_query=False)(queries)
+    torch.testing.assert_close(still.query, torch.nn.functional.normalize(queries))
+    plain = disturbed(adapt_gallery=False)(queries)
+    assert plain.U.shape == (3, 0, DIM)
+    assert plain.A.shape == (0, DIM)
+    items = drawn(5, DIM, seed=1)
+    wanted = torch.nn.functional.normalize(plain.query) @ torch.nn.functional.normalize(items).T
+    torch.testing.assert_close(cosines(plain, items), wanted)
+
+
+def test_positions_are_sines_and_cosines():
+    table = sinusoids(5, 6)
+    assert table[0].tolist() == [0, 1, 0, 1, 0, 1]
+    assert table[3, 2].item() == pytest.approx(np.sin(3 / 10_000 ** (2 / 6)))
+    assert table[4, 5].item() == pytest.approx(np.cos(4 / 10_000 ** (4 / 6)))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"dim": 0},
+        {"rank": 0},
+        {"width": 9},
+        {"heads": 3},
+        {"dropout": 1.0},
+        {"form": "other"},
+        {"adapt_query": False, "adapt_gallery": False},
+        {"adapt_query": "yes"},
+        {"anchors": 0},
+    ],
+)
+def test_sizes_that_make_no_sense_are_refused(wrong):
+    with pytest.raises(InvalidParameter):
+        small(**wrong)
+
+
+def test_sizes_survive_json():
+    config = small(form="residual", adapt_query=False)
+    assert QuariConfig.from_dict(config.to_dict()) == config
+    with pytest.raises(InvalidParameter, match="unheard_of"):
+        QuariConfig.from_dict({**config.to_dict(), "unheard_of": 1})
