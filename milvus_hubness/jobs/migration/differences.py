@@ -93,8 +93,9 @@ class Pair:
         return found
 
     def _recovered(self, wanted: Floats, found: Floats) -> Flags:
-        """(n,) whether vectors are the same: bit for bit, or under COSINE, where one is not unit, within one
-        unit in the last place of the field's type (float16: or 2⁻²⁴ of its length, near zero)."""
+        """(n,) whether vectors are the same: bit for bit, or under COSINE, where one is not unit or the
+        database made it so, within one unit in the last place of the field's type (float16: or 2⁻²⁴ of its
+        length, near zero)."""
         exact = ((wanted == found) | (np.isnan(wanted) & np.isnan(found))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
@@ -102,7 +103,7 @@ class Pair:
         unit = SPACING[self.state.dtype] * np.abs(wanted)
         floor = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
         near = (np.abs(found - wanted) <= np.maximum(unit, floor)).all(axis=1)
-        return np.asarray(exact | (near & (norms != 1)), np.bool_)
+        return np.asarray(exact | (near & ((norms != 1) | self.store.normalises())), np.bool_)
 
 
 def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
