@@ -1,6 +1,9 @@
 """The Qdrants that every test runs against: the local mode, and a server where Docker answers."""
 
 import importlib.util
+import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from qdrant_client import QdrantClient
@@ -64,3 +67,11 @@ def corrected(backend):
 @pytest.fixture(params=list(METRICS))
 def of_each_distance(request, backend):
     return Corrected(backend, request.param)
+
+
+@pytest.fixture
+def quick_folder():
+    """One in memory, where there is such: the local mode waits for the disk at every point."""
+    there = "/dev/shm"
+    with tempfile.TemporaryDirectory(dir=there if os.access(there, os.W_OK) else None) as folder:
+        yield Path(folder)

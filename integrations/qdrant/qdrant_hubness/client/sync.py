@@ -41,12 +41,12 @@ class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
         bank_budget: int = DEFAULT_BANK_BUDGET,
         **kwargs: Any,
     ) -> None:
-        self._shares = client is not None
         if client is None:
             super().__init__(*args, **kwargs)
         else:
             self.__dict__.update(client.__dict__)
             self._shared = client
+        self._shares = client is not None
         self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
 
     def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:

@@ -16,7 +16,13 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.client.steps import Ask
-from milvus_hubness.errors import HubnessError, JournalFailed, MirrorFailed
+from milvus_hubness.errors import (
+    DimensionMismatch,
+    HubnessError,
+    JournalFailed,
+    MirrorFailed,
+    name_some,
+)
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import Key
@@ -183,7 +189,10 @@ class Writing(Knowledge):
             places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
             if not places:
                 continue
-            rows = np.array([as_vector(vectors[i][field]) for i in places], np.float32)
+            given = [as_vector(vectors[i][field]) for i in places]
+            if odd := [points[i].id for i, own in zip(places, given, strict=True) if len(own) != state.dim]:
+                raise DimensionMismatch(f"vectors of points {name_some(odd)} have not {state.dim} dimensions")
+            rows = np.array(given, np.float32)
             rows = state.layout.require_sound(rows, "point") if sound else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
             if state.beside is None:
