@@ -26,6 +26,8 @@ UNNAMED = ""
 """What Qdrant calls the vector of a collection that has one without a name."""
 UNIT = 2.0**-22
 """By how much the numbers of a vector may move that is brought to length 1 once more, in shares of them."""
+UNIT_LENGTH = 1e-6
+"""Vectors whose length is that near to 1 are unit."""
 
 Row = dict[str, Any]
 Vectors = dict[str, Any]
@@ -82,10 +84,12 @@ class Form:
                 stored[i] = own
             row = dict(record.payload or {})
             if vectors:
-                row[OTHER_VECTORS] = Others(vectors, self.unit & vectors.keys())
+                unit = self.unit & vectors.keys()
+                vectors |= {name: _unit(vectors[name]).tolist() for name in unit}
+                row[OTHER_VECTORS] = Others(vectors, unit)
             keys.append(record.id)
             rows.append(row)
-        joined = self.form.joined(stored)
+        joined = self.form.joined(_unit(stored) if self.field in self.unit else stored)
         joined[missing, : self.form.dim] = np.nan
         if self.state is not None:
             _show(self.state, joined, rows)
@@ -133,6 +137,15 @@ def _show(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
         row[state.epoch_field] = row.get(state.epoch_field, state.profile.epoch)
         if state.norm_field:
             row[state.norm_field] = 1.0
+
+
+def _unit(vectors: Any) -> Floats:
+    """Vectors (…, d) of length 1, but for those of length 0. A server makes them so when they are written;
+    the local mode, of data that it reads from the disk, when they are searched."""
+    rows = np.asarray(vectors, np.float32)
+    lengths = np.linalg.norm(rows.astype(np.float64), axis=-1, keepdims=True)
+    as_they_are = (np.abs(lengths - 1) <= UNIT_LENGTH) | (lengths == 0)
+    return np.asarray(rows / np.where(as_they_are, 1, lengths), np.float32)
 
 
 def named(vector: Any) -> Vectors:
