@@ -1,8 +1,10 @@
 """Kill it anywhere, run it again: the same result. On the local mode, where the database dies with it."""
 
 import json
+import logging
 import os
 import random
+import signal
 from contextlib import closing
 
 import numpy as np
@@ -23,11 +25,12 @@ from tests.qdrant.worlds import METRICS, key
 SEED = int(os.environ.get("CRASH_SEED") or random.randrange(10**6))
 DIM, ROWS, K = 12, 400, "8"
 STAGES = {
-    "migrate": ("preparing", "creating", "copying", "catching up", "verifying", "switching", "moving"),
-    "rollback": ("rolling back", "moving back"),
+    "migrate": ("preparing", "creating", "copying", "catching up", "verifying", "switching"),
+    "rollback": ("rolling back",),
     "refresh": ("announcing", "filling", "writing", "flipping", "cleaning up"),
 }
 MOST_REQUESTS = 20
+KILLED = -signal.SIGKILL
 
 
 class World:
@@ -93,7 +96,7 @@ def drawn(what, number):
     rng = random.Random(f"{SEED} {what} {number}")
     stage = STAGES[what][number % len(STAGES[what])]
     moment = Moment(stage, rng.randint(1, MOST_REQUESTS), rng.choice(["before", "after"]))
-    print(f"CRASH_SEED={SEED}: {what} killed {moment}")
+    logging.getLogger(__name__).warning("CRASH_SEED=%s: %s killed %s", SEED, what, moment)
     return rng, moment
 
 
@@ -102,12 +105,12 @@ def folder(quick_folder):
     return quick_folder
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(0, marks=pytest.mark.long), 6, 4])
+@pytest.mark.parametrize("number", [2, pytest.param(0, marks=pytest.mark.long), 5, 4])
 def test_a_migration(folder, number):
     rng, moment = drawn("migrate", number)
     world = World(folder, rng)
     how = ("--alias", "live", "--client-ttl", "0")
-    first = world.run("migrate", "items", *world.bank("old"), *how, moment=moment)
+    assert world.run("migrate", "items", *world.bank("old"), *how, moment=moment) == KILLED
     world.change(rng)
     assert world.run("migrate", "items", *world.bank("old"), *how) == 0, (folder / "log").read_text()[-600:]
     with world.open() as client:
@@ -116,9 +119,8 @@ def test_a_migration(folder, number):
         assert store.alias_target("live") == "items_hubness"
         assert Ledger(store).find("items").phase == "switched"
         assert store.info("items").mirror is None
-        if first:
-            names = {each.name for each in client.get_collections().collections}
-            assert names == {"items", "items_hubness", "items__bank", LEDGER}
+        names = {each.name for each in client.get_collections().collections}
+        assert names == {"items", "items_hubness", "items__bank", LEDGER}
 
 
 def test_a_rollback(folder):
@@ -127,7 +129,7 @@ def test_a_rollback(folder):
     how = ("--alias", "live", "--client-ttl", "0")
     assert world.run("migrate", "items", *world.bank("old"), *how) == 0
     world.change(rng)
-    world.run("rollback", "live", "--client-ttl", "0", moment=moment)
+    assert world.run("rollback", "live", "--client-ttl", "0", moment=moment) == KILLED
     with world.open() as client:
         is_over = Ledger(QdrantStore(client)).find("items").phase == "rolled back"
     assert world.run("rollback", "items_hubness", "--client-ttl", "0") == (1 if is_over else 0)
@@ -145,7 +147,7 @@ def test_a_refresh(folder, number):
     how = ("--alias", "live", "--frozen")
     assert world.run("migrate", "items", *world.bank("old"), *how) == 0
     again = ("refresh", "live", *world.bank("new"), "--force", "--client-ttl", "0")
-    world.run(*again, moment=moment)
+    assert world.run(*again, moment=moment) == KILLED
     world.change(rng)
     counts = folder / "counts"
     assert world.run(*again, counts=counts) == 0, (folder / "log").read_text()[-600:]

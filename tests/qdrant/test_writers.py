@@ -39,9 +39,8 @@ class AsMilvus:
         self.client.delete(name, selector)
 
     def search(self, name, data, limit):
-        return [
-            self.client.query_points(name, np.asarray(each).tolist(), limit=limit).points for each in data
-        ]
+        asked = [np.asarray(each).tolist() for each in data]
+        return [self.client.query_points(name, each, limit=limit).points for each in asked]
 
     def get(self, name, ids, output_fields):
         return [{"id": record.id} for record in self.client.retrieve(name, ids)]
