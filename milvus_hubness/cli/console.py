@@ -116,9 +116,9 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
     out.print(table)
 
 
-def tell_error(error: Exception, *, as_json: bool) -> None:
+def tell_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:
     """One line on standard error; with --json also an object on standard output."""
     message = redacted(" ".join(str(getattr(error, "message", "") or error).split()), known_tokens())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})
-    sys.stderr.write(f"milvus-hubness: {message}\n")
+    sys.stderr.write(f"{program}: {message}\n")

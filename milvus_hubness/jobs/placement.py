@@ -166,8 +166,13 @@ class _Placement(ABC):
         epochs = [row.get(self.state.epoch_field) for row in batch.rows]
         return np.array([epoch in (None, PENDING) for epoch in epochs], np.bool_)
 
-    def _replace(self, batch: Batch, partition: str | None) -> None:
-        self.store.write(self.info.name, batch, self.state.field, partition=partition)
+    def _dated(self, placed: Placed, epoch: int | None) -> list[str]:
+        """The epoch's field, where some of the rows had no bias until now. What else it tells is history,
+        which is no reason to touch a field that could be left alone."""
+        return [self.state.epoch_field] if epoch is not None and placed.pending.any() else []
+
+    def _rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
+        self.store.rewrite(self.info.name, batch, self.state.field, changed, partition=partition)
 
 
 class _InRows(_Placement):
@@ -199,7 +204,8 @@ class InVectors(_InRows):
         profile = self.state.profile
         shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
         columns = {self.state.bias_field: shown[0]} if shown else {}
-        self._replace(self._with_fields(placed.batch, stored, columns, epoch), partition)
+        changed = [self.state.field, *columns, *self._dated(placed, epoch)]
+        self._rewrite(self._with_fields(placed.batch, stored, columns, epoch), changed, partition)
 
 
 @dataclass(frozen=True)
@@ -303,7 +309,8 @@ class InFields(_InRows):
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         columns = {self.state.slot_fields[slot]: column for slot, column in biases.items()}
-        self._replace(self._with_fields(placed.batch, placed.vectors, columns, epoch), partition)
+        changed = [*columns, *self._dated(placed, epoch)]
+        self._rewrite(self._with_fields(placed.batch, placed.vectors, columns, epoch), changed, partition)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ class CollectionInfo:
     """What the jobs need to know of a collection.
 
     name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
-    partitions: names that rows must be copied into, or (None,) where the database places rows by itself.
+    partitions: names that rows must be copied into, or that tell keys apart which have no order among
+    themselves; (None,) where the database places rows by itself and all keys have one order.
     states: of the corrected vector fields, by name. schema: the database's own description, opaque to the
     jobs. mirror: where a migration has its writers write too. journal: where a refresh has them write first.
     living: the banks that take in live queries.
@@ -204,6 +205,15 @@ class Store(Protocol):
         """What the stored width must divide by for the field's index."""
         ...
 
+    def normalises(self) -> bool:
+        """Whether the database brings vectors under COSINE to length 1 by itself, and so may change their
+        last place."""
+        ...
+
+    def renames(self) -> bool:
+        """Whether a collection can be given another name."""
+        ...
+
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         """What of the schema a copy depends on, as plain data that two looks at the same schema agree on."""
         ...
@@ -255,6 +265,14 @@ class Store(Protocol):
     ) -> None:
         """Replace the fields named `changed` of rows that are there, acknowledged on return; where the
         database replaces whole rows only, by the others of the batch, its vectors those of `field`."""
+        ...
+
+    def rewrite(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        """Rows that were read, with other biases, acknowledged on return: as `write`, where the database
+        replaces whole rows only. Elsewhere no more than the fields named `changed`, of rows that are still
+        there; `field` stands for the vectors."""
         ...
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
@@ -415,7 +433,9 @@ class Store(Protocol):
 
     def drop(self, collection: str) -> None: ...
 
-    def rename(self, collection: str, name: str) -> None: ...
+    def rename(self, collection: str, name: str) -> None:
+        """Only where the database `renames`."""
+        ...
 
     def alias_target(self, alias: str) -> str | None:
         """The collection behind an alias; None where there is no such alias."""

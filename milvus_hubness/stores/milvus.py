@@ -24,8 +24,8 @@ from milvus_hubness.state import (
     read_tuning,
 )
 from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.bank_generations import BANK_PROPERTY
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
-from milvus_hubness.stores.milvus_banks import BANK_PROPERTY
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_journal import MilvusJournal
 from milvus_hubness.stores.milvus_rpc import connect, translated
@@ -79,6 +79,12 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
 
     def width_multiple(self, field: VectorField) -> int:
         return milvus_schema.width_multiple(field)
+
+    def normalises(self) -> bool:
+        return False
+
+    def renames(self) -> bool:
+        return True
 
     # -- rows ---------------------------------------------------------------------------------------
 
@@ -221,10 +227,6 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         with translated(collection):
             self._alter_properties(collection, {TUNING_PROPERTY: tuning.model_dump_json()})
-
-    def drop(self, collection: str) -> None:
-        with translated(collection):
-            self.client.drop_collection(collection)
 
     def rename(self, collection: str, name: str) -> None:
         with translated(collection):

@@ -116,6 +116,12 @@ class MilvusRequests:
         rows, _ = self._to_be_stored(collection, batch, field)
         self._upsert(collection, rows, partition)
 
+    def rewrite(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        # Few versions replace some fields of a row, and none does so for less than the whole row costs.
+        self.write(collection, batch, field, partition=partition)
+
     def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         rows, schema = self._to_be_stored(collection, batch, field)
         if milvus_schema.key_field(schema).get("auto_id"):

@@ -58,7 +58,9 @@ class Order:
         return COURSES[self.argv[0]]
 
 
-class _Watch:
+class Watch:
+    """Counts requests, and strikes at the moment."""
+
     def __init__(self, order: Order) -> None:
         self._order, self._moment = order, order.moment
         self._lock = threading.Lock()
@@ -110,7 +112,7 @@ class _Watch:
 class _Counted:
     """A method of the database's stub."""
 
-    def __init__(self, name: str, call: Any, watch: _Watch) -> None:
+    def __init__(self, name: str, call: Any, watch: Watch) -> None:
         self._name, self._call, self._watch = name, call, watch
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -138,7 +140,7 @@ def run(order: Order) -> None:
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
-    watch = _Watch(order)
+    watch = Watch(order)
     milvus.CHUNK_BYTES = order.course.rows_per_chunk * (milvus.ROW_OVERHEAD_BYTES + 4 * 16)
     _count_requests(watch)
     order.course.follow(watch.enter)
@@ -151,7 +153,7 @@ def run(order: Order) -> None:
         atexit._run_exitfuncs()
 
 
-def _count_requests(watch: _Watch) -> None:
+def _count_requests(watch: Watch) -> None:
     class Stub(milvus_pb2_grpc.MilvusServiceStub):
         def __init__(self, channel: Any) -> None:
             super().__init__(channel)

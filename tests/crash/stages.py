@@ -37,7 +37,8 @@ _BEGUN_BY_EVENT = {
 _BEGUN_BY_PHASE = {"copying": "creating", "switching": "moving", "rolling back": "moving back"}
 
 
-def _follow_migration(enter: Enter) -> None:
+def follow_migration(enter: Enter) -> None:
+    """Have `enter` called with each stage of a migration when it begins."""
     tell, write = events.Events.tell, ledger.Ledger.write
 
     def telling(self: Any, name: str, /, **facts: Any) -> None:
@@ -51,21 +52,22 @@ def _follow_migration(enter: Enter) -> None:
     events.Events.tell, ledger.Ledger.write = telling, writing
 
 
-def _follow_refresh(enter: Enter) -> None:
+def follow_refresh(enter: Enter, store: Any = MilvusStore) -> None:
+    """The same of a refresh. store: the class of the database."""
     refresh = importlib.import_module("milvus_hubness.jobs.refresh")
     for owner, name, stage in (
         (lease.Lease, "__enter__", "taking the lease"),
         (refresh, "sampled", "judging"),
-        (MilvusStore, "save_bank", "announcing"),
+        (store, "save_bank", "announcing"),
         (renewal.Renewal, "fill_pending", "filling"),
         (renewal.Renewal, "run", "writing"),
-        (MilvusStore, "settle", "flipping"),
-        (MilvusStore, "drop_bank_generation", "cleaning up"),
+        (store, "settle", "flipping"),
+        (store, "drop_bank_generation", "cleaning up"),
         (lease.Lease, "__exit__", "cleaning up"),
     ):
         _begins(owner, name, stage, enter)
     _begins(lease.Lease, "__enter__", "looking", enter, at_end=True)
-    write_state, write_journal = MilvusStore.write_state, MilvusStore.write_journal
+    write_state, write_journal = store.write_state, store.write_journal
 
     def writing_state(self: Any, collection: str, state: Any) -> None:
         enter("announcing" if state.incoming else "flipping")
@@ -75,7 +77,7 @@ def _follow_refresh(enter: Enter) -> None:
         enter("filling" if journal else "cleaning up")
         write_journal(self, collection, journal)
 
-    MilvusStore.write_state, MilvusStore.write_journal = writing_state, writing_journal
+    store.write_state, store.write_journal = writing_state, writing_journal
 
 
 def _begins(owner: Any, name: str, stage: str, enter: Enter, *, at_end: bool = False) -> None:
@@ -101,7 +103,7 @@ COURSES = {
             "switching", "moving", "switched", "rolling back", "moving back", "rolled back",
         ),
         150,
-        _follow_migration,
+        follow_migration,
     ),
     "refresh": Course(
         (
@@ -109,7 +111,7 @@ COURSES = {
             "flipping", "cleaning up",
         ),
         40,
-        _follow_refresh,
+        follow_refresh,
     ),
 }  # fmt: skip
 """By command."""

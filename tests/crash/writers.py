@@ -27,6 +27,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs import run
 from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.stores import Store
 from tests.crash.places import be_quiet
 from tests.galleries import plain_collection, vectors
 from tests.servers import MilvusServer, lite_uri
@@ -171,29 +172,51 @@ def migrate_beside_writers(
     uses = name if rename else f"{name}_live"
     if not rename:
         plain.create_alias(name, uses)
-    store = MilvusStore(connected(MilvusClient))
+    application = there_and_back(
+        MilvusStore(connected(MilvusClient)),
+        lambda state_ttl: connected(HubnessClient, state_ttl=state_ttl),
+        items,
+        name,
+        uses,
+        seconds,
+        rows_per_second=rows_per_second,
+    )
+    [counted] = plain.query(uses, filter="", output_fields=["count(*)"], consistency_level="Strong")
+    assert counted["count(*)"] == len(application.reference), "rows are there twice"
+    return application
+
+
+def there_and_back(
+    store: Store,
+    client: Callable[[float], Any],
+    items: np.ndarray,
+    name: str,
+    uses: str,
+    seconds: float,
+    *,
+    rows_per_second: float,
+) -> Application:
+    """The same of any database, where collection `name` holds `items` and the application uses that name, or
+    an alias. client: a new one of ours with this state_ttl, that is asked as a HubnessClient is."""
+    rename = uses == name
     bank = QueryBank(vectors(np.random.default_rng(6), 64, DIM))
     copying = Throttle(rows_per_second=4 * len(items) / seconds)
     steering = Steering(client_ttl=CLIENT_TTL, throttle=copying)
     ends = time.monotonic() + seconds
-    with Application(
-        lambda: connected(HubnessClient, state_ttl=STATE_TTL), uses, items, rows_per_second
-    ) as application:
+    with Application(lambda: client(STATE_TTL), uses, items, rows_per_second) as application:
         time.sleep(min(1.0, seconds / 10))
         plan = plan_migration(store, name, bank, estimator=NNN(8))
         run(store, plan, steering)
         cutover(store, plan.target, alias=None if rename else uses, rename=rename, steering=steering)
         assert store.info(uses).name == plan.target
         _go_on(application, min(seconds / 4, ends - time.monotonic()))
-        assert_nothing_lost(connected(HubnessClient, state_ttl=0.0), application, sure=False)
+        assert_nothing_lost(client(0.0), application, sure=False)
         copying.set_rate(rows_per_second=None)
         rollback(store, plan.target, steering=steering)
         assert store.info(uses).name == name
         _go_on(application, ends - time.monotonic())
     assert not application.failures, application.failures[0]
-    assert_nothing_lost(connected(HubnessClient, state_ttl=0.0), application, sure=True)
-    [counted] = plain.query(uses, filter="", output_fields=["count(*)"], consistency_level="Strong")
-    assert counted["count(*)"] == len(application.reference), "rows are there twice"
+    assert_nothing_lost(client(0.0), application, sure=True)
     return application
 
 

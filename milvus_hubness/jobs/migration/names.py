@@ -14,6 +14,10 @@ def chosen_switch(store: Store, source: str, target: str, alias: str | None, ren
     InvalidInput where that cannot be, CollectionExists where the name for the source is taken."""
     if (alias is None) == (not rename):
         raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
+    if rename and not store.renames():
+        raise InvalidInput(
+            f"this database gives no collection another name: have {source!r} read by an alias"
+        )
     if alias is None:
         kept_as = KEPT_AS.format(source)
         if store.exists(kept_as):

@@ -1,0 +1,250 @@
+"""What both clients do otherwise than Qdrant's own. The sync one returns what is awaited of the async one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from qdrant_client import models
+
+from qdrant_hubness.client.knowledge import Operation
+from qdrant_hubness.client.operations import Operations, request_of
+from qdrant_hubness.client.points import Call, calls_of, points_of
+
+
+class Methods(ABC):
+    """Each method takes what the method of that name of qdrant-client takes."""
+
+    _operations: Operations
+
+    @abstractmethod
+    def _run(self, operation: Operation[Any]) -> Any: ...
+
+    # -- queries --------------------------------------------------------------------------------------
+
+    def query_points(
+        self,
+        collection_name: str,
+        query: Any = None,
+        using: str | None = None,
+        prefetch: Any = None,
+        query_filter: Any = None,
+        search_params: Any = None,
+        limit: int = 10,
+        offset: int | None = None,
+        with_payload: Any = True,
+        with_vectors: Any = False,
+        score_threshold: float | None = None,
+        lookup_from: Any = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.query_points. strength: w; 0 is the raw search. profile: another set of biases."""
+        request = request_of(
+            query,
+            using=using,
+            prefetch=prefetch,
+            filter=query_filter,
+            params=search_params,
+            limit=limit,
+            offset=offset,
+            with_payload=with_payload,
+            with_vector=with_vectors,
+            score_threshold=score_threshold,
+            lookup_from=lookup_from,
+        )
+        return self._run(self._operations.query(collection_name, request, options, strength, profile))
+
+    def query_batch_points(
+        self,
+        collection_name: str,
+        requests: Sequence[models.QueryRequest],
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.query_batch_points; strength and profile as for query_points."""
+        return self._run(self._operations.batch(collection_name, requests, options, strength, profile))
+
+    def query_points_groups(
+        self,
+        collection_name: str,
+        group_by: str,
+        query: Any = None,
+        using: str | None = None,
+        prefetch: Any = None,
+        query_filter: Any = None,
+        search_params: Any = None,
+        limit: int = 10,
+        group_size: int = 3,
+        with_payload: Any = True,
+        with_vectors: Any = False,
+        score_threshold: float | None = None,
+        with_lookup: Any = None,
+        lookup_from: Any = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.query_points_groups; strength and profile as for query_points."""
+        request = request_of(
+            query,
+            using=using,
+            prefetch=prefetch,
+            filter=query_filter,
+            params=search_params,
+            limit=limit,
+            with_payload=with_payload,
+            with_vector=with_vectors,
+            score_threshold=score_threshold,
+            lookup_from=lookup_from,
+        )
+        options["with_lookup"] = with_lookup
+        return self._run(
+            self._operations.groups(
+                collection_name, request, group_by, group_size, options, strength, profile
+            )
+        )
+
+    def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
+        """As QdrantClient.search_matrix_pairs, of vectors that are not in the stored form."""
+        return self._run(self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs))
+
+    def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
+        """As QdrantClient.search_matrix_offsets, of vectors that are not in the stored form."""
+        return self._run(self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs))
+
+    # -- reads ----------------------------------------------------------------------------------------
+
+    def retrieve(
+        self,
+        collection_name: str,
+        ids: Sequence[Any],
+        with_payload: Any = True,
+        with_vectors: Any = False,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.retrieve."""
+        told = {"with_payload": with_payload, "with_vectors": with_vectors, **options}
+        return self._run(self._operations.retrieve(collection_name, ids, told))
+
+    def scroll(
+        self,
+        collection_name: str,
+        scroll_filter: Any = None,
+        limit: int = 10,
+        order_by: Any = None,
+        offset: Any = None,
+        with_payload: Any = True,
+        with_vectors: Any = False,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.scroll."""
+        told = {
+            "scroll_filter": scroll_filter,
+            "limit": limit,
+            "order_by": order_by,
+            "offset": offset,
+            "with_payload": with_payload,
+            "with_vectors": with_vectors,
+        }
+        return self._run(self._operations.scroll(collection_name, {**told, **options}))
+
+    def get_collection(self, collection_name: str, **kwargs: Any) -> Any:
+        """As QdrantClient.get_collection, with sizes and distances as they were before the correction."""
+        return self._run(self._operations.described(collection_name))
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    def upsert(self, collection_name: str, points: Any, wait: bool = True, **options: Any) -> Any:
+        """As QdrantClient.upsert; each point gets its bias from the bank.
+
+        Raises DimensionMismatch, NonFiniteVectors and, under Cosine, ZeroVectors, each naming the points by
+        their place; JournalFailed where nothing was written, and MirrorFailed."""
+        return self._write(collection_name, "upsert", points=points, wait=wait, **options)
+
+    def update_vectors(
+        self, collection_name: str, points: Sequence[models.PointVectors], wait: bool = True, **options: Any
+    ) -> Any:
+        """As QdrantClient.update_vectors; raises as `upsert` does."""
+        return self._write(collection_name, "update_vectors", points=points, wait=wait, **options)
+
+    def delete_vectors(
+        self, collection_name: str, vectors: Sequence[str], points: Any, wait: bool = True, **options: Any
+    ) -> Any:
+        """As QdrantClient.delete_vectors."""
+        told = {"vectors": vectors, "points": points, "wait": wait}
+        return self._write(collection_name, "delete_vectors", **told, **options)
+
+    def delete(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
+        """As QdrantClient.delete."""
+        return self._write(collection_name, "delete", points_selector=points_selector, wait=wait, **options)
+
+    def set_payload(
+        self,
+        collection_name: str,
+        payload: dict[str, Any],
+        points: Any,
+        key: str | None = None,
+        wait: bool = True,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.set_payload."""
+        told = {"payload": payload, "points": points, "key": key, "wait": wait}
+        return self._write(collection_name, "set_payload", **told, **options)
+
+    def overwrite_payload(
+        self, collection_name: str, payload: dict[str, Any], points: Any, wait: bool = True, **options: Any
+    ) -> Any:
+        """As QdrantClient.overwrite_payload. Where biases lie in payloads, these points have none until the
+        next refresh."""
+        told = {"payload": payload, "points": points, "wait": wait}
+        return self._write(collection_name, "overwrite_payload", **told, **options)
+
+    def delete_payload(
+        self, collection_name: str, keys: Sequence[str], points: Any, wait: bool = True, **options: Any
+    ) -> Any:
+        """As QdrantClient.delete_payload."""
+        told = {"keys": keys, "points": points, "wait": wait}
+        return self._write(collection_name, "delete_payload", **told, **options)
+
+    def clear_payload(
+        self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
+    ) -> Any:
+        """As QdrantClient.clear_payload; biases in payloads as for overwrite_payload."""
+        told = {"points_selector": points_selector, "wait": wait}
+        return self._write(collection_name, "clear_payload", **told, **options)
+
+    def batch_update_points(
+        self, collection_name: str, update_operations: Sequence[Any], wait: bool = True, **options: Any
+    ) -> Any:
+        """As QdrantClient.batch_update_points; on corrected collections one operation after the other."""
+        calls = calls_of(update_operations, {"wait": wait, **options})
+        return self._run(self._operations.write(collection_name, calls))
+
+    def upload_points(
+        self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
+    ) -> Any:
+        """As QdrantClient.upload_points; to corrected collections by this process alone."""
+        return self._run(self._operations.upload(collection_name, points, batch_size, options))
+
+    def upload_collection(
+        self,
+        collection_name: str,
+        vectors: Any,
+        payload: Iterable[dict[str, Any]] | None = None,
+        ids: Iterable[Any] | None = None,
+        batch_size: int = 64,
+        **options: Any,
+    ) -> Any:
+        """As QdrantClient.upload_collection; to corrected collections by this process alone."""
+        points = points_of(vectors, payload, ids)
+        return self._run(self._operations.upload(collection_name, points, batch_size, options))
+
+    def _write(self, collection: str, method: str, **options: Any) -> Any:
+        return self._run(self._operations.write_one(collection, Call(method, options)))

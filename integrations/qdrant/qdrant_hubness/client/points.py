@@ -1,0 +1,181 @@
+"""Writes as calls of qdrant-client's methods, and the points that they are about. No I/O."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
+
+import numpy as np
+from qdrant_client import models
+
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness.stores.base import Key
+from qdrant_hubness.store.rows import UNNAMED
+
+SELECTORS = {
+    "delete": "points_selector",
+    "clear_payload": "points_selector",
+    "set_payload": "points",
+    "overwrite_payload": "points",
+    "delete_payload": "points",
+    "delete_vectors": "points",
+}
+"""The argument by which a method is told of its points, by ids or by a filter."""
+_CONDITIONS = ("update_filter", "update_mode")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of qdrant-client that writes to a collection, with its further arguments."""
+
+    method: str
+    options: dict[str, Any]
+
+    def having(self, **changed: Any) -> Call:
+        """The call with some arguments changed."""
+        return replace(self, options={**self.options, **changed})
+
+    @property
+    def brings_vectors(self) -> bool:
+        return self.method in ("upsert", "update_vectors")
+
+    @property
+    def is_conditional(self) -> bool:
+        """Whether which of its points are written depends on those that are there."""
+        return any(self.options.get(name) is not None for name in _CONDITIONS)
+
+    @property
+    def selector(self) -> Any:
+        """What the points are told by, of methods that bring no vectors."""
+        return self.options[SELECTORS[self.method]]
+
+
+def key_of(id: Any) -> Key:
+    """A point's id as Qdrant gives it back. Raises InvalidInput for what is none."""
+    if isinstance(id, int):
+        return id
+    try:
+        return str(id if isinstance(id, uuid.UUID) else uuid.UUID(id))
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidInput(f"a point's id is a number or a UUID, not {id!r}") from None
+
+
+def filter_of(selector: Any) -> models.Filter | None:
+    """The filter that a selector is; None where it names ids."""
+    if isinstance(selector, models.FilterSelector):
+        return selector.filter
+    return selector if isinstance(selector, models.Filter) else None
+
+
+def ids_of(selector: Any) -> list[Key]:
+    """The ids that a selector names."""
+    return [key_of(each) for each in getattr(selector, "points", selector)]
+
+
+def structs(points: Any) -> list[models.PointStruct]:
+    """What upsert takes, as points one by one."""
+    if not isinstance(points, models.Batch):
+        return [
+            each if isinstance(each, models.PointStruct) else models.PointStruct.model_validate(each)
+            for each in points
+        ]
+    vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
+    payloads = points.payloads or [None] * len(points.ids)
+    if {len(points.ids)} != {len(payloads), *map(len, vectors.values())}:
+        raise InvalidInput("ids, vectors and payloads of a batch are not equally many")
+    named = vectors.keys() != {UNNAMED}
+    return [
+        models.PointStruct.model_construct(
+            id=id,
+            vector={name: each[i] for name, each in vectors.items()} if named else vectors[UNNAMED][i],
+            payload=payloads[i],
+        )
+        for i, id in enumerate(points.ids)
+    ]
+
+
+def by_name(vector: Any) -> dict[str, Any]:
+    """A point's vectors by name."""
+    if vector is None:
+        return {}
+    return dict(vector) if isinstance(vector, dict) else {UNNAMED: vector}
+
+
+def merged(vectors: dict[str, Any]) -> Any:
+    """Vectors by name as Qdrant takes them."""
+    return vectors[UNNAMED] if vectors.keys() == {UNNAMED} else vectors
+
+
+def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
+    """The calls that the operations of batch_update_points stand for."""
+    return [Call(method, {**told, **options}) for method, told in map(_call_of, operations)]
+
+
+def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
+    given: Any
+    if isinstance(operation, models.UpsertOperation):
+        given = operation.upsert
+        points = given.batch if isinstance(given, models.PointsBatch) else given.points
+        return "upsert", {"points": points, **_further(given, *_CONDITIONS)}
+    if isinstance(operation, models.UpdateVectorsOperation):
+        given = operation.update_vectors
+        return "update_vectors", {"points": given.points, **_further(given, "update_filter")}
+    if isinstance(operation, models.DeleteVectorsOperation):
+        given = operation.delete_vectors
+        return "delete_vectors", {"vectors": given.vector, "points": _selector(given), **_further(given)}
+    if isinstance(operation, models.DeletePayloadOperation):
+        given = operation.delete_payload
+        return "delete_payload", {"keys": given.keys, "points": _selector(given), **_further(given)}
+    if isinstance(operation, models.SetPayloadOperation):
+        given = operation.set_payload
+        told = {"payload": given.payload, "points": _selector(given), "key": given.key}
+        return "set_payload", {**told, **_further(given)}
+    if isinstance(operation, models.OverwritePayloadOperation):
+        given = operation.overwrite_payload
+        told = {"payload": given.payload, "points": _selector(given)}
+        return "overwrite_payload", {**told, **_further(given)}
+    if isinstance(operation, models.DeleteOperation):
+        return "delete", {"points_selector": operation.delete}
+    if isinstance(operation, models.ClearPayloadOperation):
+        return "clear_payload", {"points_selector": operation.clear_payload}
+    raise UnsupportedOperation(f"{type(operation).__name__} on a corrected collection")
+
+
+def _selector(given: Any) -> Any:
+    return given.filter if given.points is None else list(given.points)
+
+
+def _further(given: Any, *names: str) -> dict[str, Any]:
+    found = {name: getattr(given, name, None) for name in names}
+    found["shard_key_selector"] = getattr(given, "shard_key", None)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
+    """The items, so many at a time."""
+    return (list(items[start : start + size]) for start in range(0, len(items), size))
+
+
+def points_of(
+    vectors: Any, payloads: Iterable[dict[str, Any]] | None, ids: Iterable[Any] | None
+) -> Iterator[models.PointStruct]:
+    """What upload_collection takes, as points: vectors in rows, or such rows by name; without ids, of new
+    ones."""
+    if isinstance(vectors, dict):
+        rows: Iterable[Any] = (
+            dict(zip(vectors, each, strict=True)) for each in zip(*vectors.values(), strict=True)
+        )
+    else:
+        rows = vectors
+    numbered = (str(uuid.uuid4()) for _ in repeat(None)) if ids is None else ids
+    for vector, payload, id in zip(rows, payloads or repeat({}), numbered, strict=False):
+        yield models.PointStruct(id=id, vector=_listed(vector), payload=payload)
+
+
+def _listed(vector: Any) -> Any:
+    if isinstance(vector, dict):
+        return {name: _listed(each) for name, each in vector.items()}
+    return vector.tolist() if isinstance(vector, np.ndarray) else vector

@@ -1,0 +1,66 @@
+"""HubnessQdrantClient: a QdrantClient to which corrected collections look as they did before."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from qdrant_client import QdrantClient
+
+from milvus_hubness.client.steps import Ask, Pause, drive
+from milvus_hubness.state import STATE_TTL
+from qdrant_hubness.client.knowledge import Operation, T
+from qdrant_hubness.client.methods import Methods
+from qdrant_hubness.client.operations import Operations
+from qdrant_hubness.store.requests import is_local, turn
+
+DEFAULT_BANK_BUDGET = 1 << 30
+
+
+class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
+    """Use it wherever a QdrantClient is used. Ordinary collections are passed through untouched.
+
+    On corrected ones, upserts, queries and reads speak the original size and distance. Scores are
+    s(q, r) − w·(b(r) − c): similarities under Cosine and Dot, thresholds included; under Euclid the root of
+    the squared distance plus 2w·(b − c), below 0 where that is. Vectors read back are what Qdrant would give:
+    unit ones under Cosine.
+
+    client: one whose connection, or local data, is shared, in place of the arguments of QdrantClient.
+    strength: w of every query that names none; None takes each collection's own (1.0 unless changed).
+    state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
+    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory.
+    Raises UnsupportedOperation for what a corrected collection cannot answer.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        client: QdrantClient | None = None,
+        strength: float | None = None,
+        state_ttl: float = STATE_TTL,
+        bank_budget: int = DEFAULT_BANK_BUDGET,
+        **kwargs: Any,
+    ) -> None:
+        if client is None:
+            super().__init__(*args, **kwargs)
+        else:
+            self.__dict__.update(client.__dict__)
+            self._shared = client
+        self._shares = client is not None
+        self._operations = Operations(strength, state_ttl, bank_budget, local=is_local(self))
+
+    def close(self, grpc_grace: float | None = None, **kwargs: Any) -> None:
+        """As QdrantClient.close; a client that is shared stays open."""
+        if not getattr(self, "_shares", True):
+            super().close(grpc_grace, **kwargs)
+
+    def _run(self, operation: Operation[T]) -> T:
+        return drive(operation, self._answer)
+
+    def _answer(self, step: Any) -> Any:
+        if isinstance(step, Ask):
+            with turn(self):
+                return getattr(super(Methods, self), step.method)(*step.args, **step.options)
+        if isinstance(step, Pause):
+            return time.sleep(step.seconds)
+        return step.work()

@@ -1,0 +1,168 @@
+"""Journals as Qdrant collections: a point for each vector that was noted last.
+
+A refresh replaces vectors, or biases in payloads, of points that are there. So it can undo no more of a
+write than that: a note keeps the vector and the biases that a client was about to write. A deleted point is
+not made again by a refresh, so deletions need no note. Qdrant puts the writes of one point into an order, and
+keeps a point's vector and payload together: the last note of a key is whole, and needs no collection beside.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from qdrant_client import models
+
+from milvus_hubness.errors import CollectionExists
+from milvus_hubness.state import JOURNAL_PROPERTY, CollectionState, Journal
+from milvus_hubness.stores.base import CollectionInfo, Key, Note
+from qdrant_hubness.store import schema
+from qdrant_hubness.store.banks import QdrantBanks
+from qdrant_hubness.store.points import PARTITIONS, SURE, partition_of
+from qdrant_hubness.store.properties import point_id
+from qdrant_hubness.store.rows import named
+
+JOURNAL_OF_PROPERTY = "hubness_journal_of"
+_KEYS_PER_REQUEST = 500
+
+
+def vector_name(field: str) -> str:
+    """What the journal calls the vector of a field."""
+    return f"of_{field}"
+
+
+def line_id(field: str, key: Key) -> str:
+    """Where the journal keeps what is noted of a field of a point."""
+    return point_id(f"{field}\0{key!r}")
+
+
+def line(field: str, key: Key, vector: Sequence[float], columns: dict[str, Any]) -> models.PointStruct:
+    """A note: the vector that a point is to have in a field, and what its payload is to say of its bias."""
+    return models.PointStruct(
+        id=line_id(field, key),
+        vector={vector_name(field): list(vector)},
+        payload={"key": key, "field": field, "name": uuid.uuid4().hex, "columns": columns},
+    )
+
+
+def journal_names(collection: str) -> tuple[str, str]:
+    """What journals of this collection are called: the second where a killed job left one of the first."""
+    return f"{collection}__journal", f"{collection}__journal_2"
+
+
+class QdrantJournal(QdrantBanks):
+    """The journal methods of the store."""
+
+    def write_journal(self, collection: str, journal: Journal | None) -> None:
+        """As Store.write_journal."""
+        said = journal.model_dump_json() if journal else ""
+        self.properties.alter(self._real_name(collection), {JOURNAL_PROPERTY: said})
+
+    def create_journal(self, source: CollectionInfo) -> Journal:
+        """As Store.create_journal."""
+        taken = source.journal.collection if source.journal else ""
+        name = next(each for each in journal_names(source.name) if each != taken)
+        there = schema.dense(source.schema["described"])
+        vectors = {
+            vector_name(field): models.VectorParams(
+                size=there[field].size,
+                distance=models.Distance.DOT,
+                datatype=there[field].datatype,
+                hnsw_config=models.HnswConfigDiff(m=0),
+            )
+            for field in source.states
+        }
+        told = json.dumps({"collection": source.name, "fields": list(source.states)})
+        self.make_collection(name, {JOURNAL_OF_PROPERTY: told}, vectors_config=vectors)
+        return Journal(collection=name, made=uuid.uuid4().hex)
+
+    def journals(self, collection: str) -> list[Journal]:
+        """As Store.journals."""
+        return [Journal(collection=n, made="") for n in journal_names(collection) if self.exists(n)]
+
+    def drop_journal(self, journal: Journal) -> None:
+        """As Store.drop_journal."""
+        name = journal.collection
+        if not self.exists(name):
+            return
+        if JOURNAL_OF_PROPERTY not in self._told(name, self.ask("get_collection", name)):
+            raise CollectionExists(f"{name!r} is there already and is no journal: take another name for it")
+        self.drop(name)
+
+    def notes(
+        self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
+    ) -> list[Note]:
+        """As Store.notes."""
+        if not self.count(journal.collection):
+            return []
+        lines = self._lines(journal, keys) if keys is not None else self._all_lines(journal)
+        return [_note(each) for each in lines]
+
+    def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
+        """As Store.repeat."""
+        described = self.ask("get_collection", collection)
+        states = self._states(collection, described)
+        done: list[Note] = []
+        for start in range(0, len(notes), _KEYS_PER_REQUEST):
+            keys = list(dict.fromkeys(note.key for note in notes[start : start + _KEYS_PER_REQUEST]))
+            found = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
+            held = {record.id: record for record in found}
+            for each in self._lines(journal, keys):
+                state, record = states.get(each.payload["field"]), held.get(each.payload["key"])
+                if state is None or record is None or self._holds(record, each, state, described):
+                    continue
+                self._repeat(collection, each)
+                done.append(_note(each))
+        return done
+
+    def _lines(self, journal: Journal, keys: Sequence[Key]) -> list[Any]:
+        told = self._told(journal.collection, self.ask("get_collection", journal.collection))
+        fields = json.loads(told[JOURNAL_OF_PROPERTY])["fields"]
+        ids = [line_id(field, key) for key in keys for field in fields]
+        found: list[Any] = []
+        for start in range(0, len(ids), _KEYS_PER_REQUEST):
+            part = ids[start : start + _KEYS_PER_REQUEST]
+            found += self.ask("retrieve", journal.collection, ids=part, with_vectors=True, **self._reads)
+        return found
+
+    def _all_lines(self, journal: Journal) -> list[Any]:
+        found: list[Any] = []
+        for partition in PARTITIONS:
+            after = None
+            while page := self._page(
+                journal.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True
+            ):
+                found += page
+                after = page[-1].id
+        return found
+
+    @staticmethod
+    def _holds(record: Any, noted: Any, state: CollectionState, described: Any) -> bool:
+        """Whether a point has what was noted last."""
+        payload = record.payload or {}
+        if any(payload.get(name) != value for name, value in noted.payload["columns"].items()):
+            return False
+        mine = named(record.vector).get(state.field)
+        wanted = named(noted.vector)[vector_name(state.field)]
+        if mine is None:
+            return False
+        a, b = np.asarray(mine, np.float32), np.asarray(wanted, np.float32)
+        if state.field in schema.unit_vectors(described):
+            return bool(np.allclose(a, b, atol=1e-6))
+        return np.array_equal(a, b)
+
+    def _repeat(self, collection: str, noted: Any) -> None:
+        key, field = noted.payload["key"], noted.payload["field"]
+        vector = named(noted.vector)[vector_name(field)]
+        point = models.PointVectors(id=key, vector={field: vector} if field else vector)
+        self._among_those_there("update_vectors", collection, points=[point], **SURE)
+        if columns := noted.payload["columns"]:
+            self._among_those_there("set_payload", collection, payload=columns, points=[key], **SURE)
+
+
+def _note(noted: Any) -> Note:
+    key = noted.payload["key"]
+    return Note(key, partition_of(key), noted.payload["name"])

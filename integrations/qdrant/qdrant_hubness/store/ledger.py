@@ -1,0 +1,82 @@
+"""Ledgers as Qdrant collections without vectors: one point for each entry."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qdrant_client import models
+
+from milvus_hubness.errors import CollectionExists
+from milvus_hubness.stores.base import Record
+from qdrant_hubness.store.points import PARTITIONS, SURE, QdrantPoints
+from qdrant_hubness.store.properties import point_id
+
+LEDGER_PROPERTY = "hubness_ledger"
+_RECORDS_PER_REQUEST = 500
+
+
+class QdrantLedger(QdrantPoints):
+    """The ledger methods of the store."""
+
+    def put_records(self, ledger: str, records: Sequence[Record]) -> None:
+        """As Store.put_records."""
+        self._ensure_ledger(ledger)
+        points = [
+            models.PointStruct(
+                id=point_id(each.key),
+                vector={},
+                payload={"key": each.key, "group": each.group, "body": each.body},
+            )
+            for each in records
+        ]
+        for start in range(0, len(points), _RECORDS_PER_REQUEST):
+            self.ask("upsert", ledger, points=points[start : start + _RECORDS_PER_REQUEST], **SURE)
+
+    def record(self, ledger: str, key: str) -> Record | None:
+        """As Store.record."""
+        if not self.exists(ledger):
+            return None
+        found = self.ask("retrieve", ledger, ids=[point_id(key)], **self._reads)
+        return _record(found[0]) if found else None
+
+    def records(self, ledger: str, group: str) -> list[Record]:
+        """As Store.records."""
+        if not self.exists(ledger):
+            return []
+        found: list[Record] = []
+        for partition in PARTITIONS:
+            after = None
+            while page := self._page(
+                ledger, partition, after, _RECORDS_PER_REQUEST, _of(group), with_payload=True
+            ):
+                found += map(_record, page)
+                after = page[-1].id
+        return sorted(found, key=lambda record: record.key)
+
+    def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
+        """As Store.drop_records."""
+        if not self.exists(ledger):
+            return
+        where = _of(group)
+        if keys is not None:
+            among = models.HasIdCondition(has_id=[point_id(key) for key in keys])
+            where = models.Filter(must=[where, among])
+        self.ask("delete", ledger, points_selector=models.FilterSelector(filter=where), **SURE)
+
+    def _ensure_ledger(self, ledger: str) -> None:
+        if not self.exists(ledger):
+            self.make_collection(ledger, {LEDGER_PROPERTY: "1"}, vectors_config={})
+            if not self.is_local:
+                self.ask("create_payload_index", ledger, field_name="group", field_schema="keyword")
+        elif LEDGER_PROPERTY not in self._told(ledger, self.ask("get_collection", ledger)):
+            raise CollectionExists(f"{ledger!r} is there already and is no ledger: take another name for it")
+
+
+def _of(group: str) -> models.Filter:
+    return models.Filter(must=[models.FieldCondition(key="group", match=models.MatchValue(value=group))])
+
+
+def _record(point: Any) -> Record:
+    told = point.payload
+    return Record(told["key"], told["group"], told["body"])

@@ -1,0 +1,301 @@
+"""Points of Qdrant collections, read and written as the jobs need it: by id, in order, acknowledged.
+
+Ids are numbers and UUIDs, which have no order among themselves in Python: a collection counts as two
+partitions, of one kind of id each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from qdrant_client import QdrantClient, models
+
+from milvus_hubness.halves import StoredForm
+from milvus_hubness.layout import Floats
+from milvus_hubness.state import PENDING, CollectionState, read_states
+from milvus_hubness.stores.base import Batch, Key
+from qdrant_hubness.store import schema
+from qdrant_hubness.store.properties import Properties
+from qdrant_hubness.store.requests import is_local, lacks_points, translated, turn
+from qdrant_hubness.store.rows import Form, in_order
+
+NUMBERS, UUIDS = "numbers", "uuids"
+PARTITIONS = (NUMBERS, UUIDS)
+FIRST_UUID = "00000000-0000-0000-0000-000000000000"
+LAST_NUMBER, LAST_UUID = 2**64 - 1, "ffffffff-ffff-ffff-ffff-ffffffffffff"
+
+KEYS_PER_PAGE = 10_000
+REQUEST_BYTES = 8_000_000
+BYTES_PER_NUMBER = 20
+"""Of a vector in JSON."""
+ROW_BYTES = 512
+MOST_ROWS = 1_000
+
+SURE = {"wait": True, "ordering": models.WriteOrdering.STRONG}
+
+
+def partition_of(key: Key) -> str:
+    """Where a key belongs."""
+    return NUMBERS if isinstance(key, int) else UUIDS
+
+
+def _next(key: Key) -> Key | None:
+    """The first id that comes after this one in its partition."""
+    if isinstance(key, int):
+        return key + 1 if key < LAST_NUMBER else None
+    if key >= LAST_UUID:
+        return None
+    text = f"{int(key.replace('-', ''), 16) + 1:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+class QdrantPoints:
+    """client: a plain QdrantClient, local or of a server, see `connect`."""
+
+    def __init__(self, client: QdrantClient) -> None:
+        self.client = client
+        self.is_local = is_local(client)
+        self.properties = Properties(client)
+        self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
+
+    def ask(self, method: str, collection: str, /, **options: Any) -> Any:
+        """A call of the client about a collection, in our terms."""
+        with turn(self.client), translated(collection):
+            return getattr(self.client, method)(collection_name=collection, **options)
+
+    def exists(self, collection: str) -> bool:
+        """As Store.exists."""
+        return bool(self.ask("collection_exists", collection))
+
+    def server_version(self) -> str:
+        """As Store.server_version."""
+        with translated("the server"):
+            version = str(self.client.info().version)
+        return f"qdrant_local {version}" if self.is_local else f"qdrant {version}"
+
+    def count(self, collection: str) -> int:
+        """As Store.count."""
+        return int(self.ask("count", collection, exact=True).count)
+
+    def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
+        """As Store.keys; without a partition, numbers before UUIDs."""
+        where = self._pending(collection, pending) if pending else None
+        found: list[Key] = []
+        for each in [partition] if partition else PARTITIONS:
+            after: Key | None = None
+            while page := self._page(collection, each, after, KEYS_PER_PAGE, where):
+                found += [record.id for record in page]
+                after = found[-1]
+        return found
+
+    def scan_keys(
+        self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
+    ) -> list[Key]:
+        """As Store.scan_keys."""
+        return [record.id for record in self._page(collection, self._named(partition, after), after, limit)]
+
+    def scan(
+        self,
+        collection: str,
+        field: str,
+        *,
+        after: Key | None = None,
+        upto: Key | None = None,
+        limit: int | None = None,
+        partition: str | None = None,
+    ) -> Batch:
+        """As Store.scan."""
+        form = self.form(collection, field)
+        size = min(limit or MOST_ROWS, self._rows_per_request(form))
+        where = self._named(partition, after)
+        found: list[Any] = []
+        while page := self._page(collection, where, after, size, with_payload=True, with_vectors=True):
+            wanted = [r for r in page if upto is None or r.id <= upto]
+            found += wanted
+            after = page[-1].id
+            if len(wanted) < len(page) or limit is not None or after == upto:
+                break
+        return form.batch(found)
+
+    def fetch(
+        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
+    ) -> Batch:
+        """As Store.fetch."""
+        return self._fetch(collection, keys, self.form(collection, field))
+
+    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """As Store.write."""
+        form = self.form(collection, field)
+        for points in self._parts(form.points(batch), form):
+            self.ask("upsert", collection, points=points, **SURE)
+
+    def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """As Store.append: an upsert costs Qdrant no more."""
+        self.write(collection, batch, field, partition=partition)
+
+    def rewrite(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        """As Store.rewrite: vectors, and of the payload only what is told to have changed."""
+        form = self.form(collection, field)
+        if field in changed:
+            for points in self._parts(form.vectors(batch), form):
+                self._among_those_there("update_vectors", collection, points=points, **SURE)
+        columns = [name for name in changed if name != field]
+        if form.state is not None:
+            if form.state.epoch_field in columns and batch.keys:
+                self._among_those_there(
+                    "delete_payload",
+                    collection,
+                    keys=[form.state.epoch_field],
+                    points=list(batch.keys),
+                    **SURE,
+                )
+            return
+        for rows in self._parts(list(zip(batch.keys, batch.rows, strict=True)), form):
+            self._set_payloads(collection, [(key, {n: row[n] for n in columns}) for key, row in rows])
+
+    def update(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        """As Store.update."""
+        self.rewrite(collection, batch, field, changed, partition=partition)
+
+    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
+        """As Store.delete."""
+        for start in range(0, len(keys), KEYS_PER_PAGE):
+            part = models.PointIdsList(points=list(keys[start : start + KEYS_PER_PAGE]))
+            self.ask("delete", collection, points_selector=part, **SURE)
+
+    def form(self, collection: str, field: str) -> Form:
+        """How points of the collection are read and written with this vector in front."""
+        described = self.ask("get_collection", collection)
+        unit = schema.unit_vectors(described)
+        state = self._states(collection, described).get(field)
+        if state is not None and state.beside is None:
+            return Form(field, state.form, state, unit)
+        params = schema.dense(described)[field]
+        return Form(field, StoredForm(schema.DTYPES[params.datatype], params.size), None, unit)
+
+    def make_collection(self, collection: str, told: dict[str, str], **config: Any) -> None:
+        """A collection that tells this of itself. config: of create_collection."""
+        if self.properties.in_metadata:
+            self.ask("create_collection", collection, metadata=told, **config)
+            return
+        # Told first: whoever finds the collection finds what it is.
+        self.properties.alter(collection, told)
+        self.ask("create_collection", collection, **config)
+
+    # -- what these are made of ---------------------------------------------------------------------------
+
+    def _real_name(self, collection: str) -> str:
+        return self._behind(collection) or collection
+
+    def _behind(self, alias: str) -> str | None:
+        with turn(self.client), translated(alias):
+            aliases = self.client.get_aliases().aliases
+        return next((each.collection_name for each in aliases if each.alias_name == alias), None)
+
+    def _told(self, collection: str, described: Any) -> dict[str, str]:
+        """The collection's properties, whatever alias it was asked for by."""
+        name = collection if self.properties.in_metadata else self._real_name(collection)
+        return self.properties.of(name, described)
+
+    def _states(self, collection: str, described: Any) -> dict[str, CollectionState]:
+        return read_states(self._told(collection, described))
+
+    def _fetch(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
+        found: list[Any] = []
+        for part in self._parts(list(keys), form):
+            found += self.ask(
+                "retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads
+            )
+        return form.batch(in_order(found, keys))
+
+    def _page(
+        self,
+        collection: str,
+        partition: str,
+        after: Key | None,
+        limit: int,
+        where: models.Filter | None = None,
+        *,
+        with_payload: bool = False,
+        with_vectors: bool = False,
+    ) -> list[Any]:
+        """The first points of a partition behind `after`."""
+        first: Key | None = 0 if partition == NUMBERS else FIRST_UUID
+        if after is not None:
+            first = _next(after)
+        if first is None:
+            return []
+        found, _ = self.ask(
+            "scroll",
+            collection,
+            scroll_filter=where,
+            limit=limit,
+            offset=first,
+            with_payload=with_payload,
+            with_vectors=with_vectors,
+            **self._reads,
+        )
+        return [record for record in found if partition_of(record.id) == partition]
+
+    @staticmethod
+    def _named(partition: str | None, after: Key | None) -> str:
+        if partition is not None:
+            return partition
+        return NUMBERS if after is None else partition_of(after)
+
+    def _pending(self, collection: str, epoch_field: str) -> models.Filter:
+        """The filter that picks points whose bias is not computed yet."""
+        marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
+        states = self._states(collection, self.ask("get_collection", collection)).values()
+        if any(state.epoch_field == epoch_field and state.beside is not None for state in states):
+            absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
+            return models.Filter(should=[marked, absent])
+        return models.Filter(must=[marked])
+
+    def _among_those_there(self, method: str, collection: str, **options: Any) -> None:
+        """A request that serves the points that are there, and complains of the others afterwards."""
+        with turn(self.client), translated(collection):
+            try:
+                getattr(self.client, method)(collection_name=collection, **options)
+            except Exception as error:
+                if not lacks_points(error):
+                    raise
+
+    def _set_payloads(self, collection: str, payloads: Sequence[tuple[Key, dict[str, Any]]]) -> None:
+        """What each of the points that are there has in these fields of its payload from now on."""
+        there = {record.id for record in self.ask("retrieve", collection, ids=[k for k, _ in payloads])}
+        operations = [
+            models.SetPayloadOperation(set_payload=models.SetPayload(payload=payload, points=[key]))
+            for key, payload in payloads
+            if key in there
+        ]
+        if operations:
+            # One may go in between, which ends a batch: those behind it are tried again.
+            try:
+                self.ask("batch_update_points", collection, update_operations=operations, **SURE)
+            except Exception:
+                for each in operations:
+                    taken = each.set_payload
+                    self._among_those_there(
+                        "set_payload", collection, payload=taken.payload, points=taken.points, **SURE
+                    )
+
+    def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
+        """The vectors and the other fields of many rows."""
+        batch = self._fetch(collection, keys, self.form(collection, field))
+        return (batch.vectors if len(batch) else np.empty((0, 0), np.float32)), batch.rows
+
+    def _rows_per_request(self, form: Form) -> int:
+        bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width
+        return max(16, min(MOST_ROWS, REQUEST_BYTES // bytes_per_row))
+
+    def _parts(self, items: Sequence[Any], form: Form) -> Iterator[list[Any]]:
+        size = self._rows_per_request(form)
+        for start in range(0, len(items), size):
+            yield list(items[start : start + size])

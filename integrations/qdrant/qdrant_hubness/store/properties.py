@@ -1,0 +1,81 @@
+"""What collections say of themselves: in their metadata, or on servers that keep none, in a collection."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from qdrant_client import QdrantClient, models
+
+from qdrant_hubness.store.requests import is_local, is_not_found, keeps_metadata, translated, turn
+
+STATES = "hubness_state"
+"""The collection in which others tell of themselves that have no metadata."""
+OURS = "hubness"
+_NAMES = uuid.UUID("f7a2c0de-6d0e-4a52-9a86-0b1f1f0a4c11")
+
+
+def point_id(text: str) -> str:
+    """The id under which something is kept that is called by a text."""
+    return str(uuid.uuid5(_NAMES, text))
+
+
+class Properties:
+    """in_metadata: whether the database keeps metadata of collections."""
+
+    def __init__(self, client: QdrantClient) -> None:
+        self._client = client
+        self.in_metadata = is_local(client) or keeps_metadata(client.info().version)
+
+    def of(self, name: str, described: Any) -> dict[str, str]:
+        """The properties of the collection of that real name, which is described like that."""
+        if self.in_metadata:
+            return of_metadata(described)
+        with turn(self._client), translated(STATES):
+            try:
+                found = self._client.retrieve(STATES, [point_id(name)])
+            except Exception as error:
+                if is_not_found(error):
+                    return {}
+                raise
+        return dict((found[0].payload or {})["properties"]) if found else {}
+
+    def alter(self, name: str, changed: Mapping[str, str]) -> None:
+        """Change these and keep the others."""
+        with turn(self._client), translated(name):
+            if self.in_metadata:
+                self._client.update_collection(name, metadata=dict(changed))
+                return
+        self._keep(name)
+        with turn(self._client), translated(STATES):
+            self._client.set_payload(
+                STATES,
+                dict(changed),
+                [point_id(name)],
+                key="properties",
+                wait=True,
+                ordering=models.WriteOrdering.STRONG,
+            )
+
+    def forget(self, name: str) -> None:
+        """All of a collection that is dropped."""
+        if not self.in_metadata and self._client.collection_exists(STATES):
+            with translated(STATES):
+                self._client.delete(STATES, [point_id(name)], wait=True)
+
+    def _keep(self, name: str) -> None:
+        """A place for the properties of a collection, unless there is one."""
+        with translated(STATES):
+            if not self._client.collection_exists(STATES):
+                self._client.create_collection(STATES, vectors_config={})
+            if not self._client.retrieve(STATES, [point_id(name)]):
+                payload = {"collection": name, "properties": {}}
+                point = models.PointStruct(id=point_id(name), vector={}, payload=payload)
+                self._client.upsert(STATES, [point], wait=True)
+
+
+def of_metadata(described: Any) -> dict[str, str]:
+    """Those of our properties that a collection has in its metadata."""
+    metadata = described.config.metadata or {}
+    return {name: text for name, text in metadata.items() if name.startswith(OURS) and isinstance(text, str)}

@@ -1,0 +1,97 @@
+"""Talking to Qdrant: connecting, errors in our terms, one thread at a time in the local mode."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import grpc
+from qdrant_client import QdrantClient
+from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
+from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
+from qdrant_client.local.qdrant_local import QdrantLocal
+
+from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError
+
+KEEPS_METADATA = (1, 16)
+"""The version from which servers keep metadata of collections."""
+FAILURES = (ApiException, grpc.RpcError, ValueError, KeyError, RuntimeError)
+"""What qdrant-client raises. Its local mode raises plain ValueErrors, and KeyErrors for points."""
+
+_NO_POINT = "no point with id"
+_locks: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_locks_lock = threading.Lock()
+
+
+def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> QdrantClient:
+    """A plain QdrantClient of a server (http://… or https://…), of a folder of the local mode, or of
+    ":memory:". Raises ServerUnavailable, naming the address and never the key."""
+    try:
+        if "://" in uri:
+            client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
+            client.info()
+            return client
+        return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
+    except FAILURES as error:
+        raise ServerUnavailable(f"no Qdrant answers at {uri}: {told(error)}") from None
+
+
+def is_local(client: Any) -> bool:
+    """Whether the client keeps the data itself."""
+    return isinstance(client._client, QdrantLocal | AsyncQdrantLocal)
+
+
+def turn(client: Any) -> Any:
+    """A context in which a thread may call this client. The local mode bears one at a time."""
+    if not is_local(client):
+        return nullcontext()
+    with _locks_lock:
+        return _locks.setdefault(client._client, threading.RLock())
+
+
+def keeps_metadata(version: str) -> bool:
+    """Whether a server of this version keeps metadata of collections."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= KEEPS_METADATA
+
+
+def is_not_found(error: BaseException) -> bool:
+    """Whether a collection was asked for that is not there."""
+    text = told(error).lower()
+    if isinstance(error, UnexpectedResponse):
+        return error.status_code == 404 and _NO_POINT not in text
+    return "not found" in text and "collection" in text and not isinstance(error, KeyError)
+
+
+def lacks_points(error: BaseException) -> bool:
+    """Whether some points of a request were not there. All others were served."""
+    return isinstance(error, KeyError) or _NO_POINT in told(error).lower()
+
+
+@contextmanager
+def translated(collection: str) -> Iterator[None]:
+    """qdrant-client's errors as ours, about `collection`."""
+    try:
+        yield
+    except FAILURES as error:
+        if isinstance(error, StoreError):
+            raise
+        if is_not_found(error):
+            raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+        if isinstance(error, ResponseHandlingException):
+            raise ServerUnavailable(
+                f"the server stopped answering about {collection!r}: {told(error)}"
+            ) from error
+        raise StoreError(f"Qdrant refused a request on {collection!r}: {told(error)}") from error
+
+
+def told(error: BaseException) -> str:
+    """What went wrong, in Qdrant's own words."""
+    if isinstance(error, UnexpectedResponse):
+        return f"{error.status_code} {error.content.decode(errors='replace')[:500]}"
+    if isinstance(error, grpc.RpcError):
+        return str(error.details())
+    return str(error)

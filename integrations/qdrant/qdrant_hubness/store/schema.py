@@ -1,0 +1,164 @@
+"""What Qdrant says of its collections: read, judged, and written anew for a copy. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qdrant_client import models
+
+from milvus_hubness.halves import Dtype
+from milvus_hubness.layout import ALIGNMENT
+from milvus_hubness.state import JOURNAL_PROPERTY, MIRROR_PROPERTY, CollectionState
+from milvus_hubness.stores.base import CollectionInfo, VectorField
+from qdrant_hubness.store.rows import UNNAMED
+
+METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}
+"""What is corrected, by the names that the layout has for it."""
+DTYPES: dict[Any, Dtype] = {
+    None: "float32",
+    models.Datatype.FLOAT32: "float32",
+    models.Datatype.FLOAT16: "float16",
+}
+
+Described = models.CollectionInfo
+Params = models.VectorParams
+
+
+def dense(described: Described) -> dict[str, Params]:
+    """The dense vectors of a collection by name; UNNAMED for one that has none."""
+    vectors = described.config.params.vectors
+    if isinstance(vectors, models.VectorParams):
+        return {UNNAMED: vectors}
+    return dict(vectors or {})
+
+
+def is_unnamed(described: Described) -> bool:
+    return isinstance(described.config.params.vectors, models.VectorParams)
+
+
+def unit_vectors(described: Described) -> frozenset[str]:
+    """The names of the dense vectors that Qdrant brings to length 1."""
+    return frozenset(n for n, each in dense(described).items() if each.distance == models.Distance.COSINE)
+
+
+def vector_fields(described: Described) -> dict[str, VectorField]:
+    """Those that can be corrected, or whose distance alone is in the way of that."""
+    found = {}
+    for name, params in dense(described).items():
+        if params.multivector_config is None and params.datatype in DTYPES:
+            hnsw = {**_set(described.config.hnsw_config), **_set(params.hnsw_config)}
+            graph = {"M": hnsw.get("m"), "efConstruction": hnsw.get("ef_construct")}
+            found[name] = VectorField(
+                name,
+                params.size,
+                METRICS.get(params.distance, params.distance.value),
+                "HNSW",
+                {key: value for key, value in graph.items() if value},
+                DTYPES[params.datatype],
+            )
+    return found
+
+
+def width_multiple(field: VectorField) -> int:
+    """Qdrant's quantisers take any width; sixteen numbers fill the registers."""
+    return ALIGNMENT
+
+
+def obstacles(source: CollectionInfo, field: str) -> list[str]:
+    """Why the collection cannot be carried over."""
+    described: Described = source.schema["described"]
+    found = []
+    if field not in source.vector_fields:
+        there = dense(described)
+        why = "missing"
+        if field in there:
+            why = "a multivector" if there[field].multivector_config else str(there[field].datatype)
+        found.append(
+            f"vector {field!r} is {why}: single dense vectors of 32 or 16 bits are corrected "
+            f"(here: {', '.join(map(repr, source.vector_fields)) or 'none'})"
+        )
+    elif source.vector_fields[field].metric not in METRICS.values():
+        found.append(
+            f"vector {field!r} is compared by {source.vector_fields[field].metric}: Cosine, Dot and Euclid "
+            "are corrected"
+        )
+    if described.config.params.sharding_method == models.ShardingMethod.CUSTOM:
+        found.append("custom shard keys cannot be carried over yet")
+    return found
+
+
+def remarks(source: CollectionInfo) -> list[str]:
+    """What a copy changes that the user should know of."""
+    described: Described = source.schema["described"]
+    said = []
+    if source.aliases:
+        said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
+    if _is_quantized(described):
+        said.append("quantized vectors hold the bias as coarsely as the rest: leave rescoring on")
+    return said
+
+
+def facts(source: CollectionInfo) -> dict[str, Any]:
+    """What a copy is made from, as plain data."""
+    described: Described = source.schema["described"]
+    params = described.config.params
+    return {
+        "vectors": {name: _set(each) for name, each in sorted(dense(described).items())},
+        "sparse": {name: _set(each) for name, each in sorted((params.sparse_vectors or {}).items())},
+        "indexes": {
+            name: str(each.data_type.value) for name, each in sorted((described.payload_schema or {}).items())
+        },
+    }
+
+
+def copy_config(
+    source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What create_collection takes for a copy: as the source, but for the corrected vector."""
+    described: Described = source.schema["described"]
+    params, config = described.config.params, described.config
+    vectors: Any = dense(described)
+    there = source.states.get(state.field)
+    if there is None or there.keeps_vectors:
+        vectors[state.field] = vectors[state.field].model_copy(
+            update={"size": state.form.width, "distance": models.Distance.DOT}
+        )
+    made = {
+        "vectors_config": vectors[UNNAMED] if is_unnamed(described) else vectors,
+        "sparse_vectors_config": params.sparse_vectors,
+        "shard_number": params.shard_number,
+        "sharding_method": params.sharding_method,
+        "replication_factor": params.replication_factor,
+        "write_consistency_factor": params.write_consistency_factor,
+        "on_disk_payload": params.on_disk_payload,
+        "hnsw_config": models.HnswConfigDiff(**_set(config.hnsw_config)),
+        "optimizers_config": models.OptimizersConfigDiff(**_set(config.optimizer_config)),
+        "wal_config": models.WalConfigDiff(**_set(config.wal_config)) if config.wal_config else None,
+        "quantization_config": config.quantization_config,
+        "strict_mode_config": _strict(config.strict_mode_config),
+        "metadata": metadata,
+    }
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str, Any]:
+    """The source's own metadata with the state of the copy."""
+    described: Described = source.schema["described"]
+    carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
+    for name in (MIRROR_PROPERTY, JOURNAL_PROPERTY):
+        carried.pop(name, None)
+    return carried
+
+
+def _strict(config: Any) -> Any:
+    return models.StrictModeConfig(**_set(config)) if config is not None else None
+
+
+def _is_quantized(described: Described) -> bool:
+    each = [params.quantization_config for params in dense(described).values()]
+    return any(found is not None for found in (described.config.quantization_config, *each))
+
+
+def _set(model: Any) -> dict[str, Any]:
+    """What a model says, as plain data, less what it leaves open."""
+    return model.model_dump(mode="json", exclude_none=True) if model is not None else {}

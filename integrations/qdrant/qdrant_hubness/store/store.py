@@ -1,0 +1,269 @@
+"""Qdrant, local and served, as a Store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from qdrant_client import models
+from tenacity import Retrying, retry_if_result, wait_exponential
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import (
+    CannotMigrate,
+    CollectionExists,
+    EmptyBank,
+    InvalidInput,
+    UnsupportedOperation,
+)
+from milvus_hubness.halves import decode
+from milvus_hubness.layout import Floats
+from milvus_hubness.state import (
+    MIRROR_PROPERTY,
+    TUNING_PROPERTY,
+    CollectionState,
+    Living,
+    Mirror,
+    TuningRecord,
+    read_journal,
+    read_living,
+    read_mirror,
+    read_states,
+    read_tuning,
+)
+from milvus_hubness.stores.bank_generations import BANK_PROPERTY
+from milvus_hubness.stores.base import Batch, CollectionInfo, ImportJob, Key, Traffic, VectorField
+from qdrant_hubness.store import schema
+from qdrant_hubness.store.journal import QdrantJournal
+from qdrant_hubness.store.points import PARTITIONS
+from qdrant_hubness.store.requests import translated, turn
+
+CHUNK_BYTES = 8_000_000
+ROW_OVERHEAD_BYTES = 512
+QUERIES_PER_REQUEST = 200
+BIAS_METRICS = {"COSINE", "IP"}
+"""Those whose score a formula can subtract a bias from."""
+_NO_SIDE = "payloads of Qdrant hold biases themselves: a collection beside is of no use"
+_NO_SECOND = "a second vector for the stored form is not supported on Qdrant: migrate, or have a formula"
+_NO_IMPORT = "Qdrant imports no files of rows"
+_NO_LIVING = "HubnessQdrantClient takes no samples of queries, so that no bank lives on Qdrant"
+
+
+class QdrantStore(QdrantJournal):
+    """A Store over a plain QdrantClient, see `connect`. The methods do what Store says."""
+
+    # -- what is there ------------------------------------------------------------------------------
+
+    def info(self, collection: str) -> CollectionInfo:
+        name = self._real_name(collection)
+        described = self.ask("get_collection", name)
+        told = self.properties.of(name, described)
+        with turn(self.client), translated(name):
+            aliases = self.client.get_collection_aliases(name).aliases
+        return CollectionInfo(
+            name=name,
+            key_field="id",
+            vector_fields=schema.vector_fields(described),
+            rows=self.count(name),
+            partitions=PARTITIONS,
+            aliases=tuple(each.alias_name for each in aliases),
+            states=read_states(told),
+            tuning=read_tuning(told),
+            is_bank=BANK_PROPERTY in told,
+            schema={"described": described},
+            mirror=read_mirror(told),
+            journal=read_journal(told),
+            living=read_living(told),
+        )
+
+    def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
+        return schema.obstacles(source, field)
+
+    def remarks(self, source: CollectionInfo) -> list[str]:
+        return schema.remarks(source)
+
+    def width_multiple(self, field: VectorField) -> int:
+        return schema.width_multiple(field)
+
+    def normalises(self) -> bool:
+        return True
+
+    def renames(self) -> bool:
+        return False
+
+    def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
+        return schema.facts(source)
+
+    def chunk_rows(self, source: CollectionInfo) -> int:
+        numbers = sum(params.size for params in schema.dense(source.schema["described"]).values())
+        return max(16, min(2_000, CHUNK_BYTES // (ROW_OVERHEAD_BYTES + 4 * numbers)))
+
+    def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
+        form = self.form(collection, field)
+        queries = decode(form.form.asked(asked), form.form.dtype).tolist()
+        found: list[list[Key]] = []
+        for start in range(0, len(queries), QUERIES_PER_REQUEST):
+            requests = [
+                models.QueryRequest(query=query, using=field or None, limit=k, with_payload=False)
+                for query in queries[start : start + QUERIES_PER_REQUEST]
+            ]
+            answers = self.ask("query_batch_points", collection, requests=requests, **self._reads)
+            found += [[point.id for point in answer.points] for answer in answers]
+        return found
+
+    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
+        info = self.info(collection)
+        if field is None:
+            if len(info.users_fields) != 1:
+                names = ", ".join(map(repr, info.users_fields)) or "none"
+                raise InvalidInput(f"name the vector of {collection!r} to read, there are: {names}")
+            [field] = info.users_fields
+        info.require_field(field)
+        state = info.states.get(field)
+        if state is not None and not state.keeps_vectors:
+            raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
+        vectors, _ = self._whole(info.name, field, self.keys(info.name))
+        if not len(vectors):
+            raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
+        return QueryBank(vectors, source=f"qdrant:{collection}")
+
+    # -- the corrected copy ---------------------------------------------------------------------------
+
+    def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
+        if self.exists(target):
+            found = self._states(target, self.ask("get_collection", target)).get(state.field)
+            if found is None or (found.source, found.phase) != (source.name, "copying"):
+                raise CollectionExists(f"the name {target!r} is taken")
+        else:
+            metadata = schema.copied_metadata(source, state) if self.properties.in_metadata else None
+            if metadata is None:
+                told = self.properties.of(source.name, source.schema["described"])
+                kept = {each.property_name: told[each.property_name] for each in source.states.values()}
+                self.properties.alter(target, {**kept, state.property_name: state.to_json()})
+            self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
+        for name, index in (source.schema["described"].payload_schema or {}).items():
+            how = index.params if index.params is not None else index.data_type
+            self.ask("create_payload_index", target, field_name=name, field_schema=how)
+
+    # -- biases beside the vectors ----------------------------------------------------------------------
+
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
+        """Payloads take any key; the score of Euclid, a root, is none to subtract a bias from."""
+        metrics = {each.metric for each in source.users_fields.values()}
+        return "there" if metrics & BIAS_METRICS else "none"
+
+    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        return ["points that clients other than HubnessQdrantClient write have no bias until a refresh"]
+
+    def add_bias_fields(self, collection: str, suffix: str) -> None:
+        """Payloads take any key."""
+
+    def create_side(self, source: CollectionInfo, side: str) -> None:
+        raise UnsupportedOperation(_NO_SIDE)
+
+    def stored_field(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> Literal["there", "can be added"]:
+        raise CannotMigrate(_NO_SECOND)
+
+    def stored_field_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        return []
+
+    def add_stored_field(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+        raise UnsupportedOperation(_NO_SECOND)
+
+    def serve_stored_field(self, source: CollectionInfo, state: CollectionState) -> None:
+        raise UnsupportedOperation(_NO_SECOND)
+
+    def drop_stored_field(self, collection: str, state: CollectionState) -> bool:
+        raise UnsupportedOperation(_NO_SECOND)
+
+    # -- rows from files --------------------------------------------------------------------------------
+
+    def import_obstacles(self, source: CollectionInfo) -> list[str]:
+        return [_NO_IMPORT]
+
+    def write_import_file(
+        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
+    ) -> str | None:
+        raise UnsupportedOperation(_NO_IMPORT)
+
+    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
+        raise UnsupportedOperation(_NO_IMPORT)
+
+    def import_job(self, job: str) -> ImportJob:
+        raise UnsupportedOperation(_NO_IMPORT)
+
+    def import_jobs(self, collection: str) -> list[ImportJob]:
+        return []
+
+    def show_imported(self, collection: str) -> None:
+        raise UnsupportedOperation(_NO_IMPORT)
+
+    # -- what is done to a whole collection -------------------------------------------------------------
+
+    def finish(self, collection: str) -> None:
+        self.serve(collection)
+
+    def serve(self, collection: str) -> None:
+        is_building = retry_if_result(lambda seen: seen.status == models.CollectionStatus.YELLOW)
+        Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(self.ask, "get_collection", collection)
+
+    def settle(self, collection: str) -> None:
+        """Every write was waited for."""
+
+    def write_state(self, collection: str, state: CollectionState) -> None:
+        self.properties.alter(self._real_name(collection), {state.property_name: state.to_json()})
+
+    def drop_state(self, collection: str, state: CollectionState) -> None:
+        self.properties.alter(self._real_name(collection), {state.property_name: ""})
+
+    def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
+        said = mirror.model_dump_json() if mirror else ""
+        self.properties.alter(self._real_name(collection), {MIRROR_PROPERTY: said})
+
+    def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
+        self.properties.alter(self._real_name(collection), {TUNING_PROPERTY: tuning.model_dump_json()})
+
+    def drop(self, collection: str) -> None:
+        self.ask("delete_collection", collection)
+        self.properties.forget(collection)
+
+    def rename(self, collection: str, name: str) -> None:
+        raise UnsupportedOperation("Qdrant gives no collection another name")
+
+    def alias_target(self, alias: str) -> str | None:
+        return self._behind(alias)
+
+    def point_alias(self, alias: str, collection: str) -> None:
+        made = models.CreateAliasOperation(
+            create_alias=models.CreateAlias(collection_name=collection, alias_name=alias)
+        )
+        self._change_aliases([_dropping(alias), made] if self._behind(alias) else [made], alias)
+
+    def drop_alias(self, alias: str) -> None:
+        self._change_aliases([_dropping(alias)], alias)
+
+    def _change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
+        """All in one step of the database."""
+        with turn(self.client), translated(alias):
+            self.client.update_collection_aliases(change_aliases_operations=list(changes))
+
+    # -- live queries -----------------------------------------------------------------------------------
+
+    def write_living(self, collection: str, living: Sequence[Living]) -> None:
+        raise UnsupportedOperation(_NO_LIVING)
+
+    def create_traffic(self, traffic: str, dim: int) -> None:
+        raise UnsupportedOperation(_NO_LIVING)
+
+    def read_traffic(self, traffic: str, profile: str) -> Traffic:
+        raise UnsupportedOperation(_NO_LIVING)
+
+    def drop_samples(self, traffic: str, numbers: Sequence[int]) -> None:
+        raise UnsupportedOperation(_NO_LIVING)
+
+
+def _dropping(alias: str) -> models.DeleteAliasOperation:
+    return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))

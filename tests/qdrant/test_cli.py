@@ -1,0 +1,98 @@
+"""qdrant-hubness as a user runs it, one process after the other on a folder of the local mode."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from qdrant_client import QdrantClient, models
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from milvus_hubness.jobs import lease
+from qdrant_hubness import cli
+from tests.galleries import vectors
+
+DIM = 8
+
+
+@pytest.fixture
+def folder(quick_folder):
+    rng = np.random.default_rng(0)
+    with_data = QdrantClient(path=str(quick_folder / "data"))
+    config = models.VectorParams(size=DIM, distance="Cosine")
+    with_data.create_collection("items", vectors_config=config)
+    with_data.upload_collection("items", vectors(rng, 60, DIM), ids=range(60))
+    with_data.close()
+    for name in ("bank", "other"):
+        np.save(quick_folder / f"{name}.npy", vectors(rng, 40, DIM))
+    return quick_folder
+
+
+@pytest.fixture
+def run(folder, monkeypatch):
+    monkeypatch.setattr(lease, "WAITS", False)
+    monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
+    opened = []
+    connect = cli.connect
+    monkeypatch.setattr(cli, "connect", lambda *args: opened.append(connect(*args)) or opened[-1])
+
+    def call(*words, code=0):
+        done = CliRunner().invoke(cli.app, [*words, "--json"], catch_exceptions=False)
+        for client in opened:
+            client.close()
+        opened.clear()
+        assert done.exit_code == code, done.output
+        return json.loads(done.stdout)
+
+    return call
+
+
+def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
+    bank, other = str(folder / "bank.npy"), str(folder / "other.npy")
+    assert run("status", "items")["status"]["corrected"] is False
+    planned = run("migrate", "items", "--bank", bank, "--k", "4", "--alias", "live", "--plan")["plan"]
+    assert (planned["rows"], planned["target"]) == (60, "items_hubness")
+    assert run("status", "items")["status"]["aliases"] == []
+    made = run("migrate", "items", "--bank", bank, "--k", "4", "--client-ttl", "0")["migration"]
+    assert (made["phase"], made["rows"]) == ("verified", 60)
+    moved = run("migrate", "items", "--alias", "live", "--client-ttl", "0")["migration"]
+    assert (moved["phase"], moved["alias"]) == ("switched", "live")
+    assert run("migrate", "items")["migration"]["phase"] == "switched", "nothing is left to do"
+    told = run("status", "live")["status"]
+    assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
+    done = run("refresh", "live", "--bank", other, "--force", "--client-ttl", "0")["refresh"]
+    assert (done["mode"], done["epoch"]) == ("full", 2)
+    assert run("refresh", "live", "--back", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
+    back = run("rollback", "live", "--client-ttl", "0")["rollback"]
+    assert (back["alias"], back["source"]) == ("live", "items")
+    assert run("clean", "items", "--drop", "items_hubness")["clean"]["dropped"] == "items_hubness"
+    assert run("status", "items")["status"]["aliases"] == ["live"]
+
+
+def test_without_a_copy(run, folder):
+    made = run("enable", "items", "--bank", str(folder / "bank.npy"), "--k", "4")["enable"]
+    assert (made["rows"], made["side"]) == (60, None)
+    assert run("status", "items")["status"]["where"] == "fields"
+    run("disable", "items")
+    assert run("status", "items")["status"]["corrected"] is False
+
+
+def test_errors_are_one_line(folder, monkeypatch, capsys):
+    options = ["status", "nowhere", "--uri", str(folder / "data"), "--json"]
+    monkeypatch.setattr(sys, "argv", ["qdrant-hubness", *options])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    told = capsys.readouterr()
+    assert ended.value.code == 1
+    assert told.err == "qdrant-hubness: no collection or alias 'nowhere'\n"
+    assert json.loads(told.out)["error"]["type"] == "CollectionNotFound"
+
+
+def test_every_command_and_option_is_explained():
+    found = get_command(cli.app).commands
+    assert {"migrate", "refresh", "status"} <= set(found)
+    for name, command in found.items():
+        assert command.help, name
+        for parameter in command.params:
+            assert getattr(parameter, "help", None), f"{name} {parameter.name}"

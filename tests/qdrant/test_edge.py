@@ -1,0 +1,64 @@
+"""The stored form in the Rust engine itself, embedded: qdrant-edge-py holds one shard, and knows neither
+collections nor aliases nor metadata, so that no job can run on it."""
+
+import numpy as np
+import pytest
+
+from milvus_hubness import NNN, Correction, Layout, QueryBank
+from tests.galleries import METRICS, nnn, similarity, vectors
+
+edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
+
+DIM, ITEMS = 12, 300
+
+
+@pytest.fixture(params=METRICS)
+def metric(request):
+    return request.param
+
+
+@pytest.fixture
+def shelf(metric, quick_folder):
+    """A shard in the stored form, biases of `bank` in slot 0, and what went into it."""
+    rng = np.random.default_rng(0)
+    items, bank, other, query = (vectors(rng, n, DIM) for n in (ITEMS, 50, 60, 1))
+    layout = Layout(DIM, metric).measured_on(items)
+    params = edge.EdgeVectorParams(size=layout.width, distance=edge.Distance.Dot)
+    shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))
+    biases = Correction.fit(layout, NNN(8), QueryBank(bank)).centred(items)
+    stored = layout.augment(items, np.column_stack([biases, np.zeros(ITEMS)]))
+    points = [edge.Point(i, stored[i].tolist(), {"n": i, "bias": float(biases[i])}) for i in range(ITEMS)]
+    shard.update(edge.UpdateOperation.upsert_points(points))
+    yield shard, layout, items, bank, other, query
+    shard.close()
+
+
+def answered(shard, layout, query, strength, slot):
+    asked = layout.wrap(query, strength, slot=slot)[0].tolist()
+    request = edge.QueryRequest(query=edge.Query.Nearest(asked), limit=ITEMS)
+    found = {point.id: point.score for point in shard.query(request)}
+    return layout.scores([[found[i] for i in range(ITEMS)]], query, strength)[0]
+
+
+def wanted(items, metric, bank, query, strength):
+    scores = similarity(query, items, metric)[0] - strength * nnn(bank, items, metric, 8, 0.75)
+    return -2 * scores if metric == "L2" else scores
+
+
+def test_scores_are_corrected_before_and_after_vectors_are_updated(shelf, metric):
+    shard, layout, items, bank, other, query = shelf
+    for strength in (1.0, 0.0, 0.5):
+        found = answered(shard, layout, query, strength, 0)
+        np.testing.assert_allclose(found, wanted(items, metric, bank, query, strength), atol=3e-5)
+    records = shard.retrieve(list(range(ITEMS)), False, True)
+    stored = np.array([record.vector for record in sorted(records, key=lambda record: record.id)], np.float32)
+    fresh = Correction.fit(layout, NNN(8), QueryBank(other)).centred(items)
+    renewed = layout.with_biases(stored, {1: fresh})
+    updated = [edge.PointVectors(i, renewed[i].tolist()) for i in range(ITEMS)]
+    shard.update(edge.UpdateOperation.update_vectors(updated))
+    found = answered(shard, layout, query, 1.0, 1)
+    np.testing.assert_allclose(found, wanted(items, metric, other, query, 1.0), atol=3e-5)
+    found = answered(shard, layout, query, 1.0, 0)
+    np.testing.assert_allclose(found, wanted(items, metric, bank, query, 1.0), atol=3e-5)
+    [record] = shard.retrieve([7], True, False)
+    assert record.payload["n"] == 7, "payloads are left alone"

@@ -1,0 +1,295 @@
+"""From a plain collection to its corrected copy, by the jobs that migrate Milvus."""
+
+import json
+
+import numpy as np
+import pytest
+from qdrant_client import models
+
+from milvus_hubness import (
+    NNN,
+    AlreadyCorrected,
+    BankTooSmall,
+    Blend,
+    CannotMigrate,
+    CollectionExists,
+    CollectionNotFound,
+    DimensionMismatch,
+    EmptyCollection,
+    InvalidInput,
+    NoMigration,
+    QueryBank,
+    ResumeRefused,
+    Steering,
+    StoreError,
+    VerificationFailed,
+    clean,
+    cutover,
+    migrate,
+    plan_migration,
+    resume,
+    rollback,
+    status,
+)
+from milvus_hubness.jobs import run, verify
+from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.state import MIRROR_PROPERTY
+from qdrant_hubness import QdrantStore
+from qdrant_hubness.store import store as qdrant_store
+from tests.galleries import nnn, vectors
+from tests.qdrant.worlds import METRICS, key
+
+DIM = 32
+
+
+def everything(client, name):
+    """All points by id, read back in full."""
+    found, _ = client.scroll(name, limit=10_000, with_vectors=True)
+    return {record.id: (record.payload, record.vector) for record in found}
+
+
+def small(backend, distance="Dot", count=60, dim=8):
+    rng = np.random.default_rng(5)
+    return backend.fill(vectors(rng, count, dim), distance), QueryBank(vectors(rng, 40, dim))
+
+
+@pytest.mark.parametrize("distance", METRICS)
+def test_points_of_every_kind_arrive_whole(everywhere, distance):
+    rng = np.random.default_rng(1)
+    client, name, count = everywhere.client, everywhere.name(), 700
+    client.create_collection(
+        name,
+        vectors_config={
+            "image": models.VectorParams(size=DIM, distance=distance),
+            "title": models.VectorParams(size=6, distance="Cosine"),
+            "tokens": models.VectorParams(
+                size=4, distance="Dot", multivector_config=models.MultiVectorConfig(comparator="max_sim")
+            ),
+        },
+        sparse_vectors_config={"words": models.SparseVectorParams()},
+        **({} if everywhere.kind == "states" else {"metadata": {"owner": "search"}}),
+    )
+    images, titles = vectors(rng, count, DIM), vectors(rng, count, 6)
+    client.upsert(
+        name,
+        [
+            models.PointStruct(
+                id=key(i),
+                vector={
+                    "image": images[i].tolist(),
+                    "title": titles[i].tolist(),
+                    **({"tokens": [[1.0, i, 0.0, 1.0], [0.5, 0.25, 0.0, 0.0]]} if i % 3 else {}),
+                    **(
+                        {"words": models.SparseVector(indices=[i, 2_000], values=[0.5, 1.5])} if i % 2 else {}
+                    ),
+                },
+                payload={
+                    "n": i,
+                    "deep": {"list": [1, None, {"x": i / 3}]},
+                    "text": "o'hara \n é😀",
+                    "none": None,
+                },
+            )
+            for i in range(count)
+        ],
+    )
+    before, bank = everything(client, name), vectors(rng, 200, DIM)
+    store, stages = everywhere.store(), []
+    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75), field="image")
+    assert plan.to_dict()["rows"] == count
+    json.dumps(plan.to_dict())
+    result = migrate(store, plan, progress=lambda *stage: stages.append(stage))
+    assert (result.rows, result.unsound) == (count, 0)
+    assert ("copying", count, count) in stages
+
+    after = everything(everywhere.hubness(), result.target)
+    assert after.keys() == before.keys()
+    unit = ["title", *(["image"] if distance == "Cosine" else [])]
+    # The local mode brings vectors of its own to length 1 once more when it searches them.
+    for found in (after, everything(client, name)):
+        assert {each: payload for each, (payload, _) in found.items()} == {
+            each: payload for each, (payload, _) in before.items()
+        }
+        for each, (_, vector) in before.items():
+            mine, wanted = dict(found[each][1]), dict(vector)
+            for loose in unit:
+                np.testing.assert_allclose(mine.pop(loose), wanted.pop(loose), rtol=3e-7, atol=1e-9)
+            assert mine == wanted
+    assert store.info(name).mirror.collection == result.target
+    told = client.get_collection(result.target).config
+    assert (told.metadata or {}).get("owner") == (None if everywhere.kind == "states" else "search")
+    assert MIRROR_PROPERTY not in store.properties.of(result.target, client.get_collection(result.target))
+    assert told.params.vectors["title"].distance == models.Distance.COSINE
+    assert told.params.vectors["image"].distance == models.Distance.DOT
+
+    state = store.info(result.target).state
+    numbers = {key(i): i for i in range(count)}
+    batch = store.fetch(result.target, list(after), "image")
+    stored = state.layout.biases(batch.vectors, state.profile.slot)
+    wanted = nnn(bank, images[[numbers[each] for each in batch.keys]], METRICS[distance], 16, 0.75)
+    np.testing.assert_allclose(stored + state.profile.centre, wanted, atol=1e-5)
+    assert verify(store, name).rows == count
+
+
+def test_a_plan_writes_nothing(backend):
+    name, bank = small(backend)
+    before = {each.name for each in backend.client.get_collections().collections}
+    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4))
+    assert {each.name for each in backend.client.get_collections().collections} == before
+    assert plan.target == f"{name}_hubness"
+    assert plan.to_dict()["width"] == 16
+    assert plan.to_dict()["index_params"] == {"M": 16, "efConstruction": 100}
+
+
+def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_listed(backend):
+    client, name = backend.client, backend.name()
+    config = {"image": models.VectorParams(size=8, distance="Cosine")}
+    client.create_collection(name, vectors_config=config)
+    items = vectors(np.random.default_rng(5), 50, 8)
+    items[7] = 0
+    points = [
+        models.PointStruct(id=i, vector={"image": items[i].tolist()} if i != 20 else {}, payload={"n": i})
+        for i in range(50)
+    ]
+    client.upsert(name, points)
+    store = backend.store()
+    result = migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4)))
+    assert (result.unsound, result.unsound_keys) == (2, (7, 20))
+    rows = backend.hubness().retrieve(result.target, [7, 20, 21], with_vectors=True)
+    assert rows[0].vector == {"image": [0.0] * 8}
+    assert rows[1].vector == {}
+    assert [row.payload for row in rows] == [{"n": 7}, {"n": 20}, {"n": 21}]
+    assert status(store, result.target).pending == 0
+    assert migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4))).rows == 50
+
+
+def test_halves_are_stored_as_halves(backend):
+    items = vectors(np.random.default_rng(3), 80, 8).astype(np.float16).astype(np.float32)
+    bank = vectors(np.random.default_rng(4), 40, 8)
+    name = backend.fill(items, "Dot", keys=lambda i: i, datatype=models.Datatype.FLOAT16)
+    store = backend.store()
+    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
+    stored = np.array([r.vector for r in backend.client.scroll(target, limit=80, with_vectors=True)[0]])
+    assert np.array_equal(stored.astype(np.float16).astype(np.float32), stored), "all numbers are halves"
+    query = bank[0]
+    found = backend.hubness().query_points(target, query.tolist(), limit=80).points
+    state = store.info(target).state
+    wanted = items @ query - (nnn(bank, items, "IP", 8, 0.75) - state.profile.centre)
+    np.testing.assert_allclose([p.score for p in found], [wanted[p.id] for p in found], atol=5e-4)
+
+
+def test_the_name_moves_and_moves_back_with_what_was_written(everywhere):
+    name, bank = small(everywhere, "Cosine")
+    store, client = everywhere.store(), everywhere.hubness()
+    store.point_alias("live", name)
+    everywhere.made.append("live")
+    plan = plan_migration(store, name, bank, estimator=NNN(4), alias="live")
+    assert migrate(store, plan).alias == "live"
+    assert store.alias_target("live") == plan.target
+    new = vectors(np.random.default_rng(9), 3, 8)
+    client.upsert(
+        "live",
+        [
+            models.PointStruct(id=key(3), vector=new[0].tolist(), payload={"changed": True}),
+            models.PointStruct(id=1_000, vector=new[1].tolist(), payload={}),
+        ],
+    )
+    client.delete("live", [key(4), key(5)])
+    client.set_payload("live", {"more": 1}, models.Filter(must=[models.HasIdCondition(has_id=[key(6)])]))
+    wanted = everything(client, "live")
+    with pytest.raises(AlreadyCorrected, match="switched"):
+        plan_migration(store, name, bank, estimator=NNN(4))
+    back = rollback(store, "live", steering=Steering(client_ttl=0.0))
+    assert (back.alias, back.source) == ("live", name)
+    assert store.alias_target("live") == name
+    assert store.info(plan.target).mirror is None
+    found = everything(everywhere.client, name)
+    assert {each: row[0] for each, row in found.items()} == {each: row[0] for each, row in wanted.items()}
+    for each, (_, vector) in wanted.items():
+        np.testing.assert_allclose(found[each][1], vector, rtol=3e-7, atol=1e-9)
+    clean(store, name, drop=plan.target)
+    assert not everywhere.client.collection_exists(plan.target)
+    assert Ledger(store).migrations() == []
+
+
+def test_one_that_broke_is_carried_on_with(everywhere, monkeypatch):
+    monkeypatch.setattr(qdrant_store, "CHUNK_BYTES", 16 * (qdrant_store.ROW_OVERHEAD_BYTES + 4 * 8))
+    name, bank = small(everywhere, "Euclid", count=200)
+    written = []
+
+    class Breaking(QdrantStore):
+        def write(self, collection, batch, field, **options):
+            if collection.endswith("_hubness"):
+                written.append(len(batch))
+                if len(written) == 4:
+                    raise StoreError("the connection broke")
+            super().write(collection, batch, field, **options)
+
+    with pytest.raises(StoreError):
+        run(everywhere.store(Breaking), plan_migration(everywhere.store(), name, bank, estimator=NNN(4)))
+    store = everywhere.store()
+    assert Ledger(store).find(name).phase == "copying"
+    with pytest.raises(ResumeRefused, match="estimator"):
+        plan_migration(store, name, bank, estimator=NNN(5))
+    done = resume(store, name)
+    assert (done.phase, done.verified["rows"]) == ("verified", 200)
+    copied = sum(written) - written[3]
+    assert copied >= 48, "chunks were small enough for this to say anything"
+    cutover(store, name, alias="live")
+    assert store.alias_target("live") == done.target
+
+
+def test_a_copy_that_was_tampered_with_is_found_out(backend):
+    name, bank = small(backend)
+    store = backend.store()
+    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
+    backend.client.set_payload(target, {"n": -1}, [key(7)])
+    with pytest.raises(VerificationFailed, match="differs in n"):
+        verify(store, name)
+
+
+def test_the_gallery_is_learnt_from_where_the_estimator_does(backend):
+    name, bank = small(backend, "Cosine")
+    store = backend.store()
+    plan = plan_migration(store, name, bank, estimator=Blend((NNN(4),), (1.0,)), gate=3)
+    target = migrate(store, plan).target
+    kept = store.load_bank(store.info(target).state.profile.bank)
+    assert len(kept.nearest) == len(bank)
+    assert {len(each) for each in kept.nearest} == {3}
+    raw = backend.client.query_points(name, bank.vectors[5].tolist(), limit=3).points
+    assert kept.nearest[5] == [point.id for point in raw]
+
+
+def test_migrations_that_cannot_be(backend):
+    store, client = backend.store(), backend.client
+    name, bank = small(backend)
+    for change, error in (
+        ({"rename": True}, InvalidInput),
+        ({"target": name}, CollectionExists),
+        ({"field": "image"}, CannotMigrate),
+        ({"estimator": NNN(41)}, BankTooSmall),
+        ({"bank": QueryBank(np.ones((50, 9)))}, DimensionMismatch),
+    ):
+        arguments = {"bank": bank, "estimator": NNN(4), **change}
+        with pytest.raises(error):
+            plan_migration(store, name, arguments.pop("bank"), **arguments)
+    with pytest.raises(CollectionNotFound):
+        plan_migration(store, "nowhere", bank)
+    with pytest.raises(NoMigration):
+        resume(store, name)
+    for config, error, why in (
+        (models.VectorParams(size=8, distance="Manhattan"), CannotMigrate, "Manhattan"),
+        ({"a": models.VectorParams(size=8, distance="Dot"), "b": models.VectorParams(size=8, distance="Dot")},
+         InvalidInput, "a, b"),
+        (models.VectorParams(size=8, distance="Dot", datatype="uint8"), CannotMigrate, "no float vector"),
+        (models.VectorParams(size=8, distance="Dot"), EmptyCollection, "no rows"),
+    ):  # fmt: skip
+        other = backend.name()
+        client.create_collection(other, vectors_config=config)
+        with pytest.raises(error, match=why):
+            plan_migration(store, other, bank)
+    target = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
+    with pytest.raises(AlreadyCorrected):
+        plan_migration(store, target, bank)
+    with pytest.raises(CannotMigrate, match="query bank"):
+        plan_migration(store, f"{name}__bank", bank)
