@@ -389,7 +389,7 @@ class Store(Protocol):
 
     def end_journal(self, collection: str, journal: Journal) -> None:
         """Have the collection's writers note no more, and forget what they noted for this job and those
-        before it. The journal stays for the next."""
+        before it. Where to make a journal takes long, it stays for the next."""
         ...
 
     def journals(self, collection: str) -> list[Journal]:

@@ -76,8 +76,15 @@ class QdrantJournal(QdrantBanks):
             for field in source.states
         }
         told = json.dumps({"collection": source.name, "fields": list(source.states)})
+        self.drop_journal(Journal(collection=name, made=""))
         self.make_collection(name, {JOURNAL_OF_PROPERTY: told}, vectors_config=vectors)
         return Journal(collection=name, made=uuid.uuid4().hex)
+
+    def end_journal(self, collection: str, journal: Journal) -> None:
+        """As Store.end_journal, but that the journal goes: Qdrant makes another in no time. Clients that have
+        not heard of it yet find none, ask, and hear of it."""
+        self.write_journal(collection, None)
+        self.drop_journal(journal)
 
     def journals(self, collection: str) -> list[Journal]:
         """As Store.journals."""

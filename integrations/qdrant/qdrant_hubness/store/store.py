@@ -55,7 +55,7 @@ class QdrantStore(QdrantJournal):
 
     # -- what is there ------------------------------------------------------------------------------
 
-    def info(self, collection: str) -> CollectionInfo:
+    def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         name = self._real_name(collection)
         described = self.ask("get_collection", name)
         told = self.properties.of(name, described)
@@ -65,7 +65,7 @@ class QdrantStore(QdrantJournal):
             name=name,
             key_field="id",
             vector_fields=schema.vector_fields(described),
-            rows=self.count(name),
+            rows=self.count(name) if counted else 0,
             partitions=PARTITIONS,
             aliases=tuple(each.alias_name for each in aliases),
             states=read_states(told),
