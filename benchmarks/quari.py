@@ -259,7 +259,8 @@ class Rivals:
         self.world, self.network, self.kept = world, kept.network(), kept
         held = world.held
         self.chosen: dict[str, Any] = {}
-        bias, cosine = raw_bias(held, world.bank), held.queries @ held.gallery.T
+        known = world.learned.queries  # the bank holds the validation queries too
+        bias, cosine = raw_bias(held, known), held.queries @ held.gallery.T
         self.expansion = max(
             ((count, power) for count in (1, 2, 3, 5, 10) for power in (1.0, 3.0)),
             key=lambda how: mrr(expanded(held, bias, *how), held),
@@ -269,7 +270,7 @@ class Rivals:
             tried = [(*train_maps(world, count, settings), settings) for settings in MAPS]
             model, best, settings = max(tried, key=lambda one: one[1])
             share = max(
-                SHARES, key=lambda one, model=model: mrr(map_corrected(model, held, world.bank, one), held)
+                SHARES, key=lambda one, model=model: mrr(map_corrected(model, held, known, one), held)
             )
             self.maps[name] = (model, share)
             self.chosen[name] = {
@@ -278,7 +279,7 @@ class Rivals:
                 "settings": settings.to_dict(),
             }
         scores = adapted_scores(self.network, held.queries, held.gallery)
-        after = bias_of(adapted_scores(self.network, some(world.bank), held.gallery))
+        after = bias_of(adapted_scores(self.network, some(known), held.gallery))
         tried_shares = {
             (place, share): mrr(among(scores - share * each, cosine - bias, CANDIDATES), held)
             for place, each in (("before", bias), ("adapted", after))
