@@ -32,9 +32,9 @@ lint: .venv/installed-for-tests
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	touch $@
 
-.venv/installed-for-tests: .venv/installed integrations/langchain/pyproject.toml integrations/qdrant/pyproject.toml
+.venv/installed-for-tests: .venv/installed $(wildcard integrations/*/pyproject.toml)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--group server --group test --group lint -e integrations/langchain -e integrations/qdrant
+		--group server --group test --group lint -e integrations/langchain -e integrations/qdrant -e integrations/haystack
 	touch $@
 
 clean:
