@@ -13,13 +13,14 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import FittedBias, no_potentials
 from milvus_hubness.estimators.inputs import require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
-from milvus_hubness.kernels import IvfIndex, topk_mean
+from milvus_hubness.kernels import IvfIndex, kernel_on, resolve_device, topk_mean
 from milvus_hubness.kernels.arguments import finite_number, whole_number
 from milvus_hubness.kernels.ivf import sample_rows
 
 
 class NNNDiagnostics(NamedTuple):
-    """mean_error, max_error: of the bias, 0 with the dense kernel, else measured on `sampled` vectors."""
+    """kernel: "ivf", or the exact one that the device has. mean_error, max_error: of the bias, 0 where it is
+    exact, else measured on `sampled` vectors."""
 
     bank_size: int
     dim: int
@@ -72,7 +73,7 @@ class NNN:
         bank.require(at_least=self.k)
         if self.kernel == "ivf":
             return self._fit_ivf(bank, gallery)
-        diagnostics = NNNDiagnostics(len(bank), bank.dim, "dense", 0.0, 0.0, 0)
+        diagnostics = NNNDiagnostics(len(bank), bank.dim, kernel_on(resolve_device(self.device)), 0.0, 0.0, 0)
         return FittedBias(
             self,
             bank,
