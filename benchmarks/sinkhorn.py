@@ -4,7 +4,7 @@
 
 Ten iterations at τ = 0.03 from nothing, on one thread. POT runs the same iteration, and so does KeOps, which
 GeomLoss stands on: asked for by --keops, as it takes minutes on a CPU. R@1 is compared, not the potentials.
-Exits with 1 where the way that is taken by size is slower than recomputing, or a way is off that by 0.3 points.
+Exits with 1 where the way taken by size is slower than recomputing, or a way is off that by 0.3 points.
 """
 
 from __future__ import annotations

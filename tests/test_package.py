@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "reservoir": {"banks"},
     "kernels": {"errors"},
     "estimators": {"errors", "banks", "kernels"},
+    "beyond": {"errors", "banks", "estimators", "kernels"},
     "correction": {"banks", "estimators", "halves", "layout", "state"},
     "quality": {"errors", "banks", "kernels", "estimators", "layout"},
     "rerank": {"kernels"},
@@ -41,7 +42,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
     "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
-    "reservoir", "serve",
+    "reservoir", "serve", "beyond",
 }  # fmt: skip
 
 
