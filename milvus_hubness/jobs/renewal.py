@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput, Stopped
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.journal import WriteJournal
 from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration.throttle import Throttle
@@ -54,6 +55,7 @@ class Renewal:
     throttle: Throttle
     stop: threading.Event
     progress: Progress
+    engine: Engine = "local"
 
     def fill_pending(self) -> int:
         """Every profile's biases for the rows that have none, and those on their way. How many rows there
@@ -62,7 +64,7 @@ class Renewal:
         waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
             return 0
-        corrections = restored_by_slot(self.store, self.state)
+        corrections = restored_by_slot(self.store, self.state, self.engine)
         written = 0
         for partition, keys in waiting.items():
             for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
@@ -77,7 +79,7 @@ class Renewal:
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput(f"no biases of {self.info.name!r} are on their way")
-        corrections = restored_by_slot(self.store, self.state)
+        corrections = restored_by_slot(self.store, self.state, self.engine)
         reached = self._reached(incoming.profile.bank, incoming.profile.slot)
         after = dict(reached.after)
         scanned, written, since = reached.scanned, reached.written, 0

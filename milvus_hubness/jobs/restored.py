@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import from_dict
+from milvus_hubness.jobs.engines import Engine, on_engine
 from milvus_hubness.state import CollectionState, Profile
 from milvus_hubness.stores.base import Store
 
 
-def restored(store: Store, state: CollectionState, profile: Profile) -> Correction:
-    """Without the gallery: the potentials are kept with the bank."""
+def restored(store: Store, state: CollectionState, profile: Profile, engine: Engine = "local") -> Correction:
+    """Without the gallery: the potentials are kept with the bank. Raises as `on_engine` does."""
     kept = store.load_bank(profile.bank)
-    return Correction.restore(
+    correction = Correction.restore(
         state.layout,
         from_dict(profile.estimator),
         kept.queries,
@@ -19,16 +20,17 @@ def restored(store: Store, state: CollectionState, profile: Profile) -> Correcti
         target_bank=kept.targets,
         centre=profile.centre,
     )
+    return on_engine(correction, engine, store, profile.bank)
 
 
-def restored_by_slot(store: Store, state: CollectionState) -> dict[int, Correction]:
+def restored_by_slot(store: Store, state: CollectionState, engine: Engine = "local") -> dict[int, Correction]:
     """By the slot that its biases lie in: every profile's, and those of biases on their way
     in or out."""
     corrections: dict[int, Correction] = {}
     for profile in state.profiles.values():
-        correction = restored(store, state, profile)
+        correction = restored(store, state, profile, engine)
         corrections |= {profile.slot: correction, profile.standby: correction}
     for moving in (state.outgoing, state.incoming):
         if moving is not None:
-            corrections[moving.profile.slot] = restored(store, state, moving.profile)
+            corrections[moving.profile.slot] = restored(store, state, moving.profile, engine)
     return corrections
