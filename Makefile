@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long crash lint clean
+.PHONY: demo test test-long crash lint bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -20,6 +20,11 @@ test-long: .venv/installed-for-tests
 # About an hour; CRASH_SEED=… repeats those of an earlier time.
 crash: .venv/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.crash
+
+# On a machine with an H100 or H200: the tests on the device, and the targets for it.
+bench-gpu: .venv/installed-for-tests
+	$(BIN)/pytest -n 0 -m gpu tests/kernels
+	$(BIN)/python -m benchmarks.kernels --gpu --save
 
 lint: .venv/installed-for-tests
 	$(BIN)/ruff check .

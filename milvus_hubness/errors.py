@@ -37,6 +37,7 @@ HubnessError
 ├── NoRoom                                no column to spare for a further profile
 ├── VerificationFailed                    the copy differs from its source, with the rows
 ├── UnsupportedOperation                  a call that a corrected collection cannot answer
+├── MissingExtra                          what was asked for needs an extra that is not installed
 ├── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
 ├── HookFailed                            a hook that must succeed before a step did not
 └── CriticalLoad                          the critical-load command says that the server bears no more
@@ -193,6 +194,10 @@ class NoRoom(HubnessError):
 
 class UnsupportedOperation(HubnessError):
     """A call that a corrected collection cannot answer."""
+
+
+class MissingExtra(HubnessError):
+    """What was asked for needs an extra of this package that is not installed."""
 
 
 class FaissConflict(HubnessError):

@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "reservoir": {"banks"},
     "kernels": {"errors"},
     "estimators": {"errors", "banks", "kernels"},
+    "beyond": {"errors", "banks", "estimators", "kernels"},
     "correction": {"banks", "estimators", "halves", "layout", "state"},
     "quality": {"errors", "banks", "kernels", "estimators", "layout"},
     "rerank": {"kernels"},
@@ -44,7 +45,7 @@ MAY_IMPORT = {
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
     "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
-    "quari", "reservoir", "rerank", "serve",
+    "quari", "reservoir", "rerank", "serve", "beyond",
 }  # fmt: skip
 
 

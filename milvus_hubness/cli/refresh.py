@@ -21,6 +21,7 @@ from milvus_hubness.cli.console import (
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator
 from milvus_hubness.cli.pairs import read_pairs
 from milvus_hubness.errors import LeaseHeld
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL
 from milvus_hubness.jobs.rebuild import REBUILD_SHARE
 from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE
@@ -85,6 +86,9 @@ def refresh(
         bool,
         typer.Option("--once", help="For CronJobs: where another process is at it, say so and exit with 0."),
     ] = False,
+    engine: Annotated[
+        Engine, typer.Option(help="server: nnn and csls by the database's own search over the bank.")
+    ] = "local",
     uri: Uri = DEFAULT_URI,
     db: Database = "",
     token_file: TokenFile = None,
@@ -122,6 +126,7 @@ def refresh(
         tolerance=tolerance,
         client_ttl=client_ttl,
         rows_per_second=rows_per_second,
+        engine=engine,
     )
     try:
         with progress_bars() as progress:

@@ -1,15 +1,38 @@
-"""Sinkhorn–Knopp iteration over bank × items, on all their scores or on those of the nearest pairs."""
+"""Sinkhorn–Knopp iteration over bank × items, on all their scores or on those of the nearest pairs.
+
+All scores are computed once and kept where they fit into memory, else computed again in every step; where
+there are too many even for that, an estimator turns to the nearest pairs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
 from milvus_hubness.kernels import logsumexp, topk
+from milvus_hubness.kernels.cached import cached_logsumexp, cached_scores
 
 Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Scores: TypeAlias = Literal["float32", "float16", "recomputed", "sparse"]
+
+CPU_CACHE = 1 << 30
+CUDA_SHARE = 0.6
+MOST_RECOMPUTED = {"cpu": 2e10, "cuda": 2e12}
+
+
+def scores_for(m: int, n: int, device: torch.device) -> Scores:
+    """How to have the scores of m × n pairs: kept in float32 where that fits into 1 GiB, or 0.6 of the free
+    memory of a CUDA device, kept in float16 where that does, and else recomputed in every step; but "sparse"
+    from 2·10^10 pairs on, 2·10^12 on CUDA, where an iteration would take minutes."""
+    on_cuda = device.type == "cuda"
+    memory = CUDA_SHARE * torch.cuda.mem_get_info(device)[0] if on_cuda else CPU_CACHE
+    if 4 * m * n <= memory:
+        return "float32"
+    if 2 * m * n <= memory:
+        return "float16"
+    return "recomputed" if m * n <= MOST_RECOMPUTED[device.type] else "sparse"
 
 
 class Balance(NamedTuple):
@@ -46,9 +69,26 @@ def balance(
     return Balance(f, g, done, error, error <= tol)
 
 
-def dense_steps(bank: torch.Tensor, items: torch.Tensor, tau: float) -> tuple[Step, Step]:
-    """The two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory."""
-    device = str(bank.device)
+def cached_steps(
+    bank: torch.Tensor, items: torch.Tensor, tau: float, dtype: torch.dtype
+) -> tuple[Step, Step]:
+    """The two steps over every pair, whose scores are kept, in float32 or, off by up to 2^-12 of each, in
+    float16."""
+    scores = cached_scores(bank, items, dtype)
+    return (
+        lambda g: -cached_logsumexp(scores, tau, g),
+        lambda f: -cached_logsumexp(scores.T, tau, f),
+    )
+
+
+def dense_steps(
+    bank: torch.Tensor, items: torch.Tensor, tau: float, device: str | None = None
+) -> tuple[Step, Step]:
+    """The two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory.
+
+    device: where, as the kernels take it; that of the bank unless given.
+    """
+    device = device or str(bank.device)
     return (
         lambda g: -logsumexp(bank, items, tau, g, device=device),
         lambda f: -logsumexp(items, bank, tau, f, device=device),

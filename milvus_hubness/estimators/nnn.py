@@ -13,13 +13,14 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import FittedBias, no_potentials
 from milvus_hubness.estimators.inputs import require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
-from milvus_hubness.kernels import IvfIndex, topk_mean
+from milvus_hubness.kernels import ApproximateBank, IvfIndex, kernel_on, resolve_device, topk_mean
 from milvus_hubness.kernels.arguments import finite_number, whole_number
 from milvus_hubness.kernels.ivf import sample_rows
 
 
 class NNNDiagnostics(NamedTuple):
-    """mean_error, max_error: of the bias, 0 with the dense kernel, else measured on `sampled` vectors."""
+    """kernel: "ivf", "hnsw", or the exact one that the device has. mean_error, max_error: of the bias, 0 if
+    it is exact, else measured on `sampled` vectors. recall: of the bank search, on them, if it was tuned."""
 
     bank_size: int
     dim: int
@@ -27,6 +28,7 @@ class NNNDiagnostics(NamedTuple):
     mean_error: float
     max_error: float
     sampled: int
+    recall: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class NNN:
 
     k: how many bank queries count, 1 ≤ k ≤ |bank|. Small k for a bank from another domain.
     alpha: share of that mean to subtract; the paper sweeps 0.25 … 1.5.
-    kernel: "dense" is exact; "ivf" looks into the nearest lists of a FAISS index, for a very large bank.
+    kernel: "dense" is exact; "ivf" looks into the nearest lists of a FAISS index, for a very large bank;
+    "approximate" into an index that is tuned on the gallery until biases are off by 1% of their standard
+    deviation, on average, or is exact where that is faster.
     """
 
     k: int = 128
     alpha: float = 0.75
-    kernel: Literal["dense", "ivf"] = "dense"
+    kernel: Literal["dense", "ivf", "approximate"] = "dense"
     device: str = field(default="auto", repr=False, compare=False)
 
     needs_gallery: ClassVar[bool] = False
@@ -49,8 +53,8 @@ class NNN:
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole_number("k", self.k))
         object.__setattr__(self, "alpha", finite_number("alpha", self.alpha))
-        if self.kernel not in ("dense", "ivf"):
-            raise InvalidParameter(f'kernel must be "dense" or "ivf", not {self.kernel!r}')
+        if self.kernel not in ("dense", "ivf", "approximate"):
+            raise InvalidParameter(f'kernel must be "dense", "ivf" or "approximate", not {self.kernel!r}')
 
     @property
     def needs(self) -> Needs:
@@ -66,13 +70,16 @@ class NNN:
     ) -> FittedBias:
         """Nothing is learned from the gallery: a new item's bias never needs a refit.
 
-        The error of the "ivf" kernel is measured on the gallery, or on the bank where there is none.
-        Raises BankTooSmall if the bank holds fewer than k queries.
+        The error of an approximate kernel is measured on the gallery, or on the bank where there is none.
+        Raises BankTooSmall if the bank holds fewer than k queries, InvalidInput for fewer than 32 items to
+        tune on.
         """
         bank.require(at_least=self.k)
         if self.kernel == "ivf":
             return self._fit_ivf(bank, gallery)
-        diagnostics = NNNDiagnostics(len(bank), bank.dim, "dense", 0.0, 0.0, 0)
+        if self.kernel == "approximate":
+            return self._fit_approximate(bank, gallery)
+        diagnostics = NNNDiagnostics(len(bank), bank.dim, kernel_on(resolve_device(self.device)), 0.0, 0.0, 0)
         return FittedBias(
             self,
             bank,
@@ -99,4 +106,16 @@ class NNN:
             lambda items: self.alpha * index.values(items, self.k),
             diagnostics,
             no_potentials(bank),
+        )
+
+    def _fit_approximate(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
+        items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
+        near = ApproximateBank(bank.vectors, items, self.k, kinds=("ivf", "hnsw"), device=self.device)
+        tuned, share = near.tuned, abs(self.alpha)
+        diagnostics = NNNDiagnostics(
+            len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,
+            near.measured, tuned.recall,
+        )  # fmt: skip
+        return FittedBias(
+            self, bank, lambda items: self.alpha * near.values(items), diagnostics, no_potentials(bank)
         )

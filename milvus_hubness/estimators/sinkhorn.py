@@ -10,7 +10,14 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks import QueryBank, Vectors
-from milvus_hubness.estimators.balance import balance, dense_steps, sparse_steps
+from milvus_hubness.estimators.balance import (
+    Scores,
+    balance,
+    cached_steps,
+    dense_steps,
+    scores_for,
+    sparse_steps,
+)
 from milvus_hubness.estimators.base import FittedBias
 from milvus_hubness.estimators.inputs import check_potentials, require_gallery
 from milvus_hubness.estimators.nearest import LEADING, Bounded, Nearest, Needs, bounded_logsumexp
@@ -18,12 +25,15 @@ from milvus_hubness.kernels import logsumexp, resolve_device
 from milvus_hubness.kernels.arguments import finite_number, positive_number, whole_number
 from milvus_hubness.kernels.operands import as_tensor
 
+NEIGHBORS = 64
+KEPT = {"float32": torch.float32, "float16": torch.float16}
+
 
 class SinkhornDiagnostics(NamedTuple):
     """How the iteration ended; all of it None for a fit restored from its potentials.
 
     items: gallery items (and target bank) it ran over. marginal_error: Σ_i |marginal of bank query i − 1/m|,
-    between 0 and 2. converged: whether that is at most tol.
+    between 0 and 2. converged: whether that is at most tol. scores: how those of the iteration were had.
     """
 
     bank_size: int
@@ -32,6 +42,7 @@ class SinkhornDiagnostics(NamedTuple):
     iterations: int | None
     marginal_error: float | None
     converged: bool | None
+    scores: Scores | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Sinkhorn:
     tau: temperature. iterations: at most so many; the paper's results need 10, not convergence. tol: ends
     earlier at this error of the bank's marginal. neighbors: run all iterations but the last on the scores of
     each item's and each bank query's nearest only: O((|gallery| + |bank|) · neighbors) memory, less time.
+    Unless given, as `balance.scores_for` has it: all scores, or 64 neighbors where those are too many.
     """
 
     tau: float = 0.03
@@ -101,13 +113,17 @@ class Sinkhorn:
     def _balanced(self, bank: QueryBank, items: Vectors, start: npt.ArrayLike | None) -> FittedBias:
         device = resolve_device(self.device)
         queries, columns = (as_tensor(part, torch.float32, device) for part in (bank.vectors, items))
-        steps = dense_steps(queries, columns, self.tau)
+        scores = "sparse" if self.neighbors else scores_for(len(queries), len(columns), device)
+        if scores in KEPT:
+            steps = cached_steps(queries, columns, self.tau, KEPT[scores])
+        else:
+            steps = dense_steps(queries, columns, self.tau, self.device)
         g = columns.new_zeros(len(columns))
         if start is not None:
             g = steps[1](as_tensor(check_potentials(bank, start, 1)[:, 0], torch.float32, device))
         ahead = 0
-        if self.neighbors is not None and self.iterations > 1:
-            nearest = sparse_steps(queries, columns, self.tau, self.neighbors)
+        if scores == "sparse" and self.iterations > 1:
+            nearest = sparse_steps(queries, columns, self.tau, self.neighbors or NEIGHBORS)
             _, g, ahead, _, _ = balance(*nearest, g, self.tau, self.iterations - 1, self.tol)
         result = balance(*steps, g, self.tau, 1 if ahead else self.iterations, self.tol)
         diagnostics = SinkhornDiagnostics(
@@ -117,6 +133,7 @@ class Sinkhorn:
             ahead + result.iterations,
             result.marginal_error,
             result.converged,
+            scores,
         )
         return self._fitted(bank, result.f.cpu().numpy()[:, None], diagnostics)
 

@@ -23,6 +23,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.jobs.aims import Aim, aim_at, aim_back, ready_state, with_profile
 from milvus_hubness.jobs.enable import measure
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.journal import WriteJournal, journalled
 from milvus_hubness.jobs.lease import Lease
@@ -95,6 +96,7 @@ def refresh(
     throttle: Throttle | None = None,
     stop: threading.Event | None = None,
     lease: Lease | None = None,
+    engine: Engine = "local",
     progress: Progress = silent,
 ) -> RefreshResult:
     """Compute what is missing or outdated and write only what moved.
@@ -113,7 +115,8 @@ def refresh(
     alias, a copy is made that has the new biases and takes it over. plan: only say what would be done.
     client_ttl: the seconds in which every client hears what the collection says of itself: so long is waited
     before the first row is written. throttle: how fast rows may be written. stop: once it is set, Stopped is
-    raised between two batches. lease: one that is held already; without, one is taken.
+    raised between two batches. lease: one that is held already; without, one is taken. engine: what computes
+    the biases that are written, "server" for the database's own search over the bank (NNN and CSLS).
     Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Stopped, DimensionMismatch, BankTooSmall,
     InvalidParameter, NoRoom, and InvalidInput where the estimator needs a target bank and none is kept or
     given, a new profile a bank, or there is nothing to go back to.
@@ -158,6 +161,7 @@ def refresh(
             stop=stop,
             lease=lease,
             plan=plan,
+            engine=engine,
             progress=progress,
         )
         if not plan and left is None:
@@ -205,6 +209,7 @@ class _Refresh:
     stop: threading.Event
     lease: Lease
     plan: bool
+    engine: Engine
     progress: Progress
 
     # -- rows without a bias ----------------------------------------------------------------------------
@@ -462,6 +467,7 @@ class _Refresh:
             stop=self.stop,
             progress=self.progress,
             banks=banks,
+            engine=self.engine,
         )
 
     def _write_state(self, state: CollectionState) -> None:

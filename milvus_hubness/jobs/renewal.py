@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput, Stopped
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.journal import WriteJournal
 from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration.throttle import Throttle
@@ -56,6 +57,7 @@ class Renewal:
     stop: threading.Event
     progress: Progress
     banks: Banks
+    engine: Engine = "local"
 
     def fill_pending(self) -> int:
         """Every profile's biases for the rows that have none, and those on their way. How many rows there
@@ -123,7 +125,7 @@ class Renewal:
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
-        return restored_by_slot(self.store, self.state, self.banks)
+        return restored_by_slot(self.store, self.state, self.engine, self.banks)
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:

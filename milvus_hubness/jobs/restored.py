@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import from_dict
+from milvus_hubness.jobs.engines import Engine, on_engine
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.base import Store, StoredBank
 
@@ -15,10 +16,16 @@ Banks = Mapping[BankReference, StoredBank]
 NONE_READ: Banks = MappingProxyType({})
 
 
-def restored(store: Store, state: CollectionState, profile: Profile, banks: Banks = NONE_READ) -> Correction:
-    """Without the gallery: the potentials are kept with the bank."""
+def restored(
+    store: Store,
+    state: CollectionState,
+    profile: Profile,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+) -> Correction:
+    """Without the gallery: the potentials are kept with the bank. Raises as `on_engine` does."""
     kept = banks.get(profile.bank) or store.load_bank(profile.bank)
-    return Correction.restore(
+    correction = Correction.restore(
         state.layout,
         from_dict(profile.estimator),
         kept.queries,
@@ -26,16 +33,19 @@ def restored(store: Store, state: CollectionState, profile: Profile, banks: Bank
         target_bank=kept.targets,
         centre=profile.centre,
     )
+    return on_engine(correction, engine, store, profile.bank)
 
 
-def restored_by_slot(store: Store, state: CollectionState, banks: Banks = NONE_READ) -> dict[int, Correction]:
+def restored_by_slot(
+    store: Store, state: CollectionState, engine: Engine = "local", banks: Banks = NONE_READ
+) -> dict[int, Correction]:
     """By the slot that its biases lie in: every profile's, and those of biases on their way
     in or out."""
     corrections: dict[int, Correction] = {}
     for profile in state.profiles.values():
-        correction = restored(store, state, profile, banks)
+        correction = restored(store, state, profile, engine, banks)
         corrections |= {profile.slot: correction, profile.standby: correction}
     for moving in (state.outgoing, state.incoming):
         if moving is not None:
-            corrections[moving.profile.slot] = restored(store, state, moving.profile, banks)
+            corrections[moving.profile.slot] = restored(store, state, moving.profile, engine, banks)
     return corrections

@@ -12,6 +12,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.jobs.aims import ready_state
 from milvus_hubness.jobs.drift import drift
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.living import Absorbed, absorbed, settled
 from milvus_hubness.jobs.migration.throttle import Throttle
@@ -34,7 +35,8 @@ class Duty:
 
     field, profile: as `refresh` has them. bank, target_bank, estimator: what biases are to come from, None
     for what is in use. live: when sampled queries are taken into the bank, where no other is given. labels,
-    force, refit, back, rebuild_share, plan, tolerance, client_ttl: of `refresh`. rows_per_second: that are
+    force, refit, back, rebuild_share, plan, tolerance, client_ttl, engine: of
+    `refresh`. rows_per_second: that are
     written, None for no limit.
     """
 
@@ -54,6 +56,7 @@ class Duty:
     tolerance: float = DEFAULT_TOLERANCE
     client_ttl: float | None = None
     rows_per_second: float | None = None
+    engine: Engine = "local"
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ def keep_up(
             throttle=Throttle(duty.rows_per_second),
             stop=stop,
             lease=lease,
+            engine=duty.engine,
             progress=progress,
         )
         if taken is not None and done.mode != "refused" and not duty.plan:

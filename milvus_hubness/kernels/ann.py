@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.kernels.arguments import whole_number
-from milvus_hubness.kernels.ivf import import_faiss
+from milvus_hubness.kernels.faiss_module import import_faiss
 
 SearchParameter = Literal["ef", "nprobe"]
 

@@ -4,16 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, TypeAlias
+from functools import cache, partial
+from importlib.util import find_spec
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from milvus_hubness.errors import InvalidParameter
 
+Kernel: TypeAlias = Literal["fused", "screened", "dense"]
+
+ALL_DEVICES = "cuda:all"
+
+
+def kernel_on(device: torch.device) -> Kernel:
+    """What computes the primitives there: "fused" on CUDA from capability 8.0 on where Triton is installed,
+    "screened" on a CPU that multiplies bfloat16 natively where FAISS is, else "dense"."""
+    if device.type == "cuda":
+        capable = torch.cuda.get_device_capability(device) >= (8, 0)
+        return "fused" if capable and _is_installed("triton") else "dense"
+    return "screened" if _multiplies_bfloat16() and _is_installed("faiss") else "dense"
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+@cache
+def _multiplies_bfloat16() -> bool:
+    cpu: Any = torch.cpu
+    checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
+
+
+def cuda_devices() -> list[str]:
+    """The names of all CUDA devices; raises InvalidParameter where there is none."""
+    resolve_device("cuda")
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
 
 def resolve_device(device: str = "auto") -> torch.device:
     """The torch device that "auto", "cpu", "cuda" or "cuda:1" stands for; "auto" is CUDA where there is one.
+
+    "cuda:all", which the primitives spread their rows over, stands for the current one of them.
 
     Raises InvalidParameter for any other name, and for a CUDA device that this machine does not have.
     """
@@ -22,9 +56,13 @@ def resolve_device(device: str = "auto") -> torch.device:
         return torch.device("cuda" if devices else "cpu")
     if device == "cpu":
         return torch.device("cpu")
+    if device == ALL_DEVICES:
+        device = "cuda"
     kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     if kind != "cuda" or not (device == "cuda" or (index.isascii() and index.isdecimal())):
-        raise InvalidParameter(f'device is "auto", "cpu", "cuda" or "cuda:<number>", not {device!r}')
+        raise InvalidParameter(
+            f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}'
+        )
     if not devices:
         raise InvalidParameter(f'device {device!r} was asked for but torch sees no CUDA device; use "cpu"')
     if index and int(index) >= devices:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from importlib.metadata import distributions
 from math import ceil, sqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from milvus_hubness.errors import FaissConflict
 from milvus_hubness.kernels.arguments import whole_number
-from milvus_hubness.kernels.dense import check_k, topk_mean
+from milvus_hubness.kernels.faiss_module import import_faiss
 from milvus_hubness.kernels.operands import Array, Matrix, Operands, as_tensor
+from milvus_hubness.kernels.primitives import check_k, topk_mean
 
 SAMPLE = 512
 TRAINING_POINTS_PER_LIST = 39
@@ -102,17 +101,3 @@ def topk_mean_ivf(
 ) -> ApproximateMean:
     """`topk_mean` through an `IvfIndex` made for this one call; arguments and errors are those of the two."""
     return IvfIndex(B, nlist=nlist, nprobe=nprobe, seed=seed).topk_mean(X, k)
-
-
-def import_faiss() -> Any:
-    """The faiss module; raises FaissConflict if two distributions have written it over each other."""
-    installed = {str(distribution.name).lower().replace("_", "-") for distribution in distributions()}
-    gpu = sorted(name for name in installed if name.startswith("faiss-gpu"))
-    if gpu and "faiss-cpu" in installed:
-        raise FaissConflict(
-            f"faiss-cpu and {gpu[0]} are both installed, one over the other's files; to keep the GPU build: "
-            f"pip uninstall -y faiss-cpu && pip install --force-reinstall --no-deps {gpu[0]}"
-        )
-    import faiss
-
-    return faiss

@@ -12,24 +12,30 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, InvalidInput
-from milvus_hubness.kernels.devices import resolve_device
+from milvus_hubness.kernels.devices import Kernel, kernel_on, resolve_device
 
 Array: TypeAlias = npt.NDArray[Any]
 Matrix: TypeAlias = Array | torch.Tensor
 
+HALVES = (torch.bfloat16, torch.float16)
 TILE_SIZE = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
 class Operands:
-    """X (n, d), still where the caller has it, and B (m, d) on the device in the dtype of the arithmetic."""
+    """X (n, d), still where the caller has it, and B (m, d) on the device in the dtype of the arithmetic.
+
+    kernel: the module that is to compute with them.
+    """
 
     X: Matrix
     bank: torch.Tensor
+    kernel: Kernel = "dense"
 
     @classmethod
     def of(cls, X: Matrix, B: Matrix, device: str) -> Operands:
-        """Float64 if both are, else float32. On CUDA if X is there already and `device` is "auto".
+        """Float64 if both are, else float32; for the fused kernel bfloat16 or float16 where both are tensors
+        of it, whose products it adds up in float32. On CUDA if X is there already and `device` is "auto".
 
         Raises InvalidInput unless both are 2-D arrays or tensors of real numbers, DimensionMismatch if
         they differ in width, and EmptyBank if B has no rows.
@@ -44,8 +50,13 @@ class Operands:
             target = X.device
         else:
             target = resolve_device(device)
-        dtype = torch.float64 if _is_double(X) and _is_double(B) else torch.float32
-        return cls(X, as_tensor(B, dtype, target))
+        if _is_double(X) and _is_double(B):
+            return cls(X, as_tensor(B, torch.float64, target))
+        kernel = kernel_on(target)
+        tensors = isinstance(X, torch.Tensor) and isinstance(B, torch.Tensor)
+        halves = [half for half in HALVES if tensors and X.dtype == B.dtype == half]
+        dtype = halves[0] if halves and kernel == "fused" else torch.float32
+        return cls(X, as_tensor(B, dtype, target), kernel)
 
     @property
     def device(self) -> torch.device:
@@ -73,7 +84,13 @@ class Operands:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Room for a result, where X is."""
         where = self.X.device if isinstance(self.X, torch.Tensor) else "cpu"
-        return torch.empty(shape, dtype=dtype or self.bank.dtype, device=where)
+        result = torch.float32 if self.bank.dtype in HALVES else self.bank.dtype
+        return torch.empty(shape, dtype=dtype or result, device=where)
+
+    def in_full(self, rows: Matrix | None = None) -> Operands:
+        """For the dense kernel, in float32 at least: X or these rows of it, and the bank."""
+        bank = self.bank.float() if self.bank.dtype in HALVES else self.bank
+        return Operands(self.X if rows is None else rows, bank)
 
     def as_given(self, result: torch.Tensor) -> Matrix:
         """`result` as what X came as: an array or a tensor."""

@@ -488,6 +488,13 @@ class Store(Protocol):
         database's own search."""
         ...
 
+    def bank_scores(self, reference: BankReference, asked: Floats, k: int) -> Floats:
+        """(m, k) inner products, falling, or −½ the squared distances under L2, of `asked` (m, d) with the
+        nearest queries of a bank, by the database's own search and the index that the bank has there.
+
+        Raises BankTooSmall where it finds fewer."""
+        ...
+
     def drop_bank_generation(self, reference: BankReference) -> None:
         """Unless the biases of some collection come from it."""
         ...

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 from pymilvus import MilvusClient
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.errors import CollectionExists, EmptyBank, InvalidInput
+from milvus_hubness.errors import BankTooSmall, CollectionExists, EmptyBank, InvalidInput
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
     MIRROR_PROPERTY,
     SIDE_FIELD,
     TUNING_PROPERTY,
+    BankReference,
     CollectionState,
     Mirror,
     TuningRecord,
@@ -26,6 +28,7 @@ from milvus_hubness.state import (
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.bank_generations import BANK_PROPERTY
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
+from milvus_hubness.stores.milvus_banks import queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_journal import MilvusJournal
 from milvus_hubness.stores.milvus_rpc import connect, translated
@@ -109,6 +112,27 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 )
                 found += [[hit["entity"][key_field] for hit in hits] for hits in results]
         return found
+
+    def bank_scores(self, reference: BankReference, asked: Floats, k: int) -> Floats:
+        scores = np.empty((len(asked), k), np.float32)
+        with translated(reference.collection):
+            self.client.load_collection(reference.collection)
+            [index] = self.client.list_indexes(reference.collection, field_name="vector")
+            metric = self.client.describe_index(reference.collection, index)["metric_type"]
+            for start in range(0, len(asked), QUERIES_PER_REQUEST):
+                results = self.client.search(
+                    reference.collection,
+                    data=list(asked[start : start + QUERIES_PER_REQUEST]),
+                    anns_field="vector",
+                    filter=queries_between(reference, 0, reference.count),
+                    limit=k,
+                    consistency_level="Strong",
+                )
+                for row, hits in enumerate(results, start):
+                    if len(hits) < k:
+                        raise BankTooSmall(f"the {k} nearest are needed, and {len(hits)} were found")
+                    scores[row] = [hit["distance"] for hit in hits]
+        return scores * np.float32(-0.5 if metric == "L2" else 1)
 
     # -- the corrected copy ---------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from milvus_hubness.estimators import (
     restore,
     to_dict,
 )
+from milvus_hubness.kernels import kernel_on, resolve_device
 
 RNG = np.random.default_rng(0)
 BANK = QueryBank(RNG.standard_normal((50, 6)) / 3)
@@ -219,7 +220,7 @@ def test_a_bank_of_one_query_and_one_of_zeros(estimator):
 
 
 def test_nnn_diagnostics():
-    assert NNN(5).fit(BANK).diagnostics == (50, 6, "dense", 0.0, 0.0, 0)
+    assert NNN(5).fit(BANK).diagnostics == (50, 6, kernel_on(resolve_device()), 0.0, 0.0, 0, None)
     on_bank = NNN(5, kernel="ivf").fit(BANK).diagnostics
     on_gallery = NNN(5, kernel="ivf").fit(BANK, gallery=GALLERY).diagnostics
     assert (on_bank.kernel, on_bank.sampled, on_gallery.sampled) == ("ivf", 50, 20)

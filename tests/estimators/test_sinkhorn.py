@@ -8,8 +8,9 @@ import torch
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.estimators import DualBankSinkhorn, Sinkhorn, restore
-from milvus_hubness.estimators.balance import sparse_steps
+from milvus_hubness.estimators import DualBankSinkhorn, Sinkhorn, balance, restore
+from milvus_hubness.estimators.balance import scores_for, sparse_steps
+from milvus_hubness.kernels import operands
 
 RNG = np.random.default_rng(0)
 BANK = QueryBank(RNG.standard_normal((60, 8)) / 3)
@@ -53,7 +54,7 @@ def test_a_fit_is_restored_from_bank_and_potentials():
         estimator.restore(BANK, fitted.potentials.tolist()),
     ):
         np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
-        assert again.diagnostics == (60, 8, None, None, None, None)
+        assert again.diagnostics == (60, 8, None, None, None, None, None)
 
 
 def test_a_dual_bank_fit_is_restored_without_the_target_bank():
@@ -124,3 +125,49 @@ def test_bad_input():
             estimator.restore(BANK, bad)
     with pytest.raises(NonFiniteVectors, match="the potentials"):
         estimator.restore(BANK, np.full((60, 1), np.nan))
+
+
+CPU = torch.device("cpu")
+
+
+def test_the_scores_are_had_by_size(monkeypatch):
+    assert scores_for(10_000, 20_000, CPU) == "float32"
+    assert scores_for(20_000, 20_000, CPU) == "float16"
+    assert scores_for(100_000, 100_000, CPU) == "recomputed"
+    assert scores_for(1_000_000, 1_000_000, CPU) == "sparse"
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (130 * 2**30, 140 * 2**30))
+    assert scores_for(100_000, 100_000, gpu) == "float32"
+    assert scores_for(200_000, 200_000, gpu) == "float16"
+    assert scores_for(1_000_000, 1_000_000, gpu) == "recomputed"
+
+
+@pytest.mark.parametrize(
+    ("memory", "most", "scores", "atol"),
+    [(1 << 30, 1e9, "float32", 1e-6), (60 * 45 * 2, 1e9, "float16", 5e-4), (0, 1e9, "recomputed", 1e-6)],
+)
+@pytest.mark.parametrize("tile", [100, 1 << 21])
+def test_however_the_scores_are_had_the_fit_is_the_same(monkeypatch, memory, most, scores, atol, tile):
+    exact = (BANK.vectors @ GALLERY.T).astype(np.float64)
+    g = np.zeros(45)
+    for _ in range(10):
+        f = -0.05 * np.log(np.exp((exact + g) / 0.05).sum(1))
+        g = -0.05 * np.log(np.exp((exact + f[:, None]) / 0.05).sum(0))
+    monkeypatch.setattr(balance, "CPU_CACHE", memory)
+    monkeypatch.setitem(balance.MOST_RECOMPUTED, "cpu", most)
+    monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
+    fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
+    assert fitted.diagnostics.scores == scores
+    assert fitted.diagnostics.iterations == 10
+    np.testing.assert_allclose(fitted.potentials[:, 0], f, atol=atol)
+
+
+def test_too_many_pairs_are_balanced_over_the_nearest(monkeypatch):
+    monkeypatch.setattr(balance, "CPU_CACHE", 0)
+    monkeypatch.setitem(balance.MOST_RECOMPUTED, "cpu", 0)
+    monkeypatch.setattr("milvus_hubness.estimators.sinkhorn.NEIGHBORS", 5)
+    fitted = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
+    assert fitted.diagnostics.scores == "sparse"
+    np.testing.assert_array_equal(
+        fitted.potentials, Sinkhorn(0.05, neighbors=5).fit(BANK, gallery=GALLERY).potentials
+    )

@@ -9,6 +9,7 @@ import torch
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, FaissConflict, InvalidParameter
 from milvus_hubness.kernels import IvfIndex, topk_mean, topk_mean_ivf
+from milvus_hubness.kernels.faiss_module import import_faiss
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,8 @@ def test_bad_input(vectors):
 @pytest.mark.parametrize("gpu", ["faiss-gpu", "faiss_gpu_cu12"])
 def test_two_faiss_distributions_conflict(monkeypatch, vectors, gpu):
     installed = [SimpleNamespace(name=name) for name in ("numpy", "faiss-cpu", gpu)]
-    monkeypatch.setattr("milvus_hubness.kernels.ivf.distributions", lambda: installed)
+    monkeypatch.setattr("milvus_hubness.kernels.faiss_module.distributions", lambda: installed)
+    import_faiss.cache_clear()
     with pytest.raises(FaissConflict, match="pip uninstall -y faiss-cpu && pip install --force-reinstall"):
         IvfIndex(vectors[1])
 

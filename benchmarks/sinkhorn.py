@@ -1,0 +1,127 @@
+"""Sinkhorn with all scores recomputed, kept, or of the nearest only: time and R@1, beside POT and KeOps.
+
+    python -m benchmarks.sinkhorn [--task NAME] [--keops] [--save]
+
+Ten iterations at τ = 0.03 from nothing, on one thread. POT runs the same iteration, and so does KeOps, which
+GeomLoss stands on: asked for by --keops, as it takes minutes on a CPU. R@1 is compared, not the potentials.
+Exits with 1 where the way taken by size is slower than recomputing, or a way is off that by 0.3 points.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.environment import environment, one_thread, save, table
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.estimators import Sinkhorn, restore
+from milvus_hubness.estimators.balance import balance, cached_steps, dense_steps, scores_for, sparse_steps
+from tests.real_data import load_task, recall_at_1
+
+TAU, ITERATIONS = 0.03, 10
+WAYS = ("recomputed", "float32", "float16", "sparse")
+MOST_APART = 0.3
+
+
+def ours(bank: torch.Tensor, items: torch.Tensor, way: str) -> torch.Tensor:
+    """(m,) potentials of the bank."""
+    zero = torch.zeros(len(items))
+    if way == "sparse":
+        near = sparse_steps(bank, items, TAU, 64)
+        _, g, *_ = balance(*near, zero, TAU, ITERATIONS - 1, 0.0)
+        return balance(*dense_steps(bank, items, TAU), g, TAU, 1, 0.0).f
+    if way == "recomputed":
+        return balance(*dense_steps(bank, items, TAU), zero, TAU, ITERATIONS, 0.0).f
+    steps = cached_steps(bank, items, TAU, getattr(torch, way))
+    return balance(*steps, zero, TAU, ITERATIONS, 0.0).f
+
+
+def pot(bank: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    import ot
+
+    m, n = len(bank), len(items)
+    cost = -(bank @ items.T).numpy()
+    _, log = ot.bregman.sinkhorn_log(
+        np.full(m, 1 / m),
+        np.full(n, 1 / n),
+        cost,
+        TAU,
+        numItermax=ITERATIONS,
+        stopThr=0,
+        log=True,
+        warn=False,
+    )
+    return TAU * torch.from_numpy(np.asarray(log["log_u"], np.float32))
+
+
+def keops(bank: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    from pykeops.torch import LazyTensor
+
+    scores = (LazyTensor(bank[:, None]) * LazyTensor(items[None])).sum(-1)
+
+    def step(values: torch.Tensor, axis: int) -> torch.Tensor:
+        added = LazyTensor(values[None, :, None] if axis == 1 else values[:, None, None])
+        return -TAU * ((scores + added) / TAU).logsumexp(axis).squeeze(-1)
+
+    g = torch.zeros(len(items))
+    for _ in range(ITERATIONS):
+        f = step(g, 1)
+        g = step(f, 0)
+    return f
+
+
+def peers(with_keops: bool) -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    found: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {}
+    for name, package, run in (("POT", "POT", pot), ("KeOps", "pykeops", keops))[: 1 + with_keops]:
+        try:
+            found[f"{name} {version(package)}"] = run
+        except ImportError:
+            print(f"{name} is not installed: pip install --group bench", file=sys.stderr)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--task", default="docstring_code")
+    parser.add_argument("--keops", action="store_true")
+    parser.add_argument("--save", action="store_true")
+    options = parser.parse_args()
+    one_thread()
+    started = time.monotonic()
+    task = load_task(options.task)
+    bank, items = torch.from_numpy(task.bank), torch.from_numpy(task.gallery)
+    runs = {way: (lambda bank, items, way=way: ours(bank, items, way)) for way in WAYS}
+    runs |= peers(options.keops)
+    cells: dict[str, dict[str, Any]] = {}
+    kept = QueryBank.of(task.bank)
+    for name, run in runs.items():
+        if name.startswith("KeOps"):
+            run(bank[:10], items[:10])
+        began = time.perf_counter()
+        potentials = run(bank, items).numpy()[:, None]
+        seconds = time.perf_counter() - began
+        fitted = restore(Sinkhorn(TAU), kept, np.ascontiguousarray(potentials, np.float32))
+        cells[name] = {"seconds": seconds, "r1": recall_at_1(options.task, fitted)[0]}
+        print(name, cells[name], flush=True)
+    raw = recall_at_1(options.task, None)[0]
+    taken = scores_for(len(bank), len(items), torch.device("cpu"))
+    lines = [[name, f"{cell['seconds']:.2f}", f"{cell['r1']:.2f}"] for name, cell in cells.items()]
+    markdown = table(["scores", "seconds", f"R@1 (raw {raw:.2f})"], lines)
+    print(f"{markdown}\n\nBy size: {taken}")
+    if options.save:
+        results = {"task": options.task, "sizes": [len(bank), len(items)], "by_size": taken, "raw": raw}
+        save("sinkhorn", {**results, "ways": cells, "environment": environment(started)}, markdown)
+    apart = max(abs(cells[way]["r1"] - cells["recomputed"]["r1"]) for way in WAYS)
+    slower = cells[taken]["seconds"] > cells["recomputed"]["seconds"]
+    return int(slower or apart > MOST_APART)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

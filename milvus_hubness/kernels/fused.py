@@ -1,0 +1,250 @@
+"""The two primitives in Triton: no score is written to memory but those that may be among the k largest.
+
+log-sum-exp: |x·b| ≤ ‖x‖·max‖b‖ bounds every exponent, so one shift per row does for the whole bank, partial
+sums are additive over parts of the bank, and no maximum has to be kept. A row whose sum
+falls so low that terms may have been lost to underflow is done again under a running maximum.
+
+top-k: a random sample of the bank tells a threshold that somewhat more than k scores reach; these are kept,
+counted, and selected among. A row for which they are fewer than k, or more than there is room for, is done
+again by the dense kernel. The sample costs the same for every k, and so, nearly, do the survivors.
+
+Both operands are float32, multiplied in three TF32 passes, or both bfloat16 or both float16; products are
+accumulated in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import log
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from milvus_hubness.kernels import dense, triton_kernels
+from milvus_hubness.kernels.operands import Operands
+from milvus_hubness.kernels.threshold import Threshold, threshold_for
+
+SAMPLE = 8192
+MOST_SURVIVORS = 16_384
+SURVIVORS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 28}
+SAMPLE_SCORES_AT_ONCE = 1 << 28
+PROGRAMS = {"cpu": 1, "cuda": 2048}
+ROWS = 1 << 18
+LARGEST_POWER, SMALLEST_POWER = 125, 102
+LEAST_TAU = 1e-12
+LOG2E = 1 / log(2)
+
+
+class Tile(NamedTuple):
+    """Rows of X, of B, and columns of both, that a program multiplies at once, and how it is compiled."""
+
+    BM: int
+    BN: int
+    BK: int
+    num_warps: int
+    num_stages: int
+
+
+SUMMING = {
+    torch.bfloat16: Tile(128, 128, 64, 4, 3),
+    torch.float16: Tile(128, 128, 64, 4, 3),
+    torch.float32: Tile(64, 128, 32, 4, 3),
+}
+KEEPING = {
+    torch.bfloat16: Tile(128, 128, 64, 8, 3),
+    torch.float16: Tile(128, 128, 64, 8, 3),
+    torch.float32: Tile(64, 64, 32, 4, 3),
+}
+"""None of these spills registers when compiled for the H100 and the H200."""
+
+CACHED_TILE = (16, 256)
+
+
+# -- log-sum-exp --------------------------------------------------------------------------------------------
+
+
+def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[torch.Tensor]:
+    """(n,) float32 tau · log Σ_i exp((x·b_i + w_i) / tau), weights (m,) float32 on the device."""
+    if tau < LEAST_TAU:
+        return dense.logsumexp(operands.in_full(), tau, weights)
+    result = operands.empty(operands.X.shape[0])
+    bank = operands.bank.contiguous()
+    largest = torch.linalg.vector_norm(bank, dim=1, dtype=torch.float32).max()
+    for part, x in operands.rows(ROWS):
+        result[part] = _logsumexp(x.contiguous(), bank, LOG2E / tau, weights, largest)
+    return (result,)
+
+
+def _logsumexp(
+    X: torch.Tensor, B: torch.Tensor, scale: float, weights: torch.Tensor, largest: torch.Tensor
+) -> torch.Tensor:
+    m = log(len(B), 2)
+    bound = torch.linalg.vector_norm(X, dim=1, dtype=torch.float32) * largest + weights.max()
+    shift = torch.nan_to_num(scale * bound, neginf=0.0) - (LARGEST_POWER - m)
+    splits = _splits(len(X), len(B), SUMMING[X.dtype], X.device)
+    sums = torch.empty(splits, len(X), device=X.device)
+    _launch(triton_kernels.sum_exponentials, X, B, scale * weights, shift, sums, scale)
+    total = sums.sum(0, dtype=torch.float64)
+    result = ((shift.double() + total.log2()) / scale).float()
+    lost = total < 2.0 ** (2 * m - SMALLEST_POWER)
+    if lost.any():
+        result[lost] = _under_maximum(X[lost], B, scale, weights)
+    return result
+
+
+def _under_maximum(X: torch.Tensor, B: torch.Tensor, scale: float, weights: torch.Tensor) -> torch.Tensor:
+    splits = _splits(len(X), len(B), SUMMING[X.dtype], X.device)
+    largest = torch.empty(splits, len(X), device=X.device)
+    sums = torch.empty_like(largest)
+    _launch(triton_kernels.sum_under_maximum, X, B, scale * weights, largest, sums, scale)
+    return _joined(largest, sums, scale)
+
+
+def _joined(largest: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
+    """log-sum-exps (n,) of splits from the maximum and the sum under it of each, both (splits, n)."""
+    above = largest.amax(0)
+    above = torch.where(above.isinf(), 0.0, above)
+    total = (sums.double() * torch.exp2((largest - above).double())).sum(0)
+    return ((above.double() + total.log2()) / scale).float()
+
+
+def _launch(
+    kernel: Any,
+    X: torch.Tensor,
+    B: torch.Tensor,
+    w: torch.Tensor,
+    beside: torch.Tensor,
+    sums: torch.Tensor,
+    scale: float,
+) -> None:
+    """Fills sums (splits, n); beside: the shift (n,) that the kernel reads, or the maxima that it writes."""
+    tile = SUMMING[X.dtype]
+    with _on(X.device):
+        kernel[triton.cdiv(len(X), tile.BM), len(sums)](
+            X, B, w, beside, sums, len(X), len(B), X.shape[1], scale, **_options(X, tile)
+        )
+
+
+def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
+    """(n,) float32 tau · log Σ_i exp((s_ij + w_j) / tau) of scores (n, m), of any strides, in float16 or
+    float32; weights (m,)."""
+    n, m = scores.shape
+    scale = LOG2E / tau
+    BM, BN = CACHED_TILE if scores.stride(1) == 1 else CACHED_TILE[::-1]
+    rows = triton.cdiv(n, BM)
+    splits = max(1, min(PROGRAMS[scores.device.type] // rows, m // (8 * BN)))
+    largest = torch.empty(splits, n, device=scores.device)
+    sums = torch.empty_like(largest)
+    with _on(scores.device):
+        triton_kernels.sum_cached[rows, splits](
+            scores, scale * weights, largest, sums, n, m, *scores.stride(), scale, BM=BM, BN=BN
+        )
+    return _joined(largest, sums, scale)
+
+
+# -- top-k --------------------------------------------------------------------------------------------------
+
+
+class Survivors(NamedTuple):
+    """Of some rows, all scores that reached the threshold, and where `exact` the k largest are among them.
+
+    values (rows, room) float32, −inf where there are none; indices (rows, room) int32, empty if not wanted.
+    """
+
+    part: slice
+    values: torch.Tensor
+    indices: torch.Tensor
+    exact: torch.Tensor
+
+
+def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
+    """(n,) means of the k largest products, summed in float64."""
+    way = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
+    means = operands.empty(operands.X.shape[0])
+    for part, x in operands.rows(ROWS):
+        exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        found = torch.empty(len(x), dtype=torch.float64, device=x.device)
+        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, way, indices=False):
+            rows, width = some.values.shape
+            with _on(x.device):
+                triton_kernels.mean_of_largest[(rows,)](
+                    some.values, found[some.part], width, k, WIDTH=triton.next_power_of_2(width)
+                )
+            exact[some.part] = some.exact
+        if not exact.all():
+            [again] = dense.topk_mean(operands.in_full(x[~exact]), k)
+            found[~exact] = again.double()
+        means[part] = found
+    return (means,)
+
+
+def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values (n, k), falling, and indices (n, k) int64 of the k largest products."""
+    way = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
+    n = operands.X.shape[0]
+    values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
+    for part, x in operands.rows(ROWS):
+        exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        best = torch.empty(len(x), k, device=x.device)
+        places = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
+        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, way, indices=True):
+            best[some.part], chosen = some.values.topk(k, dim=1)
+            places[some.part] = some.indices.gather(1, chosen).long()
+            exact[some.part] = some.exact
+        if not exact.all():
+            best[~exact], places[~exact] = dense.topk(operands.in_full(x[~exact]), k)
+        values[part], indices[part] = best, places
+    return values, indices
+
+
+def _survivors(
+    X: torch.Tensor, B: torch.Tensor, k: int, way: Threshold | None, *, indices: bool
+) -> Iterator[Survivors]:
+    """Rows of X a part at a time, as many as their survivors have memory; none without a way."""
+    if way is None:
+        return
+    m, tile = len(B), KEEPING[X.dtype]
+    drawn = torch.randperm(m, generator=torch.Generator().manual_seed(0))[: way.sample]
+    sample = B[drawn.to(B.device)].T
+    at_once = max(1, SURVIVORS_AT_ONCE[X.device.type] // way.room)
+    for start in range(0, len(X), at_once):
+        part = slice(start, start + at_once)
+        x = X[part]
+        shape = len(x), way.room
+        values = torch.full(shape, -torch.inf, device=X.device)
+        places = torch.zeros(shape if indices else 0, dtype=torch.int32, device=X.device)
+        counts = torch.zeros(len(x), dtype=torch.int32, device=X.device)
+        grid = triton.cdiv(len(x), tile.BM), _splits(len(x), m, tile, X.device)
+        with _on(X.device):
+            triton_kernels.keep_survivors[grid](
+                x, B, _thresholds(x, sample, way.rank), values, places, counts,
+                len(x), m, X.shape[1], way.room, INDICES=indices, **_options(X, tile)
+            )  # fmt: skip
+        yield Survivors(part, values, places, (counts <= way.room) & (counts >= k))
+
+
+def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tensor:
+    """(rows,) float32 rank-th largest products with the sample (d, s)."""
+    at_once = max(1, SAMPLE_SCORES_AT_ONCE // sample.shape[1])
+    parts = [(part @ sample).topk(rank, dim=1).values[:, -1] for part in torch.split(x, at_once)]
+    return torch.cat(parts).float()
+
+
+# -- how it is spread ---------------------------------------------------------------------------------------
+
+
+def _splits(n: int, m: int, tile: Tile, device: torch.device) -> int:
+    """Parts of the bank, so many that the device has enough to do, of eight tiles at least."""
+    row_blocks = -(-n // tile.BM)
+    return max(1, min(PROGRAMS[device.type] // row_blocks, m // (8 * tile.BN)))
+
+
+def _options(X: torch.Tensor, tile: Tile) -> dict[str, Any]:
+    precision = "tf32x3" if X.dtype == torch.float32 else "tf32"
+    return {**tile._asdict(), "EVEN": X.shape[1] % tile.BK == 0, "PRECISION": precision}
+
+
+def _on(device: torch.device) -> Any:
+    """Triton launches on the current device."""
+    return torch.cuda.device(device if device.type == "cuda" else -1)

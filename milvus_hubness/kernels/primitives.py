@@ -1,0 +1,127 @@
+"""The two primitives: the k largest inner products and the log-sum-exp of them, by the fittest kernel.
+
+On CUDA that is `fused` (Triton), on a CPU that multiplies bfloat16 natively `screened`. Where those do not
+apply, for float64, and for shapes that they are not made for, it is `dense` (torch). `kernel_on` says which a
+device has. All are exact up to the rounding of float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import torch
+
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch
+from milvus_hubness.kernels.arguments import positive_number, whole_number
+from milvus_hubness.kernels.devices import ALL_DEVICES, cuda_devices, full_precision
+from milvus_hubness.kernels.operands import Array, Matrix, Operands, as_tensor
+
+
+class TopK(NamedTuple):
+    """values (n, k), falling along each row, and indices (n, k), int64, of the rows of B they belong to.
+
+    Both are arrays where X is an array and tensors where X is a tensor.
+    """
+
+    values: Any
+    indices: Any
+
+
+@overload
+def topk_mean(X: torch.Tensor, B: Matrix, k: int, *, device: str = ...) -> torch.Tensor: ...
+@overload
+def topk_mean(X: Array, B: Matrix, k: int, *, device: str = ...) -> Array: ...
+def topk_mean(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> Matrix:
+    """Mean of the k largest inner products of each row of X with the rows of B.
+
+    X (n, d) and B (m, d): arrays or tensors of finite numbers; 1 ≤ k ≤ m. Returns (n,), an array for an
+    array and a tensor on X's device for a tensor, float64 if X and B both are, else float32. Never holds
+    more of the n × m products than a tile; the k values are summed in float64.
+
+    Raises InvalidInput (not 2-D), DimensionMismatch, EmptyBank, BankTooSmall (k > m), InvalidParameter.
+    """
+    means: Matrix = _spread("topk_mean", X, B, device, lambda bank: (check_k(k, bank),))[0]
+    return means
+
+
+def topk(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> TopK:
+    """The k largest inner products of each row of X (n, d) with the rows of B (m, d), 1 ≤ k ≤ m.
+
+    Every smaller k is in it too: the mean for k' ≤ k is that of the first k' values. Inputs, kinds of
+    result, memory and errors are those of `topk_mean`; equal values come in no particular order.
+    """
+    return TopK(*_spread("topk", X, B, device, lambda bank: (check_k(k, bank),)))
+
+
+@overload
+def logsumexp(
+    X: torch.Tensor, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...
+) -> torch.Tensor: ...
+@overload
+def logsumexp(
+    X: Array, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...
+) -> Array: ...
+def logsumexp(
+    X: Matrix, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto"
+) -> Matrix:
+    """tau · log Σ_i exp((x·b_i + w_i) / tau) for each row x of X; the largest x·b_i + w_i as tau goes to 0.
+
+    X (n, d) and B (m, d): arrays or tensors of finite numbers; tau > 0; weights (m,), 0 unless given, −inf
+    leaves a row of B out. Returns (n,) of the kind and dtype that `topk_mean` returns, in the same memory.
+
+    Raises what `topk_mean` raises; DimensionMismatch also for weights of another length.
+    """
+    check = partial(_check_logsumexp, tau, weights)
+    soft: Matrix = _spread("logsumexp", X, B, device, check)[0]
+    return soft
+
+
+def check_k(k: int, bank: torch.Tensor) -> int:
+    """`k` as an int; raises InvalidParameter below 1 and BankTooSmall above the bank's rows."""
+    k = whole_number("k", k)
+    if k > len(bank):
+        raise BankTooSmall(f"k = {k} nearest were asked for and the bank has {len(bank)}")
+    return k
+
+
+def _check_logsumexp(tau: float, weights: Matrix | None, bank: torch.Tensor) -> tuple[float, torch.Tensor]:
+    """tau, and the weights in the dtype of the result."""
+    dtype = torch.float64 if bank.dtype == torch.float64 else torch.float32
+    tau = max(positive_number("tau", tau), torch.finfo(dtype).tiny)
+    if weights is None:
+        return tau, bank.new_zeros(len(bank), dtype=dtype)
+    if tuple(weights.shape) != (len(bank),):
+        raise DimensionMismatch(f"weights must have shape ({len(bank)},) and have {tuple(weights.shape)}")
+    return tau, as_tensor(weights, dtype, bank.device)
+
+
+def _spread(
+    name: str, X: Matrix, B: Matrix, device: str, check: Callable[[torch.Tensor], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """What the function `name` of the kernels gives for X, B and the arguments that `check` returns; for all
+    devices at once each gets a share of X's rows, and all of B."""
+    places = cuda_devices() if device == ALL_DEVICES else [device]
+    if len(places) < 2:
+        return _on_one(name, X, B, places[0], check)
+    size = max(1, -(-X.shape[0] // len(places)))
+    shares = [X[start : start + size] for start in range(0, max(1, X.shape[0]), size)]
+    with ThreadPoolExecutor(len(places)) as pool:
+        parts = list(pool.map(lambda x, place: _on_one(name, x, B, place, check), shares, places))
+    join: Any = torch.cat if isinstance(X, torch.Tensor) else np.concatenate
+    return tuple(join(part) for part in zip(*parts, strict=True))
+
+
+def _on_one(
+    name: str, X: Matrix, B: Matrix, device: str, check: Callable[[torch.Tensor], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    operands = Operands.of(X, B, device)
+    arguments = check(operands.bank)
+    kernel = import_module(f"milvus_hubness.kernels.{operands.kernel}")
+    with full_precision(operands.device):
+        results = getattr(kernel, name)(operands, *arguments)
+    return tuple(operands.as_given(result) for result in results)

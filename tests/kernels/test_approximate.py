@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.estimators import NNN
+from milvus_hubness.kernels import ApproximateBank, approximate, topk, topk_mean
+from milvus_hubness.kernels.approximate import Tuned
+
+
+@pytest.fixture(scope="module")
+def vectors():
+    """Gallery and bank in clusters, on two sides of a gap."""
+    rng = np.random.default_rng(0)
+    centres = rng.standard_normal((30, 16))
+    X = centres[rng.integers(0, 30, 400)] + 0.3 * rng.standard_normal((400, 16)) + 1
+    B = centres[rng.integers(0, 30, 3000)] + 0.3 * rng.standard_normal((3000, 16)) - 1
+    return tuple((M / np.linalg.norm(M, axis=1, keepdims=True)).astype(np.float32) for M in (X, B))
+
+
+@pytest.fixture
+def slow_exact(monkeypatch):
+    """So slow that any index is faster."""
+
+    def slow(*arguments, **options):
+        time.sleep(0.5)
+        return topk(*arguments, **options)
+
+    monkeypatch.setattr(approximate, "topk", slow)
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact, kind):
+    X, B = vectors
+    near = ApproximateBank(B, X, 8, kinds=(kind,))
+    exact = topk_mean(X, B, 8)
+    off = np.abs(near.values(X) - exact)
+    assert near.tuned.kind == kind
+    assert near.tuned.width > 0
+    assert off.mean() <= 0.012 * exact.std()
+    assert near.tuned.share == pytest.approx(off.mean() / exact.std(), abs=0.01)
+    assert off.max() >= near.tuned.max_error - 1e-6
+    assert 0.8 < near.tuned.recall <= 1
+    assert near.measured == 200
+
+
+def test_a_stricter_error_takes_a_wider_search(vectors, slow_exact):
+    X, B = vectors
+    loose, strict = (ApproximateBank(B, X, 8, error=error).tuned for error in (0.2, 1e-6))
+    assert loose.width < strict.width
+    assert strict.recall == pytest.approx(1, abs=1e-3)
+    assert strict.mean_error < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("moved", [False, True])
+def test_moving_the_bank_changes_no_mean(vectors, kind, moved):
+    X, B = vectors
+    near = ApproximateBank(B, X, 8, kinds=())
+    near._index = near._built(kind, moved)
+    whole = 3000 if kind == "hnsw" else near._lists
+    means, columns = near._means(X[:50], Tuned(kind, moved, whole, 0, 0, 0, 0, 0))
+    np.testing.assert_allclose(means, topk_mean(X[:50], B, 8), rtol=0, atol=1e-6)
+    assert columns.shape == (50, 8)
+
+
+def test_rows_that_find_too_few_are_exact(vectors):
+    X, B = vectors
+    near = ApproximateBank(B, X, 200, kinds=())
+    near._index = near._built("ivf", True)
+    means, columns = near._means(X, Tuned("ivf", True, 1, 0, 0, 0, 0, 0))
+    short = (columns < 0).any(1)
+    assert short.any()
+    np.testing.assert_allclose(means[short], topk_mean(X[short], B, 200), rtol=0, atol=1e-6)
+
+
+def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch):
+    X, B = vectors
+    real = ApproximateBank._means
+
+    def slow(self, rows, how):
+        time.sleep(0.3 * (how.kind != "exact"))
+        return real(self, rows, how)
+
+    monkeypatch.setattr(ApproximateBank, "_means", slow)
+    near = ApproximateBank(B, X[:40], 8, error=1.0)
+    assert near.tuned == ("exact", False, 0, 1.0, 0.0, 0.0, 0.0, 1.0)
+    np.testing.assert_allclose(near.values(X), topk_mean(X, B, 8), rtol=0, atol=1e-6)
+
+
+def test_nnn_says_what_it_cost(vectors, slow_exact):
+    X, B = vectors
+    fitted = NNN(8, 0.5, kernel="approximate").fit(QueryBank.of(B), gallery=X)
+    assert fitted.diagnostics.kernel in ("ivf", "hnsw")
+    assert fitted.diagnostics.sampled == 200
+    exact = 0.5 * topk_mean(X, B, 8)
+    off = np.abs(fitted.bias(X) - exact)
+    assert off.mean() <= 0.012 * exact.std()
+    assert 0.5 < fitted.diagnostics.recall <= 1
+
+
+def test_bad_input(vectors):
+    X, B = vectors
+    with pytest.raises(InvalidInput, match="tuned on 32 rows at least, not 31"):
+        ApproximateBank(B, X[:31], 8)
+    with pytest.raises(BankTooSmall):
+        ApproximateBank(B[:7], X, 8)
+    with pytest.raises(DimensionMismatch):
+        ApproximateBank(B, X[:, :3], 8)
+    with pytest.raises(InvalidParameter, match="error"):
+        ApproximateBank(B, X, 8, error=0)
