@@ -157,7 +157,7 @@ class Ledger:
         """With the state that the copy itself has, once it is complete: refreshes have changed it since."""
         if migration.state is None or not self._store.exists(migration.target):
             return migration
-        lives = self._store.info(migration.target).states.get(migration.field)
+        lives = self._store.info(migration.target, counted=False).states.get(migration.field)
         if lives is None or lives.phase != "ready":
             return migration
         return migration.model_copy(update={"state": lives})
