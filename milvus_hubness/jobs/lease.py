@@ -110,10 +110,11 @@ class Lease:
         What was seen within 1/`LOOKS` of the time after which the lease expires still holds: nobody takes it
         sooner.
         """
-        began = time.monotonic()
-        if began - self._seen < self._seconds / LOOKS:
-            return
-        entry = self._read()
+        if time.monotonic() - self._seen >= self._seconds / LOOKS:
+            self._look()
+
+    def _look(self) -> None:
+        began, entry = time.monotonic(), self._read()
         if not self._is_mine(entry):
             there = f"process {entry.runner.pid} on {entry.runner.host} has it" if entry else "it is gone"
             raise LeaseLost(
@@ -131,7 +132,7 @@ class Lease:
             raise
         except HubnessError as error:
             try:
-                self.check()
+                self._look()
             except LeaseLost as lost:
                 raise lost from error
             raise
