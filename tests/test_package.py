@@ -37,7 +37,10 @@ MAY_IMPORT = {
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
-    "cli": {"errors", "banks", "demo", "estimators", "jobs", "quality", "serve", "state", "stores"},
+    "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
+    "cli": {
+        "errors", "banks", "demo", "estimators", "jobs", "proxy", "quality", "serve", "state", "stores",
+    },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
     "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",

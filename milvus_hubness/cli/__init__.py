@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.cli import demo, diagnose, enable, living, migrate, refresh, serve, status, tune
+from milvus_hubness.cli import demo, diagnose, enable, living, migrate, proxy, refresh, serve, status, tune
 from milvus_hubness.cli.console import tell_error
 from milvus_hubness.errors import HubnessError, InvalidParameter
 
@@ -33,6 +33,7 @@ app.command("disable")(enable.disable)
 app.command("refresh")(refresh.refresh)
 app.command("living")(living.living)
 app.command("serve")(serve.serve)
+app.command("proxy")(proxy.proxy)
 app.command("status")(status.status)
 
 
