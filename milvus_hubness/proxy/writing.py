@@ -82,9 +82,13 @@ class WireWriting(Operations):
                 yield from self._deleted_by_filter(request)
             return first
         done = yield from self._deleted_by_filter(request)
+        if isinstance(done, list):  # Milvus Lite names the keys, and so pymilvus answers with these.
+            result = milvus_pb2.MutationResult(delete_cnt=len(done))
+            _put_ids(result, done)
+            return result
         return milvus_pb2.MutationResult(delete_cnt=done["delete_count"])
 
-    def _deleted_by_filter(self, request: Any) -> Operation[dict[str, int]]:
+    def _deleted_by_filter(self, request: Any) -> Operation[Any]:
         options: dict[str, Any] = {"consistency_level": request.consistency_level}
         if request.expr_template_values:
             options["filter_params"] = filled(request.expr_template_values)
@@ -155,16 +159,20 @@ class _ByRow:
             result.insert_cnt = written["insert_count"]
         else:
             result.upsert_cnt = written["upsert_count"]
-        if ids and isinstance(ids[0], str):
-            result.IDs.str_id.data.extend(ids)
-        else:
-            result.IDs.int_id.data.extend(map(int, ids))
+        _put_ids(result, ids)
         return result
 
 
 def _ids(result: Any) -> list[Any]:
     kept = result.IDs.WhichOneof("id_field")
     return list(getattr(result.IDs, kept).data) if kept else []
+
+
+def _put_ids(result: Any, ids: list[Any]) -> None:
+    if ids and isinstance(ids[0], str):
+        result.IDs.str_id.data.extend(ids)
+    else:
+        result.IDs.int_id.data.extend(map(int, ids))
 
 
 def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
