@@ -39,8 +39,9 @@ MAY_IMPORT = {
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
+    "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
     "cli": {
-        "errors", "banks", "demo", "estimators", "jobs", "quality", "quari", "serve", "state", "stores",
+        "errors", "banks", "demo", "estimators", "jobs", "proxy", "quality", "quari", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {

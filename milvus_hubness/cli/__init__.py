@@ -10,7 +10,19 @@ from typing import Any
 import typer
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.cli import demo, diagnose, enable, living, migrate, quari, refresh, serve, status, tune
+from milvus_hubness.cli import (
+    demo,
+    diagnose,
+    enable,
+    living,
+    migrate,
+    proxy,
+    quari,
+    refresh,
+    serve,
+    status,
+    tune,
+)
 from milvus_hubness.cli.console import tell_error
 from milvus_hubness.errors import HubnessError, InvalidParameter
 
@@ -34,6 +46,7 @@ app.command("refresh")(refresh.refresh)
 app.command("living")(living.living)
 app.add_typer(quari.app, name="quari")
 app.command("serve")(serve.serve)
+app.command("proxy")(proxy.proxy)
 app.command("status")(status.status)
 
 

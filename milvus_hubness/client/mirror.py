@@ -51,11 +51,28 @@ class Mirroring(Writing, Reads):
         written, known = yield from self._written(
             method, collection, data, timeout, partition_name, bias, options
         )
+        if known.mirror is not None:
+            keys = list(written.get("ids") or ())
+            yield from self._mirrored(known, keys, collection, data, timeout, partition_name, bias, options)
+        return written
+
+    def _mirrored(
+        self,
+        known: Known,
+        keys: Sequence[Key],
+        collection: str,
+        data: Any,
+        timeout: float | None,
+        partition_name: str | None,
+        bias: Bias,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """Have the mirror take what the collection took. keys: as the answer named them, if it did."""
         mirror = known.mirror
         if mirror is None:
-            return written
+            return
         rows = [data] if isinstance(data, dict) else data
-        keys = written.get("ids") or [row[known.key_field] for row in rows]
+        keys = keys or [row[known.key_field] for row in rows]
 
         def in_full(mirror: Mirror) -> Operation[None]:
             # An upsert takes a key once; of an auto_id collection's rows only the answer names the keys.
@@ -75,7 +92,6 @@ class Mirroring(Writing, Reads):
 
         is_partial = options.get("partial_update") or options.get("field_ops")
         yield from self._reach(mirror, in_part if is_partial else in_full, collection, known, timeout)
-        return written
 
     def delete(
         self,

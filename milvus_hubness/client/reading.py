@@ -25,6 +25,11 @@ _OURS = {PROPERTY, TUNING_PROPERTY, MIRROR_PROPERTY, JOURNAL_PROPERTY, LIVING_PR
 """Properties of collections."""
 
 
+def is_ours(property: str) -> bool:
+    """Whether this package keeps something of its own in that property of a collection."""
+    return property in _OURS or property.startswith(f"{PROPERTY}.")
+
+
 @dataclass(slots=True)
 class FieldRequest:
     """requested: what to ask the server for. hidden: fields to take out of what comes back."""
@@ -101,11 +106,7 @@ class Reading:
         for each in fields:
             if each["name"] in dims:
                 each["params"] = {**each["params"], "dim": dims[each["name"]]}
-        properties = {
-            name: value
-            for name, value in description["properties"].items()
-            if name not in _OURS and not name.startswith(f"{PROPERTY}.")
-        }
+        properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
         return {**description, "fields": fields, "properties": properties}
 
     def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -1,0 +1,82 @@
+"""Columns of Milvus's protocol as arrays, and back. No I/O.
+
+A packed list of floats ends with its numbers as they lie in memory: it is read and written in one piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.errors import InvalidInput
+from milvus_hubness.halves import BYTES, Dtype, decode
+from milvus_hubness.layout import Floats
+
+VECTORS: dict[Dtype, str] = {
+    "float32": "float_vector",
+    "float16": "float16_vector",
+    "bfloat16": "bfloat16_vector",
+}
+"""Where a vector column of each type keeps its numbers."""
+_DATA_TAG = b"\x0a"
+
+
+def column_named(columns: Iterable[Any], name: str) -> Any:
+    """The FieldData of that name, None where there is none."""
+    return next((column for column in columns if column.field_name == name), None)
+
+
+def floats(array: Any) -> Floats:
+    """(n,) the numbers of a FloatArray."""
+    array.DiscardUnknownFields()
+    packed, count = array.SerializeToString(), len(array.data)
+    return np.frombuffer(packed, "<f4", count, len(packed) - 4 * count) if count else np.zeros(0, np.float32)
+
+
+def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
+    """Make these the numbers of a FloatArray."""
+    packed = np.ascontiguousarray(numbers, "<f4").tobytes()
+    array.ParseFromString(_DATA_TAG + _varint(len(packed)) + packed)
+
+
+def vectors_in(column: Any, dtype: Dtype) -> Floats:
+    """(n, width) the vectors of a column. Raises InvalidInput where it holds none of that type and width."""
+    vectors = column.vectors
+    kept, width = VECTORS[dtype], vectors.dim
+    if vectors.WhichOneof("data") not in (kept, None):
+        raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype}")
+    if dtype == "float32":
+        numbers = floats(vectors.float_vector)
+        if width < 1 or len(numbers) % width:
+            raise InvalidInput(
+                f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}"
+            )
+        return numbers.reshape(-1, width)
+    packed, size = getattr(vectors, kept), width * BYTES[dtype]
+    if size < 1 or len(packed) % size:
+        raise InvalidInput(
+            f"field {column.field_name!r}: {len(packed)} bytes are no vectors of dimension {width}"
+        )
+    return decode([packed[i : i + size] for i in range(0, len(packed), size)], dtype).reshape(-1, width)
+
+
+def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> None:
+    """Make these its vectors: rows (n, width) as pymilvus takes them, arrays or the bytes of halves."""
+    column.vectors.dim = width
+    if dtype == "float32":
+        numbers = np.stack(rows) if len(rows) else np.zeros((0, width), np.float32)
+        put_floats(column.vectors.float_vector, numbers.ravel())
+    else:
+        setattr(column.vectors, VECTORS[dtype], b"".join(rows))
+
+
+def _varint(number: int) -> bytes:
+    taken = bytearray()
+    while number > 0x7F:
+        taken.append(number & 0x7F | 0x80)
+        number >>= 7
+    taken.append(number)
+    return bytes(taken)

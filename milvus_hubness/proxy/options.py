@@ -1,0 +1,106 @@
+"""How a proxy is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import grpc
+
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.state import STATE_TTL
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Tls:
+    """A certificate and its key, each in PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True)
+class ProxyOptions:
+    """upstream: HOST:PORT of Milvus. upstream_tls: speak TLS to it; upstream_ca: the path of a file with the
+    authorities to trust there, None for those that the system trusts. host, port: where to listen; port 0
+    takes a free one. tls: speak TLS there too.
+
+    strength: w of every search that names none; None takes each collection's own. state_ttl: seconds for
+    which what a collection says of its biases is believed. max_message: bytes of one message at most.
+    keepalive: seconds between two signs of life on a quiet connection. drain: seconds that calls under way
+    have to end when the proxy is stopped. bank_budget: bytes of banks kept for each user of a database.
+    Raises InvalidParameter.
+    """
+
+    upstream: str
+    upstream_tls: bool = False
+    upstream_ca: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 19540
+    tls: Tls | None = None
+    strength: float | None = None
+    state_ttl: float = STATE_TTL
+    max_message: int = 256 * MIB
+    keepalive: float = 30.0
+    drain: float = 10.0
+    bank_budget: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        host, _, port = self.upstream.rpartition(":")
+        if not host or not port.isdigit():
+            raise InvalidParameter(f"the upstream is HOST:PORT, got {self.upstream!r}")
+        if self.upstream_ca and not self.upstream_tls:
+            raise InvalidParameter("authorities to trust at the upstream are for TLS to it")
+        if min(self.max_message, self.bank_budget) < 1 or self.keepalive <= 0 or self.drain < 0:
+            raise InvalidParameter("sizes and times of a proxy must be above 0")
+
+    @property
+    def uri(self) -> str:
+        """The upstream as pymilvus names it."""
+        return f"{'https' if self.upstream_tls else 'http'}://{self.upstream}"
+
+    def channel_options(self) -> list[tuple[str, int]]:
+        """For gRPC's channel to the upstream: messages of the size that is let in, and a connection that is
+        tried again every second at the least."""
+        return [
+            ("grpc.max_receive_message_length", self.max_message),
+            ("grpc.max_send_message_length", self.max_message),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 1_000),
+            ("grpc.keepalive_time_ms", round(1e3 * self.keepalive)),
+            ("grpc.enable_retries", 0),
+        ]
+
+    def server_options(self) -> list[tuple[str, int]]:
+        """For gRPC's server."""
+        return [
+            ("grpc.max_receive_message_length", self.max_message),
+            ("grpc.max_send_message_length", self.max_message),
+            ("grpc.keepalive_time_ms", round(1e3 * self.keepalive)),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.so_reuseport", 0),
+        ]
+
+    def authorities(self) -> bytes | None:
+        """What is in `upstream_ca`. Raises InvalidParameter where it cannot be read."""
+        return None if self.upstream_ca is None else read_pem(self.upstream_ca)
+
+    def open_channel(self) -> grpc.aio.Channel:
+        """To the upstream. Raises InvalidParameter."""
+        if not self.upstream_tls:
+            return grpc.aio.insecure_channel(self.upstream, options=self.channel_options())
+        credentials = grpc.ssl_channel_credentials(self.authorities())
+        return grpc.aio.secure_channel(self.upstream, credentials, options=self.channel_options())
+
+
+def read_pem(path: str) -> bytes:
+    """Raises InvalidParameter where the file cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidParameter(f"cannot read {path}: {error.strerror}") from None

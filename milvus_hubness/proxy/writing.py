@@ -1,0 +1,199 @@
+"""Rows written to corrected collections, by columns; to those that a refresh or a migration is at work on row
+by row, as HubnessClient does. No I/O: see `client.steps`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pymilvus.grpc_gen import milvus_pb2, schema_pb2
+
+from milvus_hubness.client.beside import rewrite_of
+from milvus_hubness.client.knowledge import Known
+from milvus_hubness.client.operations import Operations
+from milvus_hubness.client.steps import Operation
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, JournalFailed, UnsupportedOperation
+from milvus_hubness.layout import Floats
+from milvus_hubness.proxy.columns import column_named, put_vectors, vectors_in
+from milvus_hubness.proxy.rows import rows_of
+from milvus_hubness.proxy.steps import Send
+from milvus_hubness.proxy.templates import filled
+from milvus_hubness.state import CollectionState
+
+
+class WireWriting(Operations):
+    """Insert, Upsert and Delete."""
+
+    def write_wire(self, method: str, request: Any) -> Operation[Any]:
+        """A MutationResult for an InsertRequest or an UpsertRequest, each row that brings a vector with its
+        bias. method: the name of either in the protocol.
+
+        Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
+        InvalidInput, UnsupportedOperation, JournalFailed, MirrorFailed.
+        """
+        by_row = _ByRow(method, request)
+
+        def call(known: Known) -> Operation[Any]:
+            if known.journal is not None or any(state.beside for state in known.states.values()):
+                written, _ = yield from self._written(*by_row.arguments())
+                return by_row.result(written)
+            if known.mirror is not None:
+                by_row.arguments()  # What the mirror cannot be given, nobody is.
+            if not known.states:
+                return (yield Send(method, request))
+            sent = type(request)()
+            sent.CopyFrom(request)
+            for state in known.states.values():
+                yield from self._fill(known, state, sent)
+            return (yield Send(method, sent))
+
+        def again(known: Known) -> Operation[Any]:
+            if by_row.adds:
+                raise JournalFailed(
+                    f"written to {request.collection_name!r} so slowly that a refresh, which began since, "
+                    "may have undone it: read the rows again, and repeat the update where it is missing"
+                )
+            written, _ = yield from self._written(*by_row.arguments(again=True))
+            return by_row.result(written)
+
+        first, _, known = yield from self._noted(request.collection_name, None, call, again)
+        if known.mirror is not None:
+            args = by_row.arguments()
+            yield from self._mirrored(known, _ids(first), *args[1:])
+        return first
+
+    def delete_wire(self, request: Any) -> Operation[Any]:
+        """A MutationResult for a DeleteRequest. Raises JournalFailed, MirrorFailed, UnsupportedOperation."""
+        collection = request.collection_name
+        known = yield from self.known(collection)
+        if known.journal is None and known.mirror is None:
+
+            def call(known: Known) -> Operation[Any]:
+                return (yield Send("Delete", request))
+
+            def again(known: Known) -> Operation[Any]:
+                yield from self._deleted_by_filter(request)
+                return None
+
+            first, _, known = yield from self._noted(collection, None, call, again)
+            if known.mirror is not None:
+                yield from self._deleted_by_filter(request)
+            return first
+        done = yield from self._deleted_by_filter(request)
+        if isinstance(done, list):  # Milvus Lite names the keys, and so pymilvus answers with these.
+            result = milvus_pb2.MutationResult(delete_cnt=len(done))
+            _put_ids(result, done)
+            return result
+        return milvus_pb2.MutationResult(delete_cnt=done["delete_count"])
+
+    def _deleted_by_filter(self, request: Any) -> Operation[Any]:
+        options: dict[str, Any] = {"consistency_level": request.consistency_level}
+        if request.expr_template_values:
+            options["filter_params"] = filled(request.expr_template_values)
+        partition = request.partition_name or None
+        return (yield from self.delete(request.collection_name, None, None, request.expr, partition, options))
+
+    def _fill(self, known: Known, state: CollectionState, sent: Any) -> Operation[None]:
+        """Put the stored form of a field, and its hidden columns, into what is sent."""
+        columns = sent.fields_data
+        _expect_none_of_ours(columns, state)
+        column = column_named(columns, state.field)
+        if column is None:
+            if getattr(sent, "partial_update", False):
+                return
+            raise InvalidInput(f"the rows lack field {state.field!r}")
+        vectors = vectors_in(column, state.dtype)
+        if vectors.shape != (sent.num_rows, state.dim):
+            raise DimensionMismatch(
+                f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
+                f"got {len(vectors)} of dimension {vectors.shape[1]}"
+            )
+        vectors = state.layout.require_sound(vectors)
+        biases = yield from self._biases(sent.collection_name, state, vectors, "compute", None)
+        slots = np.zeros((len(vectors), state.slots), np.float32)
+        for slot, of_slot in biases.items():
+            slots[:, slot] = of_slot
+        rewrite = rewrite_of(state, known.reading)
+        stored = rewrite.form.stored(rewrite.layout.augment(vectors, slots))
+        if state.stored_in:
+            column = columns.add(type=column.type, field_name=state.stored_in)
+        put_vectors(column, stored, rewrite.form.width, state.dtype)
+        _add_hidden(columns, state, vectors, slots[:, state.shown_slot])
+
+
+class _ByRow:
+    """A write as HubnessClient's operations take it."""
+
+    def __init__(self, method: str, request: Any) -> None:
+        self._method, self._request = method, request
+        self._rows: list[dict[str, Any]] | None = None
+
+    @property
+    def adds(self) -> bool:
+        """Whether it adds to what rows hold, so that doing it twice is not as good as once."""
+        return self._method == "Upsert" and bool(self._request.field_ops)
+
+    def arguments(self, *, again: bool = False) -> tuple[Any, ...]:
+        """Method, collection, rows, timeout, partition, where biases come from, and further options."""
+        if self.adds:
+            raise UnsupportedOperation(
+                "field_ops while a refresh or a migration is at work on the collection"
+            )
+        if self._rows is None:
+            self._rows = rows_of(self._request.fields_data, self._request.num_rows)
+        options: Mapping[str, Any] = {}
+        if getattr(self._request, "partial_update", False):
+            options = {"partial_update": True}
+        method = "upsert" if again else self._method.lower()
+        partition = self._request.partition_name
+        return method, self._request.collection_name, self._rows, None, partition, "compute", options
+
+    def result(self, written: Mapping[str, Any]) -> Any:
+        """What pymilvus's client answered, as the protocol has it."""
+        ids = list(written.get("ids") or written.get("primary_keys") or ())
+        count = self._request.num_rows
+        result = milvus_pb2.MutationResult(acknowledged=True, succ_index=range(count))
+        if self._method == "Insert":
+            result.insert_cnt = written["insert_count"]
+        else:
+            result.upsert_cnt = written["upsert_count"]
+        _put_ids(result, ids)
+        return result
+
+
+def _ids(result: Any) -> list[Any]:
+    kept = result.IDs.WhichOneof("id_field")
+    return list(getattr(result.IDs, kept).data) if kept else []
+
+
+def _put_ids(result: Any, ids: list[Any]) -> None:
+    if ids and isinstance(ids[0], str):
+        result.IDs.str_id.data.extend(ids)
+    else:
+        result.IDs.int_id.data.extend(map(int, ids))
+
+
+def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
+    """Raises InvalidInput where rows set what is computed, as a column or among their dynamic fields."""
+    for name in state.hidden_fields:
+        if column_named(columns, name) is not None:
+            raise InvalidInput(f"the rows set {name!r}, which is computed from the bank")
+        quoted = json.dumps(name).encode()
+        for column in columns:
+            if not column.is_dynamic:
+                continue
+            for i, value in enumerate(column.scalars.json_data.data):
+                if quoted in value and name in json.loads(value):
+                    raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank")
+
+
+def _add_hidden(columns: Any, state: CollectionState, vectors: Floats, biases: Floats) -> None:
+    bias = columns.add(type=schema_pb2.DataType.Float, field_name=state.bias_field)
+    bias.scalars.float_data.data.extend(biases.tolist())
+    epoch = columns.add(type=schema_pb2.DataType.Int64, field_name=state.epoch_field)
+    epoch.scalars.long_data.data.extend([state.profile.epoch] * len(vectors))
+    if state.norm_field:
+        norm = columns.add(type=schema_pb2.DataType.Double, field_name=state.norm_field)
+        norm.scalars.double_data.data.extend(state.layout.norms(vectors).tolist())

@@ -1,0 +1,219 @@
+"""Corrected collections through the proxy: what a foreign client sees beyond the congruence suites."""
+
+import grpc
+import numpy as np
+import pytest
+from pymilvus import AnnSearchRequest, AsyncMilvusClient, DataType, RRFRanker, WeightedRanker
+from pymilvus.exceptions import MilvusException
+from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
+
+from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable, plan_migration
+from tests.congruence.test_journal import Written
+from tests.congruence.test_mirror import WRITES, Moving
+from tests.galleries import plain_collection, vectors
+from tests.proxy.running import ForeignClient
+
+DIM, ITEMS, K = 12, 80, 4
+
+
+class Corrected:
+    def __init__(self, backend, metric):
+        rng = np.random.default_rng(9)
+        self.backend, self.metric = backend, metric
+        self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
+        self.query = vectors(rng, 1, DIM)
+        source = backend.name()
+        plain_collection(backend.client(), source, self.items, metric)
+        store = backend.store()
+        plan = plan_migration(store, source, QueryBank(self.bank), estimator=NNN(K))
+        self.source, self.name = source, migrate(store, plan, frozen=True).target
+        self.client = backend.hubness_client()
+        self.address = backend.proxies.uri(backend.uri).removeprefix("http://")
+
+    def direct(self, **options):
+        return self.client.behind.search(self.name, data=self.query, **options)
+
+
+@pytest.fixture
+def corrected(lite):
+    return Corrected(lite, "COSINE")
+
+
+def assert_same(got, expected):
+    assert [hits.ids for hits in got] == [hits.ids for hits in expected]
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a.distances, b.distances, atol=1e-5)
+
+
+def test_the_collection_looks_as_before(corrected):
+    plain = corrected.backend.client()
+    expected, got = (
+        plain.describe_collection(corrected.source),
+        corrected.client.describe_collection(corrected.name),
+    )
+    assert [field["name"] for field in got["fields"]] == [field["name"] for field in expected["fields"]]
+    assert [field["params"] for field in got["fields"]] == [field["params"] for field in expected["fields"]]
+    assert got["properties"] == expected["properties"]
+    index = corrected.client.describe_index(corrected.name, "vector")
+    assert index["metric_type"] == "COSINE"
+
+
+def test_an_index_is_made_for_the_metric_that_serves(corrected):
+    client = corrected.client
+    before = client.search(corrected.name, data=corrected.query)
+    client.release_collection(corrected.name)
+    client.drop_index(corrected.name, "vector")
+    with pytest.raises(MilvusException, match="corrected for COSINE"):
+        client.create_index(
+            corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="L2")
+        )
+    client.create_index(
+        corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
+    )
+    client.load_collection(corrected.name)
+    assert corrected.backend.client().describe_index(corrected.name, "vector")["metric_type"] == "IP"
+    assert_same(client.search(corrected.name, data=corrected.query), before)
+
+
+def test_metadata_says_how_strongly(corrected):
+    """And who says so by a search parameter too is believed there."""
+
+    def search(metadata, **params):
+        pairs = {"anns_field": "vector", "topk": "5", "params": "{}", **params}
+        request = milvus_pb2.SearchRequest(
+            collection_name=corrected.name,
+            dsl="",
+            nq=1,
+            placeholder_group=group,
+            use_default_consistency=True,
+        )
+        for key, value in pairs.items():
+            request.search_params.add(key=key, value=value)
+        with grpc.insecure_channel(corrected.address) as channel:
+            return milvus_pb2_grpc.MilvusServiceStub(channel).Search(request, metadata=metadata)
+
+    from pymilvus.client.prepare import Prepare
+
+    group = Prepare._prepare_placeholder_str(corrected.query, False, DataType.FLOAT_VECTOR)
+    for strength, response in [
+        (None, search([])),
+        (0, search([("hubness-strength", "0")])),
+        (0.5, search([("hubness-strength", "0.5"), ("hubness-profile", "default")])),
+        (0.25, search([("hubness-strength", "0.5")], params='{"hubness_strength": 0.25}')),
+    ]:
+        [expected] = corrected.direct(limit=5, strength=strength)
+        assert list(response.results.ids.int_id.data) == expected.ids
+        np.testing.assert_allclose(response.results.scores, expected.distances, atol=1e-5)
+    for metadata in ([("hubness-strength", "much")], [("hubness-profile", "nowhere")]):
+        assert search(metadata).status.code == 1100
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+def test_hybrid_searches(lite, metric):
+    corrected = Corrected(lite, metric)
+    asked = [
+        AnnSearchRequest(corrected.query, "vector", {"params": {}}, 10),
+        AnnSearchRequest(corrected.query, "vector", {"params": {}}, 10, expr="group > 2"),
+    ]
+    rankers = [RRFRanker()] if metric == "COSINE" else [RRFRanker(), WeightedRanker(0.3, 0.7)]
+    for ranker in rankers:
+        expected = corrected.client.behind.hybrid_search(
+            corrected.name, asked, ranker, output_fields=["vector"]
+        )
+        got = corrected.client.hybrid_search(corrected.name, asked, ranker, output_fields=["vector"])
+        assert_same(got, expected)
+        for a, b in zip(got[0], expected[0], strict=True):
+            np.testing.assert_allclose(a["entity"]["vector"], b["entity"]["vector"], rtol=1e-6)
+    if metric == "COSINE":
+        with pytest.raises(MilvusException, match="weighted ranker"):
+            corrected.client.hybrid_search(corrected.name, asked, WeightedRanker(0.3, 0.7))
+
+
+async def test_asynchronous_clients(corrected):
+    client = AsyncMilvusClient(f"http://{corrected.address}")
+    try:
+        fresh = vectors(np.random.default_rng(1), 1, DIM)[0]
+        done = await client.insert(corrected.name, [{"id": 500, "vector": fresh, "group": 1}])
+        assert done["insert_count"] == 1
+        got = await client.search(corrected.name, data=corrected.query, limit=ITEMS + 1)
+        assert_same(got, corrected.direct(limit=ITEMS + 1))
+        assert 500 in got[0].ids
+        [row] = await client.query(corrected.name, filter="id == 500")
+        np.testing.assert_allclose(row["vector"], fresh, rtol=1e-6)
+        assert not any(name.startswith("hubness") for name in row)
+    finally:
+        await client.close()
+
+
+def test_a_collection_that_is_corrected_meanwhile_is_found_out(lite):
+    """Also by a proxy that remembers what collections say of themselves for an hour."""
+    from tests.proxy.running import ProxyHere
+
+    with ProxyHere(lite.uri.removeprefix("http://"), state_ttl=3_600.0) as proxy:
+        plain, client = lite.client(), ForeignClient(proxy.uri)
+        rng, name, alias = np.random.default_rng(2), lite.name(), lite.name("alias")
+        items, query = vectors(rng, ITEMS, DIM), vectors(rng, 1, DIM)
+        plain_collection(plain, name, items, "L2")
+        plain.create_alias(name, alias)
+        raw = client.search(alias, data=query)
+        store = lite.store()
+        plan = plan_migration(store, name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
+        target = migrate(store, plan, frozen=True).target
+        plain.alter_alias(target, alias)
+        assert_same(client.search(alias, data=query, strength=0), raw)
+        client.upsert(alias, {"id": 3, "vector": query[0], "group": 1})
+        assert client.search(alias, data=query, strength=0)[0].ids[0] == 3
+        assert len(client.query(alias, filter="id == 3")[0]["vector"]) == DIM
+
+
+def test_biases_beside_the_vectors_are_written_and_not_searched(lite):
+    rng, name = np.random.default_rng(4), lite.name()
+    plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "IP")
+    store, query = lite.store(), vectors(rng, 1, DIM)
+    lite.made.append(f"{name}__biases")
+    plan = plan_enable(
+        store, name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K), side=True, allowed=0.9
+    )
+    enable(store, plan)
+    client = lite.hubness_client()
+    with pytest.raises(MilvusException, match="beside its vectors"):
+        client.search(name, data=query)
+    client.insert(name, {"id": 700, "vector": query[0], "group": 1})
+    assert client.search(name, data=query, strength=0)[0].ids == lite.client().search(name, data=query)[0].ids
+    assert 700 in client.behind.search(name, data=query, limit=ITEMS + 1)[0].ids
+    disable(store, name)
+
+
+# -- while a job is at work ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_writes_are_mirrored(lite, direction):
+    moving = Moving(lite)
+    getattr(moving, direction)(required=True)
+    name = moving.source if direction == "forward" else moving.target
+    for method, arguments in WRITES:
+        if arguments(moving).get("data") != []:
+            getattr(moving.client, method)(name, **arguments(moving))
+        moving.assert_equal()
+
+
+class WrittenByProxy(Written):
+    def create(self, schema, **options):
+        foreign, self.client = self.client, self.client.behind
+        super().create(schema, **options)
+        self.client = foreign
+
+
+def test_writes_are_noted(lite):
+    written = WrittenByProxy(lite)
+
+    def meanwhile():
+        written.both("upsert", data=written.rows([3, 4]))
+        written.both("insert", data=written.rows([900, 901]))
+        written.both("delete", ids=[5, 900])
+        written.both("delete", filter="id in [6, 7]")
+
+    with written.journalled() as journal:
+        assert written.rewrite(journal, meanwhile)
+    written.assert_equal()
