@@ -41,7 +41,8 @@ MAY_IMPORT = {
     "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
     "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
     "cli": {
-        "errors", "banks", "demo", "estimators", "jobs", "proxy", "quality", "quari", "serve", "state", "stores",
+        "errors", "banks", "demo", "estimators", "jobs", "proxy", "quality", "quari", "serve", "state",
+        "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {

@@ -170,11 +170,10 @@ def test_biases_beside_the_vectors_are_written_and_not_searched(lite):
     rng, name = np.random.default_rng(4), lite.name()
     plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "IP")
     store, query = lite.store(), vectors(rng, 1, DIM)
-    lite.made.append(f"{name}__biases")
-    plan = plan_enable(
-        store, name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K), side=True, allowed=0.9
-    )
-    enable(store, plan)
+    lite.made.append(f"{name}__bias")
+    bank = QueryBank(vectors(rng, 30, DIM))
+    plan = plan_enable(store, name, bank, estimator=NNN(K), where="side", force=True)
+    enable(store, plan, client_ttl=0.0)
     client = lite.hubness_client()
     with pytest.raises(MilvusException, match="beside its vectors"):
         client.search(name, data=query)
