@@ -33,7 +33,7 @@ from milvus_hubness.state import (
     read_mirror,
     read_states,
 )
-from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, runs_function_chains
+from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, runs_function_chains
 
 T = TypeVar("T")
 
@@ -193,7 +193,15 @@ class Knowledge:
             was_away = known.mirror is not None and getattr(error, "code", None) == COLLECTION_NOT_FOUND
             if now == known and not was_away:
                 raise
-        return (yield from call(now))
+        until = time.monotonic() + CUT_OVER_SECONDS
+        while True:
+            try:
+                return (yield from call(now))
+            except MilvusException as error:
+                # Milvus Lite gives a collection its new name before it can be read by that.
+                if known.mirror is None or error.code != COLLECTION_NOT_LOADED or time.monotonic() > until:
+                    raise
+            yield Pause(CUT_OVER_PAUSE)
 
     def _rewrite(self, known: Known, state: CollectionState) -> Operation[Rewrite]:
         in_fields = state.beside is not None and not state.beside.side

@@ -255,6 +255,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def rename(self, collection: str, name: str) -> None:
         with translated(collection):
             self.client.rename_collection(collection, name)
+            if self.is_lite:  # which releases it
+                self.client.load_collection(name)
 
     def drop_alias(self, alias: str) -> None:
         with translated(alias):

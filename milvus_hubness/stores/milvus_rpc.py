@@ -18,6 +18,7 @@ from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreEr
 T = TypeVar("T")
 
 COLLECTION_NOT_FOUND = 100
+COLLECTION_NOT_LOADED = 101
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
 

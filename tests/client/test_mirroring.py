@@ -1,12 +1,15 @@
 """What writes to mirrored collections ask of the database, step by step, without one."""
 
+import itertools
+
 import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import MirrorFailed
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, drive
+from milvus_hubness.client.steps import Ask, Pause, drive
 from milvus_hubness.state import MIRROR_PROPERTY, Mirror
+from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_LOADED
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
 HERE, THERE = "here", "there"
@@ -88,3 +91,32 @@ def test_what_an_incomplete_mirror_refuses_is_left_to_the_migration():
     database.failing = 1
     assert database.insert() == {"ids": [1]}
     assert database.asked.count(("upsert", THERE)) == 1
+
+
+@pytest.mark.parametrize(("after", "held_back"), [("rename", 3), ("nothing", 3)])
+def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_back):
+    """As Milvus Lite does it: not loaded by its new name at first."""
+    database = Database(Mirror(collection=THERE) if after == "rename" else None)
+    database.insert()
+    waits, refusals = [], itertools.repeat(None, held_back)
+
+    def answer(step):
+        if isinstance(step, Pause):
+            waits.append(step.seconds)
+            return None
+        if step.method == "get":
+            database.mirror = None  # the name leads to another collection now
+            for _ in refusals:
+                raise MilvusException(COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'")
+            return [ROW]
+        return database.answer(step)
+
+    def read():
+        return drive(database.operations.get(HERE, [1], None, None, None, {}), answer)
+
+    if after == "nothing":
+        with pytest.raises(MilvusException, match="released"):
+            read()
+    else:
+        assert read() == [ROW]
+        assert len(waits) == held_back - 1
