@@ -96,7 +96,7 @@ def test_in_the_anchor_epochs_only_what_is_for_all_queries_learns():
     settings = dataclasses.replace(QUICK, epochs=2, anchor_epochs=2, anchor_rate=0.01)
     trained = train(pairs, small(), settings, device="cpu")
     moved = trained.resumption.first
-    assert set(moved) == {"map", "anchor_a", "anchor_b"}
+    assert set(moved) == {"query_map", "item_map"}
     adaptation = trained.network()(torch.randn(2, DIM))
     assert adaptation.U.abs().max() == 0
     with pytest.raises(InvalidParameter, match="no anchors"):
