@@ -5,8 +5,8 @@
 docstring_code: the networks learn from 6,000 of the bank's 7,000 pairs; the other 1,000, the validation
 pairs, choose everything that is chosen: the epoch, the settings, and how the bias and the network are
 composed. The 3,000 test pairs are looked at at the end only; an earlier run, of another form and other
-settings, had looked at them once before, and nothing was chosen by what it found. The standard-library demo, of this Python, is
-split alike: half of its test pairs to learn from, a tenth of these to validate. The rivals:
+settings, had looked at them once before, and nothing was chosen by what it found. The standard-library demo,
+of this Python, is split alike: half of its test pairs to learn from, a tenth of them to validate. Rivals:
 
     raw, corrected      the cosine, without and with the bias of Sinkhorn(0.03) from the bank's queries
     one map, two maps   the fine-tuned linear map ("static task adaptation"): one W for both sides, or one for

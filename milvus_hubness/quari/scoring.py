@@ -19,7 +19,7 @@ TINY = 1e-12
 
 
 def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
-    """(m, c) cos(q', T r) for m queries and items (c, d) that all share, or (m, c, d), of each its own.
+    """(m, c) cos(q', T r) for m queries and items (c, d) that all share.
 
     An item that T sends to zero has cosine 0.
     """
@@ -52,16 +52,14 @@ def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
-    """(…) ‖S r‖² of items (…, d)."""
-    found = static.base * torch.linalg.vector_norm(items, dim=-1).square()
+    """(c,) ‖S r‖² of items (c, d)."""
+    found: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
     if len(static.axes):
         found = found + (items @ static.axes.T).square() @ static.weights
     return found
 
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """(m, k, c) of rows (m, k, d) and items (c, d) or (m, c, d): one product where the items are shared."""
-    if items.ndim == 3:
-        return torch.matmul(rows, items.transpose(1, 2))
+    """(m, k, c) of rows (m, k, d) and items (c, d), as one product of two matrices."""
     count, each, dim = rows.shape
     return (rows.reshape(-1, dim) @ items.T).reshape(count, each, len(items))
