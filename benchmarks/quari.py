@@ -44,6 +44,10 @@ from tests.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"
 MILLISECONDS = 5.0
+SEEN = (
+    "The test pairs of docstring_code had been looked at once before, in a run of another form and other "
+    "settings; everything here was chosen on the validation pairs."
+)
 
 ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "as it is": ({}, {}),
@@ -118,7 +122,7 @@ def judged(world: World, kept: Checkpoint) -> dict[str, Any]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The tables."""
-    parts = []
+    parts = [results["test pairs"]]
     for name, world in results["worlds"].items():
         head = ["", "R@1", "mAP@10", "nDCG@10", "QuARI over it, R@1", "QuARI over it, MRR"]
         rows = []
@@ -197,7 +201,7 @@ def main() -> int:
     if given.speed:
         print(*speed(), sep="\n")
         return 0
-    results: dict[str, Any] = {"environment": {}, "speed": speed(), "worlds": {}}
+    results: dict[str, Any] = {"environment": {}, "test pairs": SEEN, "speed": speed(), "worlds": {}}
     for name in given.worlds or WORLDS:
         world = WORLDS[name]()
         kept = trained(world, "as it is", SIZES, COMMON, given.again)
