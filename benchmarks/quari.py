@@ -10,7 +10,8 @@ of this Python, is split alike: half of its test pairs to learn from, a tenth of
 
     raw, corrected      the cosine, without and with the bias of Sinkhorn(0.03) from the bank's queries
     one map, two maps   the fine-tuned linear map ("static task adaptation"): one W for both sides, or one for
-                        each, with QuARI's own loss, semi-positives, noise, optimiser and early stop
+                        each, with QuARI's own loss, semi-positives, noise, optimiser and early stop,
+                        at a rate that hardly falls
     αQE                 the query and its nearest corrected items, weighted by the α-th power of their cosine
                         (Radenović et al., TPAMI 2019, section 3.3)
     QuARI               corrected candidates, re-ranked

@@ -76,7 +76,8 @@ class Maps(torch.nn.Module):
 
 
 def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Maps, float]:
-    """The maps of the epoch with the best validation MRR, and that. As `train` does, step by step."""
+    """The maps of the epoch with the best validation MRR, and that. As `train` does, step by step, but for
+    the rate, which is next to constant: its cosine is `epochs` times as long as the training."""
     torch.manual_seed(settings.seed)
     pairs, model = world.learned, Maps(world.learned.dim, count)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
