@@ -26,7 +26,7 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> Asked:
     if how.direct:
         return rewrite.ask(replace(question, data=how.direct_queries(queries), rerank=None))
     fields = rewrite.fields_for(question, with_vector=True)
-    limit = max(how.candidates, int(question.page.stop))
+    limit = question.pool(how)
     candidates = replace(
         question,
         limit=limit,

@@ -215,6 +215,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
         strength: float | None = None,
         profile: str | None = None,
         rerank: GloballyCorrected | Adaptive | None = None,
+        candidates: int | None = None,
         with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
@@ -222,7 +223,8 @@ class AsyncHubnessClient(AsyncMilvusClient):
 
         strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. profile: the set of
         biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead;
-        or, with a QuariReranker, more corrected ones, and rank those by what it has learned.
+        or, with a QuariReranker, more corrected ones, and rank those by what it has learned. candidates:
+        how many these are; None for what the re-ranker says.
         with_raw_score: give each hit its uncorrected score as "raw_score". All are of no effect on a field
         that carries no biases, but for a QuariReranker. Raises DimensionMismatch, InvalidInput,
         InvalidParameter, and for a QuariReranker on such a field UnsupportedOperation.
@@ -236,7 +238,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
             "search_aggregation": search_aggregation,
             **kwargs,
         }
-        if ids is None and rerank is None:
+        if ids is None and rerank is None and candidates is None:
             quick = self._operations.search_like_before(
                 collection_name,
                 data,
@@ -265,6 +267,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
                 strength=strength,
                 profile=profile,
                 rerank=rerank,
+                candidates=candidates,
                 with_raw_score=with_raw_score,
             )
         )

@@ -10,6 +10,8 @@ from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels.arguments import whole_number
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
 
 LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that have the server do so."""
@@ -94,3 +96,12 @@ def _expect_number(name: str, bound: Any) -> None:
         float(bound or 0.0)
     except (TypeError, ValueError):
         raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
+
+
+def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
+    """Raises InvalidParameter for a number of candidates that nothing looks at, or that is none."""
+    if candidates is None:
+        return
+    if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
+        raise InvalidParameter("candidates are of a re-ranker that looks at them: give one as rerank")
+    whole_number("candidates", candidates)

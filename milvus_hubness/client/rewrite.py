@@ -36,8 +36,8 @@ class Question:
 
     strength: w; None takes the profile's. profile: a set of biases by name; None takes the active one.
     rerank with bank (m, d), the bank's queries: rank raw candidates by them; one that is Adaptive ranks
-    corrected ones by itself. activated: keys, where the search is gated. with_raw_score: give each hit its
-    uncorrected score too.
+    corrected ones by itself. candidates: how many; None for as many as it says. activated: keys, where the
+    search is gated. with_raw_score: give each hit its uncorrected score too.
     """
 
     data: npt.ArrayLike
@@ -49,9 +49,14 @@ class Question:
     strength: float | None = None
     profile: str | None = None
     rerank: GloballyCorrected | Adaptive | None = None
+    candidates: int | None = None
     bank: Floats | None = None
     activated: AbstractSet[Any] = frozenset()
     with_raw_score: bool = False
+
+    def pool(self, how: GloballyCorrected | Adaptive) -> int:
+        """How many candidates to fetch for a re-ranker: no fewer than reach to the end of the page."""
+        return max(self.candidates or how.candidates, int(self.page.stop))
 
     @property
     def page(self) -> slice:
@@ -305,7 +310,7 @@ class Rewrite:
                     add_raw_scores(hits, hits.distances)
             return self.reading.hits_out(results, fields)
 
-        data, limit = self.wrapped(question, queries, 0.0), max(how.candidates, int(question.page.stop))
+        data, limit = self.wrapped(question, queries, 0.0), question.pool(how)
         return Asked(data, limit, 0, raised(params, limit), fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:

@@ -11,7 +11,7 @@ from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.client import hybrid
 from milvus_hubness.client.adapting import adapted
-from milvus_hubness.client.arguments import expect_question, manner_of
+from milvus_hubness.client.arguments import expect_candidates, expect_question, manner_of
 from milvus_hubness.client.biases import Biasing
 from milvus_hubness.client.knowledge import Known, naming
 from milvus_hubness.client.reads import Reads
@@ -96,6 +96,7 @@ class Searching(Biasing, Reads):
         strength: float | None = None,
         profile: str | None = None,
         rerank: GloballyCorrected | Adaptive | None = None,
+        candidates: int | None = None,
         with_raw_score: bool = False,
     ) -> Operation[Any]:
         """search, ranked by the corrected score where the field carries biases.
@@ -110,6 +111,7 @@ class Searching(Biasing, Reads):
             )
 
         def call(known: Known) -> Operation[Any]:
+            expect_candidates(rerank, candidates)
             state = known.searched(options.get("anns_field"))
             if state is None:
                 if isinstance(rerank, Adaptive):
@@ -137,6 +139,7 @@ class Searching(Biasing, Reads):
                 strength=self._strength if strength is None else strength,
                 profile=profile,
                 rerank=rerank,
+                candidates=candidates,
                 with_raw_score=with_raw_score,
             )
             if state.beside is not None and rewrite.strength(question) != 0:

@@ -23,8 +23,9 @@ class QuariConfig:
     form: how T and q' come of what the decoders say of a query,
         "published"  T = Σ u_j v_jᵀ                             q' as decoded
         "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
-        "anchored"   T = (I + Σ u_j v_jᵀ)(I + Σ a_i b_iᵀ)       q' = W q + decoded
-    with W (d, d) and `anchors` of a_i and b_i learned for all queries. The last two start at the identity.
+        "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
+    with S and W (d, d) learned for all queries. The last two start at the identity. anchors: how many
+    eigenvectors of SᵀS tell ‖S r‖ of a candidate; from `dim` on it is exact.
     adapt_query and adapt_gallery: False leaves q' = q, or T = I (ablations).
 
     Raises InvalidParameter.

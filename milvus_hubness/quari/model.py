@@ -15,11 +15,11 @@ are of the order of 1 and a step of the optimiser is small beside the query that
 
 T and the start. With zero tokens and freshly drawn decoders, T = Σ u_j v_jᵀ begins as a random matrix of
 rank r: it projects the gallery onto r random directions, and all that the encoder knew must be learned anew.
-In the forms "residual" and "anchored" I is added to T, and q to q', or W q with W = I at first; and the last
-layers of the decoders of u and q', and all a_i, begin at zero. So T is the identity and q' the query: the
-network begins with the encoder's own ranking and learns where to depart from it. The anchored form sees the
-gallery through a static map first, what is best for all queries, so that the tokens say only what differs
-between them.
+In the forms "residual" and "anchored" I is added to T, and q to q', or S and W q with S = W = I at first; and
+the last layers of the decoders of u and q' begin at zero. So T is the identity and q' the query: the network
+begins with the encoder's own ranking and learns where to depart from it. The anchored form learns S and W
+first, the two linear maps that are best for all queries, so that the tokens say only what differs between
+them.
 benchmarks/quari.py tells what each is worth.
 """
 
@@ -35,19 +35,27 @@ from torch.nn import functional
 from milvus_hubness.quari.config import QuariConfig
 
 
-class Adaptation(NamedTuple):
-    """What m queries make of the space.
+class Static(NamedTuple):
+    """The part S of T that is the same for all queries.
 
-    query (m, d): q'. U, V (m, r, d): the rows u_j and v_j. residual: whether I is added to their sum. A, B
-    (k, d): the rows a_i and b_i of the static map that comes before; k is 0 where there is none.
+    map: S (d, d); None for I. axes (k, d), weights (k,) and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i
+    (axes_i·r)², or near it where fewer axes are kept than S has.
     """
+
+    map: torch.Tensor | None
+    axes: torch.Tensor
+    weights: torch.Tensor
+    base: float
+
+
+class Adaptation(NamedTuple):
+    """What m queries make of the space: query (m, d) q'; U, V (m, r, d) the rows u_j and v_j; static: what is
+    added to Σ u_j v_jᵀ, if anything."""
 
     query: torch.Tensor
     U: torch.Tensor
     V: torch.Tensor
-    residual: bool
-    A: torch.Tensor
-    B: torch.Tensor
+    static: Static | None
 
 
 class Quari(nn.Module):
@@ -76,11 +84,9 @@ class Quari(nn.Module):
         self.decode_u = _decoder(width, inside, dim) if config.adapt_gallery else None
         self.decode_v = _decoder(width, inside, dim) if config.adapt_gallery else None
         anchored = config.form == "anchored"
-        self.map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_query else None
-        self.anchor_a = self.anchor_b = None
-        if anchored and config.adapt_gallery:
-            self.anchor_a = nn.Parameter(torch.zeros(config.anchors, dim))
-            self.anchor_b = nn.Parameter(torch.randn(config.anchors, dim) / math.sqrt(dim))
+        self.query_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_query else None
+        self.item_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_gallery else None
+        self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
         for decoder in (self.decode_query, self.decode_u):
             if config.form != "published" and decoder is not None:
                 last = cast(nn.Linear, decoder[-1])
@@ -89,18 +95,28 @@ class Quari(nn.Module):
         self.register_buffer("positions", sinusoids(2 * config.rank, width), persistent=False)
 
     def anchors(self) -> list[nn.Parameter]:
-        """W, a and b, those that there are: what is learned for all queries."""
-        return [each for each in (self.map, self.anchor_a, self.anchor_b) if each is not None]
+        """W and S, those that there are: what is learned for all queries."""
+        return [each for each in (self.query_map, self.item_map) if each is not None]
+
+    def static(self) -> Static | None:
+        """What is added to Σ u_j v_jᵀ; in evaluation mode with `config.anchors` axes, found once."""
+        if self.item_map is None:
+            is_sum = self.config.form == "published" and self.config.adapt_gallery
+            return None if is_sum else identity(self.step_embedding.weight)
+        if self.training:
+            return whole(self.item_map)
+        version = None if self.item_map.is_inference() else self.item_map._version
+        state = (version, self.item_map.device)
+        if self._truncated is None or self._truncated[0] != state:
+            self._truncated = (state, truncated(self.item_map.detach(), self.config.anchors))
+        return self._truncated[1]
 
     def anchored(self, queries: torch.Tensor) -> Adaptation:
         """What the anchors alone make of queries (m, d): the same map for all of them."""
         unit = functional.normalize(queries, dim=1)
         none = unit.new_zeros(len(unit), 0, self.config.dim)
-        query = unit if self.map is None else unit @ self.map.T
-        if self.anchor_a is None or self.anchor_b is None:
-            empty = unit.new_zeros(0, self.config.dim)
-            return Adaptation(query, none, none, True, empty, empty)
-        return Adaptation(query, none, none, True, self.anchor_a, self.anchor_b)
+        query = unit if self.query_map is None else unit @ self.query_map.T
+        return Adaptation(query, none, none, self.static())
 
     def forward(self, queries: torch.Tensor) -> Adaptation:
         """queries (m, d), of any length above 0: only their direction counts."""
@@ -121,7 +137,28 @@ class Quari(nn.Module):
             return alone._replace(query=query)
         U = self.decode_u(tokens[:, : config.rank]) / scale
         V = self.decode_v(tokens[:, config.rank :]) / scale
-        return Adaptation(query, U, V, config.form != "published", alone.A, alone.B)
+        return Adaptation(query, U, V, alone.static)
+
+
+def identity(like: torch.Tensor) -> Static:
+    """S = I, on the device of some tensor."""
+    return Static(None, like.new_zeros(0, 0), like.new_zeros(0), 1.0)
+
+
+def whole(S: torch.Tensor) -> Static:
+    """S (d, d), its lengths by its own rows."""
+    return Static(S, S, S.new_ones(len(S)), 0.0)
+
+
+def truncated(S: torch.Tensor, count: int) -> Static:
+    """S (d, d), its lengths by the `count` eigenvectors of SᵀS whose values are farthest from the rest's, and
+    for the rest by the mean of theirs."""
+    values, vectors = torch.linalg.eigh((S.T @ S).double())
+    order = (values - values.median()).abs().argsort(descending=True)
+    kept, rest = order[:count], order[count:]
+    base = float(values[rest].mean()) if len(rest) else 0.0
+    axes = vectors[:, kept].T.to(S.dtype).contiguous()
+    return Static(S, axes, (values[kept] - base).to(S.dtype), base)
 
 
 def sinusoids(count: int, width: int) -> torch.Tensor:

@@ -79,20 +79,22 @@ class QuariReranker:
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
         """cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,).
 
-        Queries that have few items are padded to those that have many: 16 queries share one product. Items
-        without a direction have cosine 0. Raises DimensionMismatch.
+        16 queries share a pass through the network; then each has one product with its items, where they
+        lie. Items without a direction have cosine 0. Raises DimensionMismatch.
         """
         self._expect_rows(queries, *items)
         found: list[Floats] = []
         for start in range(0, len(queries), QUERIES_AT_ONCE):
-            part = items[start : start + QUERIES_AT_ONCE]
-            padded = np.zeros((len(part), max(map(len, part)), self.dim), np.float32)
-            for row, own in zip(padded, part, strict=True):
-                row[: len(own)] = own
             with self._at_work() as device:
                 asked = as_tensor(queries[start : start + QUERIES_AT_ONCE], torch.float32, device)
-                scored = cosines(self.network(asked), torch.from_numpy(padded).to(device)).cpu().numpy()
-            found += [row[: len(own)] for row, own in zip(scored, part, strict=True)]
+                adaptation = self.network(asked)
+                for which, own in enumerate(items[start : start + QUERIES_AT_ONCE]):
+                    one = slice(which, which + 1)
+                    alone = adaptation._replace(
+                        query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
+                    )
+                    candidates = as_tensor(own, torch.float32, device)
+                    found.append(cosines(alone, candidates)[0].cpu().numpy())
         return found
 
     def direct_queries(self, queries: Floats) -> Floats:

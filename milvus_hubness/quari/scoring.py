@@ -2,38 +2,38 @@
 
 With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), once a query:
 
-    q'·T r    = (U q')·z            + q'·r           the last terms where T = I + Σ u_j v_jᵀ
-    ‖T r‖²    = zᵀ G z              + ‖r‖² + 2 (U r)·z
+    q'·T r    = (U q')·z  + (Sᵀq')·r                  the last terms where T = S + Σ u_j v_jᵀ
+    ‖T r‖²    = zᵀ G z    + ‖S r‖² + 2 (U S r)·z
 
-so an item costs the product V r, U r too in the residual form, and rank² more. Where a static map comes
-before, r stands for what that makes of the item: r + Σ a_i (b_i·r).
+so an item costs the product V r, U S r too where there is an S, and rank² more; Sᵀq' and U S are of the query
+alone, and ‖S r‖² is ‖r‖² for S = I, else a product with its axes.
 """
 
 from __future__ import annotations
 
 import torch
 
-from milvus_hubness.quari.model import Adaptation
+from milvus_hubness.quari.model import Adaptation, Static
 
 TINY = 1e-12
 
 
 def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
-    """(m, c) cos(q', T r) for m queries and items (c, d) that all share, or (m, c, d), of each its own.
+    """(m, c) cos(q', T r) for m queries and items (c, d) that all share.
 
     An item that T sends to zero has cosine 0.
     """
-    query, U, V, residual, A, B = adaptation
-    if len(A):
-        items = items + (items @ B.T) @ A
-    transposed = items.T if items.ndim == 2 else items.transpose(1, 2)
-    z = _products(V, transposed)
-    along = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), z)[:, 0]
-    squares = (torch.matmul(torch.matmul(U, U.transpose(1, 2)), z) * z).sum(1)
-    if residual:
-        shared = items.ndim == 2
-        along = along + (query @ transposed if shared else torch.matmul(query[:, None], transposed)[:, 0])
-        squares = squares + items.square().sum(-1) + 2 * (_products(U, transposed) * z).sum(1)
+    query, U, V, static = adaptation
+    rank, onto = U.shape[1], torch.matmul(query[:, None], U.transpose(1, 2)) @ V
+    rows = [V, onto] if static is None else [V, onto + _seen(static, query[:, None]), 2 * _seen(static, U)]
+    products = _products(torch.cat(rows, 1), items)
+    z, along = products[:, :rank], products[:, rank]
+    squares = torch.matmul(torch.matmul(U, U.transpose(1, 2)), z)
+    if static is not None:
+        squares = squares + products[:, rank + 1 :]
+    squares = (squares * z).sum(1)
+    if static is not None:
+        squares = squares + _squares(static, items)
     lengths = squares.clamp_min(TINY).sqrt() * query.norm(dim=1, keepdim=True).clamp_min(TINY)
     found: torch.Tensor = along / lengths
     return found
@@ -41,15 +41,25 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
 
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
     """(m, d) Tᵀq', whose inner product with r is q'·T r."""
-    query, U, V, residual, A, B = adaptation
+    query, U, V, static = adaptation
     back = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0]
-    back = back + query if residual else back
-    return back + (back @ A.T) @ B
+    return back if static is None else back + _seen(static, query)
 
 
-def _products(rows: torch.Tensor, transposed: torch.Tensor) -> torch.Tensor:
-    """(m, r, c) of rows (m, r, d) and items (d, c) or (m, d, c): one product where the items are shared."""
-    if transposed.ndim == 3:
-        return torch.matmul(rows, transposed)
-    count, rank, dim = rows.shape
-    return (rows.reshape(-1, dim) @ transposed).reshape(count, rank, transposed.shape[1])
+def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
+    """(…, d) Sᵀ of rows (…, d)."""
+    return rows if static.map is None else rows @ static.map
+
+
+def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
+    """(c,) ‖S r‖² of items (c, d)."""
+    found: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
+    if len(static.axes):
+        found = found + (items @ static.axes.T).square() @ static.weights
+    return found
+
+
+def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """(m, k, c) of rows (m, k, d) and items (c, d), as one product of two matrices."""
+    count, each, dim = rows.shape
+    return (rows.reshape(-1, dim) @ items.T).reshape(count, each, len(items))

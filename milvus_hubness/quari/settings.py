@@ -17,7 +17,7 @@ class TrainingSettings:
     epochs: at most; patience: how many without a better validation MRR end it before. batch: pairs in a step.
     learning_rate, least_rate: where the cosine begins and ends. weight_decay: of AdamW.
     anchor_epochs: at first, in which only the static maps of the anchored form learn, without weight decay,
-    on a cosine of their own from anchor_rate; the best of them is where the others begin.
+    on a cosine of their own from anchor_rate; the best of them stay, and are where the others begin.
     temperature: τ. noise: of the U[0, 1]·N(0, 1) on queries; at 1 and u = 1 it is as long as the query.
     semi_positives: kept of the `neighbors` nearest items of each answer; 0 is the plain loss. clip: the
     gradient's norm at most; 0 clips nothing, as published. seed: of everything that is drawn.

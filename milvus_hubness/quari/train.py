@@ -137,8 +137,8 @@ class _Run:
         anchors = self.network.anchors()
         taken = {id(each) for each in anchors}
         others = [each for each in self.network.parameters() if id(each) not in taken]
-        groups: list[dict[str, Any]] = [{"params": others}]
-        groups += [{"params": anchors, "weight_decay": 0.0}] if anchors else []
+        groups: list[dict[str, Any]] = [{"params": others, "anchors": False}]
+        groups += [{"params": anchors, "anchors": True, "weight_decay": 0.0}] if anchors else []
         self.optimizer = torch.optim.AdamW(
             groups, lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -170,7 +170,8 @@ class _Run:
         order = torch.randperm(len(self.queries))
         for nth in range(self.steps_an_epoch):
             for group in self.optimizer.param_groups:
-                group["lr"] = settings.rate(step, self.steps_an_epoch)
+                is_done = group["anchors"] and settings.anchor_epochs and not self.anchors_only
+                group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_an_epoch)
             loss = self._step(self._batch(order[nth * self.batch : (nth + 1) * self.batch]))
             losses.append(loss)
             step += 1

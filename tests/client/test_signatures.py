@@ -61,6 +61,13 @@ def test_both_clients_offer_the_same_beyond_pymilvus():
         assert beyond[0] == beyond[1], name
 
 
+@pytest.mark.parametrize("ours", [HubnessClient, AsyncHubnessClient])
+def test_a_search_names_its_re_ranker_and_how_many_candidates_it_takes(ours):
+    given = inspect.signature(ours.search).parameters
+    for name in ("rerank", "candidates"):
+        assert (given[name].kind, given[name].default) == (inspect.Parameter.KEYWORD_ONLY, None)
+
+
 def test_methods_that_pymilvus_adds_later_pass_through(monkeypatch):
     monkeypatch.setattr(MilvusClient, "brand_new", lambda self, what: ("new", what), raising=False)
     assert HubnessClient.brand_new is MilvusClient.brand_new

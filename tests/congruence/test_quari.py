@@ -10,6 +10,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    GloballyCorrected,
     QuariReranker,
     QueryBank,
     enable,
@@ -104,6 +105,21 @@ def test_later_pages_go_on_and_are_rounded(world):
     world.expect(world.search(world.reranker(candidates=1), limit=CANDIDATES), limit=CANDIDATES)
 
 
+def test_a_search_may_say_how_many_candidates_it_wants(world):
+    """Whatever the re-ranker says."""
+    world.expect(world.search(world.reranker(candidates=7), candidates=CANDIDATES))
+    world.expect(world.search(world.reranker(candidates=ITEMS), candidates=CANDIDATES))
+    whole = world.search(GloballyCorrected(CANDIDATES))
+    for hits, wanted in zip(world.search(GloballyCorrected(8), candidates=CANDIDATES), whole, strict=True):
+        assert [hit["id"] for hit in hits] == [hit["id"] for hit in wanted]
+
+
+def test_candidates_that_nothing_looks_at_are_refused(world):
+    for reranker, wrong in ((None, 20), (world.reranker(direct=True), 20), (world.reranker(), 0)):
+        with pytest.raises(MilvusException, match="candidates"):
+            world.search(reranker, candidates=wrong)
+
+
 def test_filters_hold_before_anything_is_ranked(world):
     results = world.search(world.reranker(), filter="group == 2")
     world.expect(results, allowed=np.flatnonzero(np.arange(ITEMS) % 5 == 2))
@@ -144,7 +160,12 @@ def test_tasks_share_an_async_client(world):
         client = world.backend.client(AsyncHubnessClient)
         try:
             return await asyncio.gather(
-                *(world.search(world.reranker(correction=beta), client=client) for beta in (0.0, 0.6))
+                *(
+                    world.search(
+                        world.reranker(correction=beta, candidates=3), client=client, candidates=CANDIDATES
+                    )
+                    for beta in (0.0, 0.6)
+                )
             )
         finally:
             await client.close()

@@ -6,9 +6,10 @@ import numpy as np
 def transformation(adaptation, which):
     """(d, d) the T of one query."""
     U, V = (part[which].detach().double().numpy() for part in (adaptation.U, adaptation.V))
-    A, B = (part.detach().double().numpy() for part in (adaptation.A, adaptation.B))
-    identity = np.eye(U.shape[1])
-    return (U.T @ V + adaptation.residual * identity) @ (identity + A.T @ B)
+    static, found = adaptation.static, U.T @ V
+    if static is None:
+        return found
+    return found + (np.eye(U.shape[1]) if static.map is None else static.map.detach().double().numpy())
 
 
 def cosines(adaptation, items):

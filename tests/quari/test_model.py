@@ -23,8 +23,10 @@ def test_shapes(disturbed, form):
     adaptation = disturbed(form=form)(drawn(5, DIM))
     assert adaptation.query.shape == (5, DIM)
     assert adaptation.U.shape == adaptation.V.shape == (5, 3, DIM)
-    assert adaptation.residual == (form != "published")
-    assert adaptation.A.shape == adaptation.B.shape == (2 if form == "anchored" else 0, DIM)
+    if form == "published":
+        assert adaptation.static is None
+    else:
+        assert len(adaptation.static.axes) == (DIM if form == "anchored" else 0)
 
 
 def test_the_defaults_are_the_papers():
@@ -74,12 +76,36 @@ def test_cosines_are_those_of_t_written_out(disturbed, form):
     items = drawn(30, DIM, seed=2)
     wanted = explicit.cosines(adaptation, items.double().numpy())
     np.testing.assert_allclose(cosines(adaptation, items).detach(), wanted, atol=3e-6)
-    own = items.reshape(1, 30, DIM).expand(4, 30, DIM).contiguous()
-    np.testing.assert_allclose(cosines(adaptation, own).detach(), wanted, atol=3e-6)
     back = [
         q @ explicit.transformation(adaptation, i) for i, q in enumerate(adaptation.query.detach().numpy())
     ]
     np.testing.assert_allclose(transformed_queries(adaptation).detach(), back, rtol=1e-4, atol=1e-5)
+
+
+def test_fewer_axes_tell_lengths_nearly(disturbed):
+    """The more, the nearer; none is told wrong by a common factor."""
+    items = drawn(200, DIM, seed=2)
+    queries, off = drawn(4, DIM), []
+    for anchors in (1, 4, 8, DIM, 3 * DIM):
+        network = disturbed(anchors=anchors, dropout=0.0)
+        exact = explicit.cosines(network(queries), items.double().numpy())
+        found = cosines(network(queries), items).detach().numpy()
+        off.append(np.abs(found - exact).mean())
+        np.testing.assert_allclose(cosines(network.train()(queries), items).detach(), exact, atol=3e-6)
+    assert off[0] > off[1] > off[2] > off[3]
+    assert off[0] < 0.1
+    assert max(off[3:]) < 3e-6
+
+
+def test_axes_are_found_anew_when_the_map_has_changed(disturbed):
+    network = disturbed()
+    network(drawn(1, DIM))
+    with torch.no_grad():
+        network.item_map.mul_(2)
+    lengths = network(drawn(1, DIM)).static
+    wanted = (network.item_map.T @ network.item_map).detach()
+    found = lengths.axes.T @ torch.diag(lengths.weights) @ lengths.axes + lengths.base * torch.eye(DIM)
+    torch.testing.assert_close(found, wanted)
 
 
 def test_items_and_queries_without_a_direction_are_no_nan(disturbed):
@@ -113,12 +139,13 @@ def test_parts_that_are_off_are_not_there(disturbed):
     queries = drawn(3, DIM)
     still = disturbed(adapt_query=False)(queries)
     torch.testing.assert_close(still.query, torch.nn.functional.normalize(queries))
-    plain = disturbed(adapt_gallery=False)(queries)
-    assert plain.U.shape == (3, 0, DIM)
-    assert plain.A.shape == (0, DIM)
     items = drawn(5, DIM, seed=1)
-    wanted = torch.nn.functional.normalize(plain.query) @ torch.nn.functional.normalize(items).T
-    torch.testing.assert_close(cosines(plain, items), wanted)
+    for form in FORMS:
+        plain = disturbed(form=form, adapt_gallery=False)(queries)
+        assert plain.U.shape == (3, 0, DIM)
+        assert plain.static.map is None
+        wanted = torch.nn.functional.normalize(plain.query) @ torch.nn.functional.normalize(items).T
+        torch.testing.assert_close(cosines(plain, items), wanted)
 
 
 def test_positions_are_sines_and_cosines():

@@ -96,11 +96,22 @@ def test_in_the_anchor_epochs_only_what_is_for_all_queries_learns():
     settings = dataclasses.replace(QUICK, epochs=2, anchor_epochs=2, anchor_rate=0.01)
     trained = train(pairs, small(), settings, device="cpu")
     moved = trained.resumption.first
-    assert set(moved) == {"map", "anchor_a", "anchor_b"}
+    assert set(moved) == {"query_map", "item_map"}
     adaptation = trained.network()(torch.randn(2, DIM))
     assert adaptation.U.abs().max() == 0
     with pytest.raises(InvalidParameter, match="no anchors"):
         train(pairs, small(form="residual"), settings, device="cpu")
+
+
+def test_after_the_anchor_epochs_the_best_static_maps_stay():
+    pairs = gallery_seen_otherwise_by_half_of_the_queries(0, 60)
+    first = dataclasses.replace(QUICK, epochs=3, anchor_epochs=3, anchor_rate=0.01)
+    alone = train(pairs, small(), first, device="cpu")
+    whole = train(pairs, small(), dataclasses.replace(first, epochs=5), device="cpu")
+    assert alone.history == whole.history[:4]
+    for name in ("query_map", "item_map"):
+        assert torch.equal(whole.resumption.last[name], alone.weights[name])
+    assert not torch.equal(whole.resumption.last["decode_u.3.weight"], alone.weights["decode_u.3.weight"])
 
 
 def test_the_seed_decides_and_nothing_outside_is_drawn():

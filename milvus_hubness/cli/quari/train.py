@@ -48,9 +48,11 @@ def train(
     layers: Annotated[int, typer.Option(help="Of the transformer.")] = SIZES.layers,
     steps: Annotated[int, typer.Option(help="How often the transformer is applied.")] = SIZES.steps,
     form: Annotated[
-        str, typer.Option(help="published, residual (T = I + …) or anchored (a map for all queries first).")
+        str, typer.Option(help="published, residual (T = I + …) or anchored (maps for all queries first).")
     ] = SIZES.form,
-    anchors: Annotated[int, typer.Option(help="Products that make the anchored form's map.")] = SIZES.anchors,
+    anchors: Annotated[
+        int, typer.Option(help="Axes that tell lengths under the anchored form's map.")
+    ] = SIZES.anchors,
     dropout: Annotated[float, typer.Option(help="In the transformer, while training.")] = SIZES.dropout,
     adapt_query: Annotated[
         bool, typer.Option(help="Whether the query is customised: an ablation where not.")

@@ -1,0 +1,72 @@
+"""What re-ranking costs, for benchmarks.quari."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.quari_rivals import CANDIDATES, SIZES
+from milvus_hubness.quari import Quari, QuariConfig, QuariReranker
+
+SPEED_REPEATS = 60
+
+
+def products(config: QuariConfig) -> int:
+    """Multiplications of one query and its candidates, of the matrix products alone."""
+    tokens, width, inside = 1 + 2 * config.rank, config.width, config.hidden * config.width
+    a_layer = tokens * width * (4 + 2 * config.feedforward) * width + 2 * tokens**2 * width
+    decoders = tokens * inside * (width + config.dim)
+    a_candidate = (2 * config.rank + 1) * config.dim + config.rank**2
+    of_query = 2 * config.rank**2 * config.dim
+    if config.form == "anchored":
+        of_query += (config.rank + 2) * config.dim**2
+        a_candidate += min(config.anchors, config.dim) * config.dim
+    network = config.layers * config.steps * a_layer + decoders + inside * (config.dim + width)
+    return network + of_query + CANDIDATES * a_candidate
+
+
+def speed() -> list[dict[str, Any]]:
+    """Milliseconds a query for 1,000 candidates of 512-d in batches of 16, from arrays to scores, one thread;
+    in turn with it, for what else the machine does, a plain product of two matrices."""
+    rng, found = np.random.default_rng(0), []
+    queries = rng.normal(size=(16, 512)).astype(np.float32)
+    items = list(rng.normal(size=(16, CANDIDATES, 512)).astype(np.float32))
+    left, right = torch.randn(1024, 512), torch.randn(512, 1024)
+    for name, sizes in (("default", {}), ("as trained here", SIZES)):
+        reranker = QuariReranker(Quari(QuariConfig(512, **sizes)), candidates=CANDIDATES)
+        config = reranker.network.config
+
+        def network(reranker: QuariReranker = reranker) -> None:
+            with torch.inference_mode():
+                reranker.network(torch.from_numpy(queries))
+
+        whole, of_network, plain = [], [], []
+        for _ in range(SPEED_REPEATS):
+            whole.append(_seconds(lambda reranker=reranker: reranker.scores(queries, items)) / len(queries))
+            of_network.append(_seconds(network) / len(queries))
+            plain.append(_seconds(lambda: left @ right) / (1024 * 512 * 1024))
+        found.append(
+            {
+                "sizes": name,
+                "rank": config.rank,
+                "median ms": 1000 * float(np.median(whole)),
+                "least ms": 1000 * min(whole),
+                "of that the network": 1000 * float(np.median(of_network)),
+                "multiplications": products(config),
+                "plain product, median ms": 1000 * products(config) * float(np.median(plain)),
+                "plain product, least ms": 1000 * products(config) * min(plain),
+                "times the plain product, median": float(np.median(np.array(whole) / np.array(plain)))
+                / products(config),
+            }
+        )
+    return found
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
