@@ -42,6 +42,8 @@ ENDLESS = 10**6
 Reference = dict[int, tuple[int, bytes]]
 Step = Callable[[], None]
 
+ROWS_PER_QUERY = 8_000
+
 
 class Application:
     """Three writers, each with keys of its own, and a reader. uses: the name of what it writes and reads.
@@ -254,9 +256,21 @@ def _go_on(application: Application, seconds: float) -> None:
 def assert_nothing_lost(client: HubnessClient, application: Application, *, sure: bool) -> None:
     """What the application's name leads to holds what was acknowledged; while it writes, only the rows that
     it never writes are sure."""
-    found = client.query(
-        application.uses, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
-    )
+    ends = [
+        ENDLESS,
+        *range(ENDLESS + ROWS_PER_QUERY, max(application.reference) + ROWS_PER_QUERY, ROWS_PER_QUERY),
+    ]
+    found = [
+        row
+        for first, end in itertools.pairwise([0, *ends])
+        for row in client.query(
+            application.uses,
+            filter=f"id >= {first} and id < {end}",
+            output_fields=["*"],
+            limit=2 * ROWS_PER_QUERY,
+            consistency_level="Strong",
+        )
+    ]
     got = {row["id"]: (row["group"], np.float32(row["vector"]).tobytes()) for row in found}
     wanted = dict(application.reference)
     if not sure:
