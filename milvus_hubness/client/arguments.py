@@ -10,7 +10,6 @@ from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.arguments import whole_number
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 
 LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
@@ -104,4 +103,5 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
         return
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
         raise InvalidParameter("candidates are of a re-ranker that looks at them: give one as rerank")
-    whole_number("candidates", candidates)
+    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+        raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")

@@ -24,14 +24,10 @@ globals().update(
 )
 
 
-FIRST, *OTHERS = suite.KINDS
+pytestmark = pytest.mark.long
 
 
-@pytest.fixture(
-    scope="module",
-    params=[FIRST, *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS)],
-    ids=" ".join,
-)
+@pytest.fixture(scope="module", params=suite.KINDS, ids=" ".join)
 def catalogue(shared_backend, request):
     if not shared_backend.is_lite and request.param != suite.KINDS[0]:
         pytest.skip("shown on Milvus Lite")
