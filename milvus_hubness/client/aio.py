@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pymilvus import AnnSearchRequest, AsyncMilvusClient, CollectionSchema, DataType, MilvusClient
@@ -15,7 +14,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
 from milvus_hubness.client.refusals import refusing
 from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import (
@@ -238,6 +237,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
             "search_aggregation": search_aggregation,
             **kwargs,
         }
+        failed = None
         if ids is None and rerank is None and candidates is None:
             quick = self._operations.search_like_before(
                 collection_name,
@@ -252,8 +252,10 @@ class AsyncHubnessClient(AsyncMilvusClient):
                 with_raw_score=with_raw_score,
             )
             if quick is not None:
-                with suppress(*PERHAPS_OUTDATED):
+                try:
                     return quick.answer(await super().search(*quick.args, **quick.options))
+                except PERHAPS_OUTDATED as error:
+                    failed = Failed(quick.known, error)
         return await self._run(
             self._operations.search(
                 collection_name,
@@ -269,6 +271,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
                 rerank=rerank,
                 candidates=candidates,
                 with_raw_score=with_raw_score,
+                failed=failed,
             )
         )
 

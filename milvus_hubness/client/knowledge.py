@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
@@ -98,6 +98,13 @@ class Known:
 NOTHING = Known("", {})
 
 
+class Failed(NamedTuple):
+    """A call, by what was known of the collection."""
+
+    known: Known
+    error: Exception
+
+
 class Knowledge:
     """state_ttl: seconds for which what a collection says of its biases is believed without asking again.
     bank_budget: bytes of banks to keep in memory. strength: w of every search that names none. sampler: what
@@ -176,11 +183,20 @@ class Knowledge:
         return known
 
     def _as_it_is(
-        self, collection: str, timeout: float | None, call: Callable[[Known], Operation[T]]
+        self,
+        collection: str,
+        timeout: float | None,
+        call: Callable[[Known], Operation[T]],
+        *,
+        failed: Failed | None = None,
     ) -> Operation[T]:
-        """call(known), and once more where that fails and the collection turns out to have changed."""
-        known = self._remembered(collection) or (yield from self.known(collection, timeout))
+        """call(known), and once more where that fails and the collection turns out to have changed. failed:
+        how it has failed already."""
+        known = failed.known if failed else self._remembered(collection)
+        known = known or (yield from self.known(collection, timeout))
         try:
+            if failed:
+                raise failed.error
             return (yield from call(known))
         except PERHAPS_OUTDATED as error:
             self.forget(collection)

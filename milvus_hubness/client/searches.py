@@ -13,7 +13,7 @@ from milvus_hubness.client import hybrid
 from milvus_hubness.client.adapting import adapted
 from milvus_hubness.client.arguments import expect_candidates, expect_question, manner_of
 from milvus_hubness.client.biases import Biasing
-from milvus_hubness.client.knowledge import Known, naming
+from milvus_hubness.client.knowledge import Failed, Known, naming
 from milvus_hubness.client.reads import Reads
 from milvus_hubness.client.rewrite import Asked, Question, Rewrite
 from milvus_hubness.client.steps import Ask, Compute, Operation
@@ -32,8 +32,10 @@ MANNERS = 256
 
 
 class LikeBefore(NamedTuple):
-    """The arguments of pymilvus's search, and what makes of its results those the user asked for."""
+    """The arguments of pymilvus's search, and what makes of its results those the user asked for. known: by
+    what was known of the collection."""
 
+    known: Known
     args: tuple[Any, ...]
     options: dict[str, Any]
     answer: Callable[[Any], Any]
@@ -58,7 +60,7 @@ class Searching(Biasing, Reads):
     ) -> LikeBefore | None:
         """A `search` that differs from an earlier one in its data, filter and the like only, as one request:
         without the steps of an operation, which take longer than the work. None for any other; where the
-        request fails too, `search` finds out why."""
+        request fails, `search` is to be told how."""
         known = self._remembered(collection)
         if known is None or not known.asking:
             return None
@@ -80,7 +82,7 @@ class Searching(Biasing, Reads):
             self._sample(known, state, profile, data)
             return answered
 
-        return LikeBefore(args, further, answer)
+        return LikeBefore(known, args, further, answer)
 
     def search(
         self,
@@ -98,10 +100,11 @@ class Searching(Biasing, Reads):
         rerank: GloballyCorrected | Adaptive | None = None,
         candidates: int | None = None,
         with_raw_score: bool = False,
+        failed: Failed | None = None,
     ) -> Operation[Any]:
         """search, ranked by the corrected score where the field carries biases.
 
-        options: the further arguments of MilvusClient.search, by name.
+        options: the further arguments of MilvusClient.search, by name. failed: how it has failed already.
         """
         timeout = options.get("timeout")
         manner = None
@@ -165,7 +168,7 @@ class Searching(Biasing, Reads):
                 self._sample(known, state, profile, data)
             return results
 
-        return self._as_it_is(collection, timeout, call)
+        return self._as_it_is(collection, timeout, call, failed=failed)
 
     def _sample(self, known: Known, state: CollectionState, profile: str | None, data: Any) -> None:
         """Have some of the queries of a search that was answered sampled, where the profile's bank lives.

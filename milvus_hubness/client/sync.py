@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 from pymilvus import AnnSearchRequest, CollectionSchema, DataType, MilvusClient
@@ -14,7 +13,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.iterators import PagedOperations
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
 from milvus_hubness.client.refusals import as_milvus, refusing
 from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Operation, Pause, Step, T, drive
@@ -187,6 +186,7 @@ class HubnessClient(MilvusClient):
             "search_aggregation": search_aggregation,
             **kwargs,
         }
+        failed = None
         if ids is None and rerank is None and candidates is None:
             quick = self._operations.search_like_before(
                 collection_name,
@@ -201,8 +201,10 @@ class HubnessClient(MilvusClient):
                 with_raw_score=with_raw_score,
             )
             if quick is not None:
-                with suppress(*PERHAPS_OUTDATED):
+                try:
                     return quick.answer(super().search(*quick.args, **quick.options))
+                except PERHAPS_OUTDATED as error:
+                    failed = Failed(quick.known, error)
         return self._run(
             self._operations.search(
                 collection_name,
@@ -218,6 +220,7 @@ class HubnessClient(MilvusClient):
                 rerank=rerank,
                 candidates=candidates,
                 with_raw_score=with_raw_score,
+                failed=failed,
             )
         )
 

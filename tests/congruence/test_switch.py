@@ -2,9 +2,11 @@
 
 import numpy as np
 import pytest
+from pymilvus import AsyncMilvusClient, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, HubnessClient, QueryBank, migrate, plan_migration, rollback
+from tests.congruence.test_async import opened
 from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K, AN_HOUR = 14, 150, 5, 3_600.0
@@ -132,3 +134,36 @@ def test_an_error_that_no_switch_explains_is_pymilvus_own(live):
         assert str(ours.value) == str(theirs.value)
         if live.store.info(live.alias).state is None:
             live.switch()
+
+
+def test_a_search_that_fails_is_sent_once(live, monkeypatch):
+    live.switch()
+    sent, search = [], MilvusClient.search
+
+    def counted(self, *args, **kwargs):
+        sent.append(args)
+        return search(self, *args, **kwargs)
+
+    live.assert_corrected()
+    monkeypatch.setattr(MilvusClient, "search", counted)
+    live.assert_corrected()
+    assert len(sent) == 1
+    with pytest.raises(MilvusException):
+        live.client.search(live.alias, data=list(live.queries), limit=8, filter="id ===")
+    assert len(sent) == 2
+
+
+async def test_a_search_of_a_task_that_fails_is_sent_once(live, monkeypatch):
+    live.switch()
+    sent, search = [], AsyncMilvusClient.search
+
+    async def counted(self, *args, **kwargs):
+        sent.append(args)
+        return await search(self, *args, **kwargs)
+
+    async with opened(live.backend, state_ttl=AN_HOUR) as client:
+        await client.search(live.alias, data=list(live.queries), limit=8)
+        monkeypatch.setattr(AsyncMilvusClient, "search", counted)
+        with pytest.raises(MilvusException):
+            await client.search(live.alias, data=list(live.queries), limit=8, filter="id ===")
+    assert len(sent) == 1
