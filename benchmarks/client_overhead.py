@@ -3,12 +3,15 @@
     python -m benchmarks.client_overhead
 
 The plain client sends queries that are in the asked form already, so that the server does the same work for
-both. Both are given queries as arrays, and as lists. The calls of a round come in random order; medians are
-compared. Exits with 1 where the median overhead is above 5%, or above 100 µs a query at batch 1.
+both. Both are given queries as arrays, and as lists. The calls of a round come in random order, and the
+overhead is the median over the rounds of the difference within a round, with its interval of 95% (order
+statistics, by the sign test). Exits with 1 where it is above 5% of the plain client's median, or above 100 µs
+a query at batch 1.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import sys
@@ -51,6 +54,14 @@ def timed(call: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
+def median_difference(ours: list[float], theirs: list[float]) -> tuple[float, tuple[float, float]]:
+    """The median of the differences of two measurements of the same rounds, and its interval of 95%."""
+    differences = sorted(one - other for one, other in zip(ours, theirs, strict=True))
+    n = len(differences)
+    reach = math.ceil(0.98 * math.sqrt(n))
+    return statistics.median(differences), (differences[n // 2 - reach], differences[n // 2 + reach])
+
+
 def measure(uri: str) -> list[dict[str, Any]]:
     plain = MilvusClient(uri)
     fill(plain, "items")
@@ -83,11 +94,9 @@ def measure(uri: str) -> list[dict[str, Any]]:
                 )
                 taken.setdefault((given, type(client).__name__), []).append(seconds)
         for given in ("arrays", "lists"):
-            medians = {
-                who: statistics.median(taken[given, who][rounds // 10 :])
-                for who in ("MilvusClient", "HubnessClient")
-            }
-            over = medians["HubnessClient"] - medians["MilvusClient"]
+            kept = {who: taken[given, who][rounds // 10 :] for who in ("MilvusClient", "HubnessClient")}
+            medians = {who: statistics.median(seconds) for who, seconds in kept.items()}
+            over, interval = median_difference(kept["HubnessClient"], kept["MilvusClient"])
             rows.append(
                 {
                     "server": plain.get_server_version(),
@@ -96,6 +105,7 @@ def measure(uri: str) -> list[dict[str, Any]]:
                     "rounds": rounds,
                     "median_seconds": medians,
                     "overhead_seconds_per_query": over / batch,
+                    "interval_seconds_per_query": [end / batch for end in interval],
                     "overhead_ratio": over / medians["MilvusClient"],
                     "holds": over <= RELATIVE * medians["MilvusClient"] and (batch > 1 or over <= ABSOLUTE),
                 }
@@ -113,7 +123,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows += measure(lite_uri(Path(folder)))
     shown = table(
-        ["server", "batch", "queries", "MilvusClient, ms", "HubnessClient, ms", "overhead", "µs a query"],
+        [
+            "server",
+            "batch",
+            "queries",
+            "MilvusClient, ms",
+            "HubnessClient, ms",
+            "overhead",
+            "µs a query",
+            "95% interval",
+        ],
         [
             [
                 row["server"],
@@ -122,6 +141,7 @@ def main() -> None:
                 *(f"{1e3 * seconds:.2f}" for seconds in row["median_seconds"].values()),
                 f"{row['overhead_ratio']:+.1%}",
                 f"{1e6 * row['overhead_seconds_per_query']:.0f}",
+                " to ".join(f"{1e6 * end:.0f}" for end in row["interval_seconds_per_query"]),
             ]
             for row in rows
         ],

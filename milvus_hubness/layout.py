@@ -200,25 +200,34 @@ class Layout:
         asked[:, self.first_slot + slot] = -weights * self.scale
         return asked
 
-    def wrap_numbers(
-        self, query: list[float], strength: float = 1.0, *, slot: int = 0
+    def wrap_one(
+        self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
     ) -> tuple[bytes, float] | None:
-        """One query of d Python numbers as `wrap` has it but for a factor, as float32 bytes, and that factor.
-        Takes a fraction of its time: of what a search waits for, numpy's share is large where it does little.
+        """One query of d Python numbers, or (d,) float32, as `wrap` has it but for a factor: as float32
+        bytes, and that factor.
 
+        Takes a fraction of its time: of what a search waits for, numpy's share is large where it does little.
         None for L2, and for what is no d finite numbers of an ordinary length.
         """
         if len(query) != self.dim or self.metric == "L2":
             return None
+        columns = [0.0] * (self.width - self.dim)
         try:
-            length = math.hypot(*query)
+            if isinstance(query, list):
+                length = math.hypot(*query)
+            elif query.dtype == np.float32 and query.ndim == 1:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    length = math.sqrt(query.dot(query))
+            else:
+                return None
             if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
                 return None
             if self.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
                 length = 1.0
-            columns = [0.0] * (self.width - self.dim)
             columns[slot] = -strength * length
-            return struct.pack(f"{self.width}f", *query, *columns), length
+            if isinstance(query, list):
+                return struct.pack(f"{self.width}f", *query, *columns), length
+            return query.tobytes() + struct.pack(f"{len(columns)}f", *columns), length
         except (struct.error, TypeError):
             return None
 

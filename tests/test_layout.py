@@ -241,12 +241,13 @@ def test_biases_must_fit_the_rows():
 
 
 @given(st.one_of(cases("IP"), cases("COSINE")), st.floats(-2, 2))
-def test_a_query_of_numbers_is_wrapped_as_one_in_an_array(case, strength):
+def test_one_query_is_wrapped_as_many_are(case, strength):
     layout, _, queries, _ = case
     assume(np.linalg.norm(queries[0]) > 1e-3)
-    packed, length = layout.wrap_numbers(queries[0].tolist(), strength)
-    asked = np.frombuffer(packed, np.float32) / length
-    np.testing.assert_allclose(asked, layout.wrap(queries[:1], strength)[0], rtol=2.0**-22, atol=0)
+    for query in (queries[0].tolist(), queries[0].astype(np.float32)):
+        packed, length = layout.wrap_one(query, strength)
+        asked = np.frombuffer(packed, np.float32) / length
+        np.testing.assert_allclose(asked, layout.wrap(queries[:1], strength)[0], rtol=2.0**-21, atol=0)
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
@@ -255,4 +256,22 @@ def test_a_query_of_numbers_is_wrapped_as_one_in_an_array(case, strength):
     [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]],
 )
 def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
-    assert Layout(2, metric).wrap_numbers(query) is None
+    assert Layout(2, metric).wrap_one(query) is None
+
+
+@pytest.mark.parametrize("metric", ["IP", "COSINE"])
+@pytest.mark.parametrize(
+    "query",
+    [
+        np.ones(1, np.float32),
+        np.zeros(2, np.float32),
+        np.array([1, math.nan], np.float32),
+        np.array([math.inf, 0], np.float32),
+        np.array([3e38, 3e38], np.float32),
+        np.ones(2, np.float64),
+        np.ones(2, np.float16),
+        np.ones((2, 1), np.float32),
+    ],
+)
+def test_arrays_that_are_no_ordinary_query_are_left_to_wrap(metric, query):
+    assert Layout(2, metric).wrap_one(query) is None

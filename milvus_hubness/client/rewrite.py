@@ -85,7 +85,7 @@ class Asked:
 
 
 Asking = Callable[[npt.ArrayLike], Asked]
-AskingOne = Callable[[list[float]], Asked | None]
+AskingOne = Callable[[list[float] | Floats], Asked | None]
 
 
 @dataclass(frozen=True)
@@ -215,9 +215,12 @@ class Rewrite:
         return ask
 
     def asking_one(self, question: Question) -> AskingOne | None:
-        """What asks this of one query of Python numbers, in a fraction of the time; None where that takes
-        more than putting bytes together. Nobody else may look at the scores that the server answers: a query
-        under COSINE is sent as it is, and they are in proportion to its length."""
+        """What asks this of one query, of numbers or an array, in a fraction of the time; None where that
+        takes more than putting bytes together.
+
+        Nobody else may look at the scores that the server answers: a query under COSINE is sent as it is,
+        and they are in proportion to its length.
+        """
         if self.state.metric == "L2" or question.round_decimal >= 0 or question.with_raw_score:
             return None
         bounds = _places(question.search_params)
@@ -229,8 +232,8 @@ class Rewrite:
         fields = self.fields_for(question, with_vector=False)
         nothing = np.zeros((1, self.state.dim), np.float32)
 
-        def ask(query: list[float]) -> Asked | None:
-            wrapped = self.layout.wrap_numbers(query, weight, slot=slot)
+        def ask(query: list[float] | Floats) -> Asked | None:
+            wrapped = self.layout.wrap_one(query, weight, slot=slot)
             if wrapped is None:
                 return None
             asked, length = wrapped

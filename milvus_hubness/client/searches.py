@@ -70,9 +70,9 @@ class Searching(Biasing, Reads):
         if manner not in known.asking:
             return None
         state, asking, asking_one = known.asking[manner]
-        one = data[0] if asking_one is not None and len(data) == 1 and type(data[0]) is list else None
         try:
-            asked = (asking_one(one) if asking_one and one else None) or asking(data)
+            asked = asking_one(data[0]) if asking_one is not None and len(data) == 1 else None
+            asked = asked or asking(data)
         except HubnessError:
             return None
         args, further = _request(collection, state, filter, asked, options)

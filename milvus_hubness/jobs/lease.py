@@ -4,6 +4,7 @@ The database has no compare-and-set, so a lease is taken as in Fischer's timed m
 TOCS 1987, algorithm 2): whoever reads that it is free writes its own name, waits `SETTLE_SECONDS`, and has it
 where its name is still there. Two that read "free" both write within that time of their reading, or begin
 again; each looks that long after its own write, and so after the other's: only the last one finds itself.
+Meanwhile it may read (`claimed`): where it has the lease in the end, nobody else had it in between.
 
 A holder that was stopped and revived looks before it writes (`check`), and finds another name.
 """
@@ -26,7 +27,7 @@ from milvus_hubness.stores.base import Record, Store
 
 LEASES = "leases"
 LEASE_SECONDS = 30.0
-SETTLE_SECONDS = 1.0
+SETTLE_SECONDS = 0.5
 WAITS = True
 """False where nobody else can take a lease: nothing then needs to settle."""
 
@@ -34,7 +35,7 @@ RENEWALS = 3
 """In the time after which it would expire."""
 LOOKS = 30
 """At most, in the same time."""
-ATTEMPTS = 5
+ATTEMPTS = 10
 
 
 class Entry(BaseModel):
@@ -73,6 +74,7 @@ class Lease:
     ) -> None:
         self._store, self._collection, self._seconds = store, collection, seconds
         self._mine: Entry | None = None
+        self._settles_at: float | None = None
         self._seen = -math.inf
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
@@ -83,21 +85,36 @@ class Lease:
         return self._held().number
 
     def __enter__(self) -> Lease:
-        self._mine = self._taken()
-        self._over.clear()
-        self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
-        self._renewing.start()
+        self._claim()
+        try:
+            self.settle()
+        except BaseException:
+            self._give_back()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
-        if self._renewing:
-            self._renewing.join()
-        # What ends the work may be that the database does not answer: then it expires.
-        with suppress(HubnessError):
-            if self._is_mine(self._read()):
-                self._write(self._held().model_copy(update={"expires_at": None}))
-        self._mine = None
+        self._give_back()
+
+    @contextmanager
+    def claimed(self) -> Iterator[Lease]:
+        """The lease from here on, as `with` has it, but that only its first `settle` or `check` waits until
+        it is known to be held. Read what you like before; write nothing."""
+        self._claim()
+        try:
+            yield self
+        finally:
+            self._give_back()
+
+    def settle(self) -> None:
+        """Waits until it is known to be held. Raises LeaseHeld where another process took it instead."""
+        if self._settles_at is None:
+            return
+        time.sleep(max(0.0, self._settles_at - time.monotonic()))
+        began, there = time.monotonic(), self._read()
+        if there is None or not self._is_mine(there):
+            raise LeaseHeld(self._told(there) if there else f"the lease on {self._collection!r} is gone")
+        self._seen, self._settles_at = began, None
 
     @property
     def is_held(self) -> bool:
@@ -105,17 +122,23 @@ class Lease:
         return self._mine is not None
 
     def check(self) -> None:
-        """Call this before every write. Raises LeaseLost where another process has it by now.
+        """Call this before every write. Raises LeaseLost where another process has it by now, and LeaseHeld
+        as `settle` does.
 
         What was seen within 1/`LOOKS` of the time after which the lease expires still holds: nobody takes it
         sooner.
         """
-        if time.monotonic() - self._seen >= self._seconds / LOOKS:
+        self.settle()
+        if not self._was_just_seen():
             self._look()
+
+    def _was_just_seen(self) -> bool:
+        return time.monotonic() - self._seen < self._seconds / LOOKS
 
     def _look(self) -> None:
         began, entry = time.monotonic(), self._read()
         if not self._is_mine(entry):
+            self._seen = -math.inf
             there = f"process {entry.runner.pid} on {entry.runner.host} has it" if entry else "it is gone"
             raise LeaseLost(
                 f"the lease on {self._collection!r} was lost, {there}: this process changes nothing more"
@@ -137,7 +160,7 @@ class Lease:
                 raise lost from error
             raise
 
-    def _taken(self) -> Entry:
+    def _claim(self) -> None:
         name = uuid.uuid4().hex
         for _ in range(ATTEMPTS):
             began = time.monotonic()
@@ -151,13 +174,29 @@ class Lease:
                 expires_at=self._expiry(),
             )
             self._write(mine)
-            if time.monotonic() - began > SETTLE_SECONDS:
-                continue
-            time.sleep(SETTLE_SECONDS if WAITS else 0.0)
-            there = self._read()
-            if there is not None and there.name == name:
-                return mine
-        raise LeaseHeld(f"the lease on {self._collection!r} could not be taken: others are taking it")
+            now_is = time.monotonic()
+            if now_is - began <= SETTLE_SECONDS:
+                break
+        else:
+            raise LeaseHeld(
+                f"the lease on {self._collection!r} could not be taken: in none of {ATTEMPTS} attempts did "
+                f"the database answer within {SETTLE_SECONDS} s"
+            )
+        self._mine, self._seen = mine, -math.inf
+        self._settles_at = now_is + (SETTLE_SECONDS if WAITS else 0.0)
+        self._over.clear()
+        self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
+        self._renewing.start()
+
+    def _give_back(self) -> None:
+        self._over.set()
+        if self._renewing:
+            self._renewing.join()
+        # What ends the work may be that the database does not answer: then it expires.
+        with suppress(HubnessError):
+            if self._was_just_seen() or self._is_mine(self._read()):
+                self._write(self._held().model_copy(update={"expires_at": None}))
+        self._mine = self._settles_at = None
 
     def _renew(self) -> None:
         while not self._over.wait(self._seconds / RENEWALS):

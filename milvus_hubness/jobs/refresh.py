@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -132,8 +133,8 @@ def refresh(
         name = before.name
         lease = lease or Lease(store, name)
         if not (plan or lease.is_held):
-            stack.enter_context(lease)
-        info = store.info(name)
+            stack.enter_context(lease.claimed())
+        info = store.info(name, counted=False)
         whole = ready_state(info, field)
         asks = bank is not None or target_bank is not None or estimator is not None or back
         if profile is None:
@@ -146,6 +147,8 @@ def refresh(
             aim = aim_at(
                 store, info, state, is_new, bank, target_bank, estimator, refit=refit, rebuilding=left
             )
+        if aim.reason:
+            info = replace(info, rows=store.count(name))
         throttle, stop = throttle or Throttle(), stop or threading.Event()
         stack.enter_context(_heeded(stop, throttle))
         job = _Refresh(
@@ -165,7 +168,7 @@ def refresh(
             progress=progress,
         )
         if not plan and left is None:
-            SpareBanks(store, name).drop()
+            SpareBanks(store, name).drop(lease.check)
         done = job.full(aim, labels, force, rebuild_share) if aim.reason else job.pending(aim)
     seconds = round(time.perf_counter() - began, 2)
     told: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
@@ -224,15 +227,21 @@ class _Refresh:
             with self._journalled() as journal:
                 known = {self.state.profile.bank: aim.bank}
                 written = self._renewal(journal, known).fill_pending()
-        placement.settle()
-        if self.state.incoming is None:
-            Renewal.forget(self.store, self.info.name)
+        self.lease.check()
+        with ThreadPoolExecutor(1, "refresh") as beside:
+            forgotten = beside.submit(self._forget_unless_unfinished)
+            placement.settle()
+            forgotten.result()
         fresh = self.state.profile.model_copy(update={"refreshed_at": _now()})
         state = self._let_go(self.state).with_profile(fresh)
         if fresh.gate is not None:
             state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
         self._write_state(state)
         return self._told_of_pending(written)
+
+    def _forget_unless_unfinished(self) -> None:
+        if self.state.incoming is None:
+            Renewal.forget(self.store, self.info.name)
 
     def _left_behind(self) -> bool:
         """Whether a refresh that was killed left a journal, from which its rows are yet to be put right."""
@@ -253,6 +262,7 @@ class _Refresh:
         if aim.carries_on and self.plan:
             return self._told_of(aim, "rebuilt" if aim.rebuilding else "full", aim.reason, self.info.rows)
         if aim.carries_on:
+            self.lease.check()
             return self._rebuilt(aim, aim.rebuilding) if aim.rebuilding else self._carried_out(aim)
         sample = sampled(self.store, self.info, self.state, labels, self.progress)
         judged = None if self.is_new else self._judged(aim, sample, labels)
@@ -268,6 +278,7 @@ class _Refresh:
         if self.plan:
             told = self._told_of(aim, "rebuilt" if rebuilds else "full", reason, self.info.rows)
             return {**told, "judged": judged}
+        self.lease.check()
         fresh = self._fresh(aim, correction, centre)
         if left := unfinished(self.store, self.info.name):
             abandon(self.store, left)

@@ -7,7 +7,7 @@ some collection's biases come from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from milvus_hubness.jobs.runner import LEDGER
 from milvus_hubness.state import BankReference
@@ -29,10 +29,11 @@ class SpareBanks:
             body = json.dumps([each.model_dump() for each in told])
             self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
 
-    def drop(self) -> None:
-        """Those of them that are of no use now."""
+    def drop(self, check: Callable[[], object] = lambda: None) -> None:
+        """Those of them that are of no use now. check: called before anything is written."""
         if not (noted := self._noted()):
             return
+        check()
         for bank in noted:
             if self._store.exists(bank.collection):
                 self._store.drop_bank_generation(bank)

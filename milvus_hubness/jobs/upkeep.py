@@ -120,7 +120,7 @@ def keep_up(
         ready_state(info, duty.field)
         lease = lease or Lease(store, name)
         if not (duty.plan or lease.is_held):
-            stack.enter_context(lease)
+            stack.enter_context(lease.claimed())
         before = status(store, name, field=duty.field)
         moved, taken = _live_queries(store, name, duty)
         done = refresh(

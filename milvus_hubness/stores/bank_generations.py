@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -75,12 +76,8 @@ class BankGenerations(ABC):
     def _put_bank_rows(self, collection: str, rows: list[Row]) -> None: ...
 
     @abstractmethod
-    def _bank_ids(self, reference: BankReference) -> list[int]:
-        """Of all rows of the generation, in ascending order."""
-
-    @abstractmethod
-    def _bank_rows(self, collection: str, ids: Sequence[int]) -> tuple[Floats, list[Row]]:
-        """(n, d) the vectors of these rows, (0, 0) of none, and their fields."""
+    def _bank_whole(self, reference: BankReference) -> tuple[list[int], Floats, list[Row]]:
+        """Of all rows of the generation the ids, in ascending order, (n, d) the vectors, and the fields."""
 
     @abstractmethod
     def _drop_bank_rows(self, reference: BankReference) -> None:
@@ -133,12 +130,9 @@ class BankGenerations(ABC):
 
     def load_bank(self, reference: BankReference) -> StoredBank:
         """As Store.load_bank."""
-        ids, from_targets = self._bank_ids(reference), first_target(reference)
-        found = [
-            self._bank_rows(reference.collection, each)
-            for each in ([i for i in ids if i < from_targets], [i for i in ids if i >= from_targets])
-        ]
-        return stored_bank(reference, self.database, *found)
+        ids, vectors, rows = self._bank_whole(reference)
+        end = bisect_left(ids, first_target(reference))
+        return stored_bank(reference, self.database, (vectors[:end], rows[:end]), (vectors[end:], rows[end:]))
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         """As Store.drop_bank_generation."""

@@ -101,11 +101,10 @@ class MilvusBanks(MilvusRequests, BankGenerations):
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             self._upsert(collection, rows[start : start + ROWS_PER_REQUEST])
 
-    def _bank_ids(self, reference: BankReference) -> list[int]:
-        return [int(key) for key in self._keys(reference.collection, _all_rows(reference))]
-
-    def _bank_rows(self, collection: str, ids: Sequence[int]) -> tuple[Floats, list[dict[str, Any]]]:
-        return self._whole(collection, "vector", ids)
+    def _bank_whole(self, reference: BankReference) -> tuple[list[int], Floats, list[dict[str, Any]]]:
+        self._ensure_loaded(reference.collection)
+        batch = self._scanned(reference.collection, "vector", where=_all_rows(reference))
+        return [int(key) for key in batch.keys], batch.vectors, batch.rows
 
     def _drop_bank_rows(self, reference: BankReference) -> None:
         with translated(reference.collection):

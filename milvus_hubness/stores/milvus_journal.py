@@ -16,6 +16,7 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pymilvus import CollectionSchema, DataType, MilvusClient
@@ -133,10 +134,16 @@ class MilvusJournal(MilvusRequests):
     def _forget_notes(self, journal: Journal, *, before: str) -> None:
         """Those for jobs that began before that: a process that was stopped and revived takes away none that
         are for its successor."""
-        for collection, field in ((journal.collection, "made"), (journal.rows, NAME_FIELD)):
+
+        def forget(collection: str, field: str) -> None:
             if self.count(collection):
                 with translated(collection):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
+
+        with ThreadPoolExecutor(1, "journal") as beside:
+            lines = beside.submit(forget, journal.collection, "made")
+            forget(journal.rows, NAME_FIELD)
+            lines.result()
 
     def journals(self, collection: str) -> list[Journal]:
         named = [Journal(collection=name, made="") for name in journal_names(collection)]

@@ -74,13 +74,26 @@ class MilvusRequests:
         limit: int | None = None,
         partition: str | None = None,
     ) -> Batch:
+        return self._scanned(collection, field, after, upto, limit, partition)
+
+    def _scanned(
+        self,
+        collection: str,
+        field: str,
+        after: Key | None = None,
+        upto: Key | None = None,
+        limit: int | None = None,
+        partition: str | None = None,
+        where: str = "",
+    ) -> Batch:
+        """The rows with after < key ≤ upto that `where` picks, in pages."""
         by_key: dict[Key, dict[str, Any]] = {}
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
             while True:
                 size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
-                page = self._fitting_page(collection, key_field, after, upto, size, partition)
+                page = self._fitting_page(collection, key_field, after, upto, size, partition, where)
                 fresh = {row[key_field]: row for row in page}
                 if not fresh:
                     break
@@ -227,11 +240,12 @@ class MilvusRequests:
         upto: Key | None,
         limit: int,
         partition: str | None,
+        where: str,
     ) -> list[dict[str, Any]]:
         """A page of whole rows, cut in halves as often as the message limit asks for."""
         while True:
             try:
-                return self._page(collection, key_field, ["*"], after, upto, "", limit, partition)
+                return self._page(collection, key_field, ["*"], after, upto, where, limit, partition)
             except (MilvusException, grpc.RpcError) as error:
                 if limit < 2 or not is_too_large(error):
                     raise

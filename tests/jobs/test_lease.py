@@ -85,7 +85,7 @@ def test_of_many_at_once_one_gets_it(shelf):
 
 def test_who_writes_late_begins_again(shelf):
     """Its late write has fenced the first one out: two never pass the check."""
-    with Lease(shelf, "items") as first:
+    with Lease(shelf, "items", seconds=3) as first:
         theirs = shelf.kept.pop((LEDGER, f"{LEASES}/items"))
         late = iter([0.6])
 
@@ -101,6 +101,27 @@ def test_who_writes_late_begins_again(shelf):
                 first.check()
 
 
+def test_a_claim_is_waited_for_by_the_first_check(shelf):
+    with Lease(shelf, "items").claimed() as mine:
+        assert mine.is_held
+        began = time.monotonic()
+        mine.check()
+        assert time.monotonic() - began > 0.2
+        began = time.monotonic()
+        mine.check()
+        assert time.monotonic() - began < 0.1
+    assert entry(shelf).expires_at is None
+
+
+def test_a_claim_that_another_process_wrote_over_is_refused_before_the_first_write(shelf):
+    with Lease(shelf, "items").claimed() as mine:
+        put(shelf, entry(shelf).model_copy(update={"name": "another"}))
+        with pytest.raises(LeaseHeld, match="is at work on 'items'"):
+            mine.check()
+    assert entry(shelf).name == "another", "and is left alone"
+    assert entry(shelf).expires_at is not None
+
+
 def test_it_is_renewed_and_a_silent_holder_s_expires(shelf):
     with Lease(shelf, "items", seconds=0.6) as mine:
         elsewhere = entry(shelf).runner.model_copy(update={"host": "another-machine"})
@@ -113,8 +134,9 @@ def test_it_is_renewed_and_a_silent_holder_s_expires(shelf):
 
 
 def test_a_revived_holder_finds_that_it_has_lost(shelf):
-    with Lease(shelf, "items") as mine:
+    with Lease(shelf, "items", seconds=3) as mine:
         put(shelf, entry(shelf).model_copy(update={"name": "another", "number": 2}))
+        time.sleep(0.2)
         with pytest.raises(LeaseLost, match="process"):
             mine.check()
     assert entry(shelf).name == "another", "and leaves the other's alone"

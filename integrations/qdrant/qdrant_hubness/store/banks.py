@@ -72,8 +72,9 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             found += [record.id for record in page]
         return found
 
-    def _bank_rows(self, collection: str, ids: Sequence[int]) -> tuple[Floats, list[dict[str, Any]]]:
-        return self._whole(collection, UNNAMED, ids)
+    def _bank_whole(self, reference: BankReference) -> tuple[list[int], Floats, list[dict[str, Any]]]:
+        ids = self._bank_ids(reference)
+        return ids, *self._whole(reference.collection, UNNAMED, ids)
 
     def _drop_bank_rows(self, reference: BankReference) -> None:
         where = models.FilterSelector(filter=rows_of(reference))
