@@ -29,7 +29,7 @@ from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, migrate, 
 from tests.servers import MilvusServer, lite_uri
 
 ROWS, DIM, BANK = 20_000, 768, 500
-ROUNDS = {1: 1_000, 100: 60}
+ROUNDS = {1: 1_000, 100: 200}
 LIMIT = 10
 RELATIVE, ABSOLUTE = 0.05, 100e-6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from milvus_hubness.banks import QueryBank
@@ -40,6 +41,7 @@ def aim_at(
     info: CollectionInfo,
     state: CollectionState,
     is_new: bool,
+    kept: Callable[[], StoredBank],
     bank: QueryBank | None,
     target_bank: QueryBank | None,
     estimator: Estimator | None,
@@ -48,7 +50,8 @@ def aim_at(
     rebuilding: Migration | None,
 ) -> Aim:
     """state: with the profile that is to be renewed as the active one. is_new: whether that is none of the
-    collection's yet. rebuilding: a copy with other biases that was left unfinished."""
+    collection's yet. kept: reads the profile's bank. rebuilding: a copy with other biases that was left
+    unfinished."""
     profile = state.profile
     incoming = state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
@@ -63,8 +66,8 @@ def aim_at(
                 from_dict(begun.estimator), there, begun.strength, "one was not finished",
                 begun.centre, begun.bank, True, rebuilding,
             )  # fmt: skip
-    kept = store.load_bank(profile.bank)
-    wanted = StoredBank(bank or kept.queries, kept.potentials, target_bank or kept.targets)
+    there = kept()
+    wanted = StoredBank(bank or there.queries, there.potentials, target_bank or there.targets)
     strength = profile.strength
     if estimator is None and not is_new and (tuned := _newly_tuned(info, profile, wanted)):
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength

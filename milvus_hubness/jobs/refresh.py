@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -33,7 +33,7 @@ from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.steering import Steering, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.rebuild import REBUILD_SHARE, abandon, begin, carry_out, unfinished, way
 from milvus_hubness.jobs.renewal import Renewal
@@ -140,13 +140,16 @@ def refresh(
         if profile is None:
             profile = whole.incoming.name if whole.incoming and not asks else whole.active
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
-        left = unfinished(store, name)
-        if back:
-            aim = aim_back(store, info, state)
-        else:
-            aim = aim_at(
-                store, info, state, is_new, bank, target_bank, estimator, refit=refit, rebuilding=left
-            )
+        with ThreadPoolExecutor(1, "bank") as beside:
+            reading = beside.submit(store.load_bank, state.profile.bank)
+            left = unfinished(store, name)
+            if back:
+                aim = aim_back(store, info, state)
+            else:
+                aim = aim_at(
+                    store, info, state, is_new, reading.result, bank, target_bank, estimator,
+                    refit=refit, rebuilding=left,
+                )  # fmt: skip
         if aim.reason:
             info = replace(info, rows=store.count(name))
         throttle, stop = throttle or Throttle(), stop or threading.Event()
@@ -223,21 +226,27 @@ class _Refresh:
         written = sum(map(len, waiting.values())) if self.plan else 0
         if self.plan:
             return self._told_of_pending(written)
-        if any(waiting.values()) or self._left_behind():
-            with self._journalled() as journal:
-                known = {self.state.profile.bank: aim.bank}
-                written = self._renewal(journal, known).fill_pending()
-        self.lease.check()
-        with ThreadPoolExecutor(1, "refresh") as beside:
-            forgotten = beside.submit(self._forget_unless_unfinished)
-            placement.settle()
-            forgotten.result()
+        with ThreadPoolExecutor(2, "refresh") as beside:
+            if any(waiting.values()) or self._left_behind():
+                with self._journalled() as journal:
+                    known = {self.state.profile.bank: aim.bank}
+                    written = self._renewal(journal, known).fill_pending()
+                    last = self._settling(placement, beside)
+            else:
+                last = self._settling(placement, beside)
+            for each in last:
+                each.result()
         fresh = self.state.profile.model_copy(update={"refreshed_at": _now()})
         state = self._let_go(self.state).with_profile(fresh)
         if fresh.gate is not None:
             state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
         self._write_state(state)
         return self._told_of_pending(written)
+
+    def _settling(self, placement: Placement, beside: ThreadPoolExecutor) -> list[Future[None]]:
+        """What is done beside the end of the journal."""
+        self.lease.check()
+        return [beside.submit(placement.settle), beside.submit(self._forget_unless_unfinished)]
 
     def _forget_unless_unfinished(self) -> None:
         if self.state.incoming is None:
