@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -49,10 +49,13 @@ from milvus_hubness.state import (
     Incoming,
     Profile,
 )
-from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
+from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank
 
 DEFAULT_TOLERANCE = 1e-5
 HEED_SECONDS = 0.2
+
+Waiting = Mapping[str | None, Sequence[Key]]
+"""Keys of the rows without a bias, by partition."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,11 @@ def refresh(
         with ThreadPoolExecutor(1, "bank") as beside:
             reading = beside.submit(store.load_bank, state.profile.bank)
             left = unfinished(store, name)
+            spare = SpareBanks(store, name)
+            unused = [] if plan or left else spare.noted()
+            waiting = None if asks or refit else _waiting(store, info, state)
+            if not plan:
+                lease.settle()
             if back:
                 aim = aim_back(store, info, state)
             else:
@@ -170,12 +178,21 @@ def refresh(
             engine=engine,
             progress=progress,
         )
-        if not plan and left is None:
-            SpareBanks(store, name).drop(lease.check)
-        done = job.full(aim, labels, force, rebuild_share) if aim.reason else job.pending(aim)
+        if unused:
+            lease.check()
+            spare.drop(unused)
+        if aim.reason:
+            done = job.full(aim, labels, force, rebuild_share)
+        else:
+            done = job.pending(aim, waiting or _waiting(store, info, state))
     seconds = round(time.perf_counter() - began, 2)
     told: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
     return RefreshResult(**(told | done))
+
+
+def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
+    placement = placement_of(store, info, state)
+    return {partition: placement.pending(partition) for partition in info.partitions}
 
 
 @contextmanager
@@ -220,9 +237,8 @@ class _Refresh:
 
     # -- rows without a bias ----------------------------------------------------------------------------
 
-    def pending(self, aim: Aim) -> dict[str, Any]:
+    def pending(self, aim: Aim, waiting: Waiting) -> dict[str, Any]:
         placement = placement_of(self.store, self.info, self.state)
-        waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         written = sum(map(len, waiting.values())) if self.plan else 0
         if self.plan:
             return self._told_of_pending(written)
@@ -376,7 +392,7 @@ class _Refresh:
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
         self._spare.note([abandoned.profile.bank] if abandoned else [])
         self._write_state(state)
-        self._spare.drop()
+        self._spare.drop(self._spare.noted())
         Renewal.forget(self.store, self.info.name)
         return replace(self, state=state)
 
@@ -408,7 +424,7 @@ class _Refresh:
             self._spare.note(unused)
             self._write_state(state)
         self._let_go(state)
-        self._spare.drop()
+        self._spare.drop(self._spare.noted())
         Renewal.forget(self.store, self.info.name)
         return {
             "mode": "full",

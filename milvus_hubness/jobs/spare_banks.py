@@ -7,7 +7,7 @@ some collection's biases come from it.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
 from milvus_hubness.jobs.runner import LEDGER
 from milvus_hubness.state import BankReference
@@ -24,21 +24,21 @@ class SpareBanks:
 
     def note(self, banks: Iterable[BankReference]) -> None:
         """That these may be of no use soon, beside those noted before."""
-        told = [*self._noted(), *banks]
+        told = [*self.noted(), *banks]
         if told:
             body = json.dumps([each.model_dump() for each in told])
             self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
 
-    def drop(self, check: Callable[[], object] = lambda: None) -> None:
-        """Those of them that are of no use now. check: called before anything is written."""
-        if not (noted := self._noted()):
+    def noted(self) -> list[BankReference]:
+        """What was noted and not dropped since."""
+        record = self._store.record(LEDGER, self._key)
+        return [BankReference.model_validate(each) for each in json.loads(record.body)] if record else []
+
+    def drop(self, noted: Sequence[BankReference]) -> None:
+        """Those of what was noted that are of no use now. noted: all of it."""
+        if not noted:
             return
-        check()
         for bank in noted:
             if self._store.exists(bank.collection):
                 self._store.drop_bank_generation(bank)
         self._store.drop_records(LEDGER, SPARE_BANKS, [self._key])
-
-    def _noted(self) -> list[BankReference]:
-        record = self._store.record(LEDGER, self._key)
-        return [BankReference.model_validate(each) for each in json.loads(record.body)] if record else []

@@ -20,6 +20,9 @@ from milvus_hubness.stores.base import Batch, Key
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import translated
 
+QUERIES_PER_PAGE = 8_000
+"""Of a bank that is read whole: fewer where they make too large a message."""
+
 
 def all_targets(reference: BankReference) -> str:
     """The filter that picks a generation's targets."""
@@ -103,7 +106,8 @@ class MilvusBanks(MilvusRequests, BankGenerations):
 
     def _bank_whole(self, reference: BankReference) -> tuple[list[int], Floats, list[dict[str, Any]]]:
         self._ensure_loaded(reference.collection)
-        batch = self._scanned(reference.collection, "vector", where=_all_rows(reference))
+        where = _all_rows(reference)
+        batch = self._scanned(reference.collection, "vector", where=where, page=QUERIES_PER_PAGE)
         return [int(key) for key in batch.keys], batch.vectors, batch.rows
 
     def _drop_bank_rows(self, reference: BankReference) -> None:

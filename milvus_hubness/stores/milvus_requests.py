@@ -85,16 +85,17 @@ class MilvusRequests:
         limit: int | None = None,
         partition: str | None = None,
         where: str = "",
+        page: int = ROWS_PER_REQUEST,
     ) -> Batch:
-        """The rows with after < key ≤ upto that `where` picks, in pages."""
+        """The rows with after < key ≤ upto that `where` picks, in pages of so many at most."""
         by_key: dict[Key, dict[str, Any]] = {}
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
             while True:
-                size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
-                page = self._fitting_page(collection, key_field, after, upto, size, partition, where)
-                fresh = {row[key_field]: row for row in page}
+                size = min(limit or page, page)
+                rows = self._fitting_page(collection, key_field, after, upto, size, partition, where)
+                fresh = {row[key_field]: row for row in rows}
                 if not fresh:
                     break
                 if after is not None and min(fresh) <= after:
