@@ -46,7 +46,7 @@ MAX_WIDTH = 32_768
 UNIT_TOLERANCE = 2.5e-7
 LEAST_LENGTH = 1e-9
 
-SPREADS = 4
+SPREADS = 3
 """s² over the range of half squares: an item links to others as if it lay at most a third further out."""
 
 
@@ -111,7 +111,7 @@ class Layout:
         """This layout with the offset and the scale under L2 that keep a graph index as good as the raw one.
 
         vectors (n, d): items, or a sample of them; unsound rows are left out. With H the median of ½‖r‖² and
-        R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 4R, and
+        R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and
         m = H + s². R bounds the term that distorts the graph; H does, where all rows are of one length, what
         others will bring. Percentiles, since scores are rounded in proportion to s²: no single long row costs
         all others their accuracy.

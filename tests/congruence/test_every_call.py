@@ -21,8 +21,8 @@ from tests.galleries import as_distance, nnn, similarity, vectors
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 18, 200, 6, 50, 5, 0.75
 STORED_WIDTH = 32
 PARTITIONS = {"_default": range(80), "autumn": range(80, 140), "spring": range(140, ITEMS)}
-ACCURACY = {"IP": 1e-5, "COSINE": 1e-5, "L2": 4e-5}
-"""Of scores. Under L2 the stored form rounds in proportion to the scale of its layout."""
+ACCURACY = 1e-5
+"""Of scores."""
 OF_THE_COLLECTION = {
     "collection_name",
     "collection_id",
@@ -179,7 +179,7 @@ def assert_same(catalogue, expected, got, at="answer"):
         for i, (a, b) in enumerate(zip(expected, got, strict=True)):
             assert_same(catalogue, a, b, f"{at}[{i}]")
     elif isinstance(expected, float | np.floating):
-        assert got == pytest.approx(expected, rel=2.4e-7, abs=ACCURACY[catalogue.metric]), at
+        assert got == pytest.approx(expected, rel=2.4e-7, abs=ACCURACY), at
     else:
         assert got == expected, at
     for name in BESIDE_THE_ITEMS:
@@ -283,14 +283,14 @@ def test_scores_are_rounded_as_there(catalogue, decimals):
         assert b.distances == [hit["distance"] for hit in b]
         np.testing.assert_array_equal(b.distances, np.round(b.distances, decimals))
         step = 1.01 * 10.0**-decimals if catalogue.metric == "L2" else 0.0
-        np.testing.assert_allclose(b.distances, a.distances, atol=step + ACCURACY[catalogue.metric])
+        np.testing.assert_allclose(b.distances, a.distances, atol=step + ACCURACY)
         assert sorted(b.ids) == sorted(a.ids)
 
 
 def test_a_query_without_direction_finds_what_it_finds_there(catalogue):
     """All rows are as far from it under IP and COSINE, so that any may come."""
     expected, got = (client.search(name, data=[[0.0] * DIM]) for client, name in catalogue.sides)
-    np.testing.assert_allclose(got[0].distances, expected[0].distances, atol=ACCURACY[catalogue.metric])
+    np.testing.assert_allclose(got[0].distances, expected[0].distances, atol=ACCURACY)
 
 
 def test_rows_are_searched_by_their_keys(catalogue):
@@ -345,7 +345,7 @@ def test_at_full_strength_every_search_ranks_by_the_corrected_score(catalogue, q
     for hits, scores in zip(found, catalogue.scores(catalogue.queries, 1.0)[:, candidates], strict=True):
         page = catalogue.best_first(scores)[first : first + asked.get("limit", 10)]
         assert hits.ids == catalogue.keys(*candidates[page].tolist())
-        np.testing.assert_allclose(hits.distances, scores[page], atol=3 * ACCURACY[catalogue.metric])
+        np.testing.assert_allclose(hits.distances, scores[page], atol=3 * ACCURACY)
 
 
 def test_at_full_strength_a_ring_is_one_of_corrected_scores(catalogue):
