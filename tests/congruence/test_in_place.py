@@ -439,7 +439,7 @@ def test_a_refresh_keeps_what_clients_write_meanwhile(fresh, monkeypatch):
     found = fresh.client.search(fresh.name, data=list(fresh.queries))
     fresh.assert_found(found, fresh.corrected(biases=biases))
     [[hit]] = fresh.client.search(fresh.name, data=[new], filter="id == 20", limit=1, strength=0)
-    assert hit["distance"] == pytest.approx(1, abs=2e-5)
+    assert hit["distance"] == pytest.approx(1, abs=1e-5)
 
 
 def test_a_row_that_is_deleted_while_it_is_filled_stays_deleted(untouched, monkeypatch):
