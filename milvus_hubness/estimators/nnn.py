@@ -110,7 +110,9 @@ class NNN:
 
     def _fit_approximate(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
         items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
-        near = ApproximateBank(bank.vectors, items, self.k, kinds=("ivf", "hnsw"), device=self.device)
+        near = ApproximateBank(
+            bank.vectors, items, self.k, kinds=("routed", "ivf", "hnsw"), device=self.device
+        )
         tuned, share = near.tuned, abs(self.alpha)
         diagnostics = NNNDiagnostics(
             len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,
