@@ -114,7 +114,7 @@ def approximate(k: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
         started = time.perf_counter()
-        near = ApproximateBank(task.bank, gallery, k, kinds=("routed", "ivf", "hnsw"))
+        near = ApproximateBank(task.bank, gallery, k, kinds=("routed", "ivf"))
         built = time.perf_counter() - started
         seconds = {"exact": np.inf, "FAISS flat": np.inf, "approximate": np.inf}
         runs = contenders(gallery, task.bank, k)
