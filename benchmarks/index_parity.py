@@ -33,10 +33,10 @@ from tests.real_data import load_task
 from tests.servers import MilvusServer
 
 INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
-    "HNSW": ({"M": 16, "efConstruction": 200}, "ef", (16, 32, 64, 128, 256)),
-    "IVF_FLAT": ({"nlist": 256}, "nprobe", (4, 8, 16, 32, 64)),
-    "IVF_SQ8": ({"nlist": 256}, "nprobe", (4, 8, 16, 32, 64)),
-    "HNSW_SQ": ({"M": 16, "efConstruction": 200, "sq_type": "SQ8"}, "ef", (16, 32, 64, 128, 256)),
+    "HNSW": ({"M": 16, "efConstruction": 200}, "ef", (32, 48, 64, 80, 96, 128, 256)),
+    "IVF_FLAT": ({"nlist": 256}, "nprobe", (8, 16, 24, 32, 40, 48, 64)),
+    "IVF_SQ8": ({"nlist": 256}, "nprobe", (8, 16, 24, 32, 40, 48, 64)),
+    "HNSW_SQ": ({"M": 16, "efConstruction": 200, "sq_type": "SQ8"}, "ef", (32, 48, 64, 80, 96, 128, 256)),
 }
 LIMIT, QUERIES, ROUNDS = 10, 200, 3
 LEAST_RECALL, LEAST_SHARE = 0.95, 0.95
