@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Literal
@@ -40,11 +40,13 @@ class Correction:
         gallery: npt.ArrayLike | None = None,
         target_bank: QueryBank | None = None,
         start: Floats | None = None,
+        fit: Callable[..., FittedBias] | None = None,
     ) -> Correction:
         """The estimator fitted on bank, gallery (n, d) and target bank as the layout's metric sees them.
 
-        start: potentials of an earlier fit on this bank, for estimators that iterate. Raises
-        DimensionMismatch, BankTooSmall, and InvalidInput where the estimator needs what is not given.
+        start: potentials of an earlier fit on this bank, for estimators that iterate. fit: what fits in place
+        of the estimator's own, which it is given first. Raises DimensionMismatch, BankTooSmall, and
+        InvalidInput where the estimator needs what is not given.
         """
         reduced = _reduced_bank(layout, bank)
         others: dict[str, Any] = {
@@ -53,7 +55,9 @@ class Correction:
         }
         if isinstance(estimator, Transport):
             fits = start is not None and start.shape == (len(bank), estimator.potentials)
-            return cls(layout, estimator.fit(reduced, **others, start=start if fits else None))
+            others["start"] = start if fits else None
+        if fit is not None:
+            return cls(layout, fit(estimator, reduced, **others))
         return cls(layout, estimator.fit(reduced, **others))
 
     @classmethod

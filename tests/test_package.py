@@ -34,8 +34,8 @@ MAY_IMPORT = {
         "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
     },
     "jobs": {
-        "errors", "banks", "correction", "estimators", "halves", "layout", "quality", "quari", "rerank",
-        "reservoir", "state", "stores",
+        "errors", "banks", "beyond", "correction", "estimators", "halves", "layout", "quality", "quari",
+        "rerank", "reservoir", "state", "stores",
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},

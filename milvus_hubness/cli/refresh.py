@@ -87,7 +87,11 @@ def refresh(
         typer.Option("--once", help="For CronJobs: where another process is at it, say so and exit with 0."),
     ] = False,
     engine: Annotated[
-        Engine, typer.Option(help="server: nnn and csls by the database's own search over the bank.")
+        Engine,
+        typer.Option(
+            help="server: nnn and csls by the database's own search over the bank; ray: by the workers of "
+            "the Ray cluster of $RAY_ADDRESS, or of all local cores."
+        ),
     ] = "local",
     uri: Uri = DEFAULT_URI,
     db: Database = "",

@@ -19,7 +19,7 @@ from milvus_hubness.kernels.ivf import sample_rows
 
 
 class NNNDiagnostics(NamedTuple):
-    """kernel: "ivf", "hnsw", or the exact one that the device has. mean_error, max_error: of the bias, 0 if
+    """kernel: "routed", "ivf", or the exact one that the device has. mean_error, max_error: of the bias, 0 if
     it is exact, else measured on `sampled` vectors. recall: of the bank search, on them, if it was tuned."""
 
     bank_size: int
@@ -110,7 +110,7 @@ class NNN:
 
     def _fit_approximate(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
         items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
-        near = ApproximateBank(bank.vectors, items, self.k, kinds=("ivf", "hnsw"), device=self.device)
+        near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
         tuned, share = near.tuned, abs(self.alpha)
         diagnostics = NNNDiagnostics(
             len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,

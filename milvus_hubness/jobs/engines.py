@@ -1,23 +1,26 @@
-"""What computes the biases of a refresh: this process, or the database, by its own search over the bank."""
+"""What computes biases for a refresh or a migration: this process, the database by its own search over the
+bank, or the workers of a Ray cluster."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.correction import Correction
+from milvus_hubness.banks import QueryBank
+from milvus_hubness.beyond import RayBiases
+from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators import CSLS, NNN
+from milvus_hubness.estimators import CSLS, NNN, Estimator
 from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.base import Store
 
-Engine = Literal["local", "server"]
+Engine = Literal["local", "server", "ray"]
 WINDOW = 16_384
 
 
@@ -40,18 +43,50 @@ class Served(Correction):
         return biases
 
 
-def on_engine(correction: Correction, engine: Engine, store: Store, bank: BankReference) -> Correction:
-    """Raises InvalidParameter where the server cannot tell the biases: it can those of NNN and CSLS, whose k
-    does not exceed the 16,384 hits that it gives at most."""
-    if engine == "local":
-        return correction
-    estimator = correction.fitted.estimator
-    if engine != "server":
-        raise InvalidParameter(f'engine is "local" or "server", not {engine!r}')
-    if not isinstance(estimator, NNN | CSLS) or estimator.k > WINDOW:
+@dataclass(frozen=True)
+class Spread(Correction):
+    """workers: (n,) biases of items (n, d) as the layout's metric sees them."""
+
+    workers: Callable[[Floats], Floats] = field(kw_only=True)
+
+    def centred(self, vectors: npt.ArrayLike) -> Floats:
+        rows = np.asarray(vectors, np.float32)
+        sound = ~self.layout.unsound(rows)
+        biases = np.zeros(len(rows), np.float32)
+        if sound.any():
+            told = self.workers(self.layout.reduce_items(rows[sound]))
+            biases[sound] = told - np.float32(self.centre)
+        return biases
+
+
+def require_engine(engine: Engine, estimator: Estimator) -> None:
+    """Raises InvalidParameter as `on_engine` does."""
+    if engine not in get_args(Engine):
+        raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
+    told = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
+    if engine == "server" and not told:
         raise InvalidParameter(
             f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}"
         )
+
+
+def on_engine(
+    correction: Correction,
+    engine: Engine,
+    store: Store,
+    bank: BankReference,
+    targets: QueryBank | None = None,
+) -> Correction:
+    """targets: the target bank that the database keeps with the bank. Raises InvalidParameter where the
+    server cannot tell the biases: it can those of NNN and CSLS, whose k does not exceed the 16,384 hits that
+    it gives at most; and MissingExtra for "ray" where Ray is not installed."""
+    require_engine(engine, correction.fitted.estimator)
+    if engine == "local":
+        return correction
+    if engine == "ray":
+        reduced = None if targets is None else reduced_targets(correction.layout, targets)
+        workers = RayBiases(correction.fitted, target_bank=reduced)
+        return Spread(correction.layout, correction.fitted, correction.centre, workers=workers)
     return Served(
         correction.layout,
         correction.fitted,

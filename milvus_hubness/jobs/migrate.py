@@ -6,6 +6,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.checks import Verification
 from milvus_hubness.jobs.migration.cutover import cutover
 from milvus_hubness.jobs.migration.run import run
@@ -41,15 +42,18 @@ def migrate(
     progress: Progress = silent,
     frozen: bool = False,
     client_ttl: float | None = None,
+    engine: Engine = "local",
 ) -> MigrationResult:
     """`run`, and `cutover` where the plan names what to move.
 
     frozen: nobody writes to the source meanwhile, which saves waiting for clients to notice. client_ttl: the
-    longest state_ttl of a HubnessClient that writes, in seconds, None for its default. What fails or is
-    interrupted can be called again, and carries on; `clean` takes it back. Raises what those raise.
+    longest state_ttl of a HubnessClient that writes, in seconds, None for its default. engine: what tells the
+    biases of the rows, "server" for the database's own search over the bank (NNN and CSLS), "ray" for a Ray
+    cluster. What fails or is interrupted can be called again, and carries on; `clean` takes it back. Raises
+    what those raise.
     """
     began = time.perf_counter()
-    steering = Steering(frozen=frozen, events=as_events(progress))
+    steering = Steering(frozen=frozen, events=as_events(progress), engine=engine)
     if client_ttl is not None:
         steering = replace(steering, client_ttl=client_ttl)
     migration = run(store, plan, steering)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.banks import QueryBank
+from milvus_hubness.beyond import fit_on_ray
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import (
     InvalidInput,
@@ -120,7 +121,8 @@ def refresh(
     client_ttl: the seconds in which every client hears what the collection says of itself: so long is waited
     before the first row is written. throttle: how fast rows may be written. stop: once it is set, Stopped is
     raised between two batches. lease: one that is held already; without, one is taken. engine: what computes
-    the biases that are written, "server" for the database's own search over the bank (NNN and CSLS).
+    the biases that are written: "server", the database's own search over the bank (NNN and CSLS); "ray", the
+    workers of a Ray cluster, which also fit (milvus_hubness.beyond).
     Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Stopped, DimensionMismatch, BankTooSmall,
     InvalidParameter, NoRoom, and InvalidInput where the estimator needs a target bank and none is kept or
     given, a new profile a bank, or there is nothing to go back to.
@@ -465,6 +467,7 @@ class _Refresh:
             gallery=np.concatenate(parts) if parts else None,
             target_bank=aim.bank.targets,
             start=aim.bank.potentials if is_same else None,
+            fit=fit_on_ray if self.engine == "ray" else None,
         )
 
     def _measured_anew(self, state: CollectionState, aim: Aim) -> CollectionState:

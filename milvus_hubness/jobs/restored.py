@@ -33,7 +33,7 @@ def restored(
         target_bank=kept.targets,
         centre=profile.centre,
     )
-    return on_engine(correction, engine, store, profile.bank)
+    return on_engine(correction, engine, store, profile.bank, kept.targets)
 
 
 def restored_by_slot(

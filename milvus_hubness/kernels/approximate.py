@@ -1,9 +1,10 @@
-"""The first primitive, sublinear: a FAISS index over the bank, tuned until its means are near enough.
+"""The first primitive, sublinear: an index over the bank, tuned until its means are near enough.
 
 Bank and gallery lie apart, on two sides of the modality gap, which k-means over the bank knows nothing of. As
 s(q, r) = (q − μ)·r + μ·r, the bank may be moved by any μ without a change to the order of its rows: that, the
 kind of index and how widely it looks are tried on a sample of the gallery, and the fastest that is near
-enough is taken. Where none is faster than the exact kernel, that is.
+enough is taken. Where none is faster than the exact kernel, that is. "routed" is this package's own, which
+finds no neighbours but estimates their mean; "ivf" and "hnsw" are FAISS's.
 """
 
 from __future__ import annotations
@@ -11,33 +12,42 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from math import sqrt
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.kernels.arguments import positive_number, whole_number
+from milvus_hubness.kernels.arguments import one_of, positive_number, whole_number
 from milvus_hubness.kernels.faiss_module import import_faiss
 from milvus_hubness.kernels.operands import Array, Matrix, Operands, as_tensor
 from milvus_hubness.kernels.primitives import check_k, topk, topk_mean
+from milvus_hubness.kernels.routed import RoutedBank, Routing
 
-Kind = Literal["exact", "ivf", "hnsw"]
+Kind = Literal["exact", "routed", "ivf", "hnsw"]
+Tried = Literal["routed", "ivf", "hnsw"]
 
 ERROR = 0.01
 SAMPLE = 1024
 LEAST_SAMPLE = 32
 TRAINING_POINTS_PER_LIST = 25
 GRAPH_LINKS, GRAPH_WIDTH = 16, 80
+ROUTED_SHARES = (0.02, 0.03, 0.045, 0.065, 0.1, 0.15, 0.25)
+LEAST_ROUTED = 2_000
+"""Rows of a bank that are worth being parted into lists."""
+
+TIMED = 8192
+ROWS_AT_ONCE = 1 << 16
 
 
 class Tuned(NamedTuple):
     """What was chosen, and how it did on the half of the sample that it was not chosen on.
 
     kind: "exact" where no index was both near enough and faster. moved: whether the bank's mean was taken
-    off. width: nprobe or ef, 0 for "exact". recall: share of the k nearest found. mean_error, max_error: of
-    the means, in units of the score; share: mean_error as a share of the standard deviation of the exact
-    means. speedup: seconds of the exact kernel over seconds of this one, on the sample.
+    off. width: nprobe or ef, for "routed" the thousandths of the bank that a row looks at on average, 0 for
+    "exact". recall: share of the k nearest found, or in the lists looked into. mean_error, max_error: of the
+    means, in units of the score; share: mean_error as a share of the standard deviation of the exact means.
+    speedup: seconds of the exact kernel over seconds of this one, on up to 8,192 rows.
     """
 
     kind: Kind
@@ -66,7 +76,7 @@ class ApproximateBank:
         k: int,
         *,
         error: float = ERROR,
-        kinds: tuple[Literal["ivf", "hnsw"], ...] = ("ivf",),
+        kinds: tuple[Tried, ...] = ("routed", "ivf"),
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -80,55 +90,93 @@ class ApproximateBank:
             raise InvalidInput(f"an index is tuned on {LEAST_SAMPLE} rows at least, not {X.shape[0]}")
         rng = np.random.default_rng(self._seed)
         rows = rng.choice(X.shape[0], min(SAMPLE, X.shape[0]), replace=False)
-        sample = as_tensor(X[rows], torch.float32, torch.device("cpu")).numpy()
+        here = torch.device("cpu")
+        sample = as_tensor(X[rows], torch.float32, here).numpy()
+        timed = rng.choice(X.shape[0], min(TIMED, X.shape[0]), replace=False)
+        self._timed = as_tensor(X[timed], torch.float32, here).numpy()
         self.measured = len(sample) - len(sample) // 2
         self._mean = self._bank.mean(0).numpy()
         self._index: Any = None
+        self._routing: Routing | None = None
+        for kind in kinds:
+            one_of("kinds", kind, get_args(Tried))
         self.tuned = self._chosen(sample, positive_number("error", error), kinds)
+        del self._timed
 
     def values(self, X: Matrix) -> Array:
         """(n,) float32 means of the k largest found for rows X (n, d); a row for which fewer than k are is
         computed exactly. Raises DimensionMismatch, InvalidInput."""
         operands = Operands.of(X, self._bank, "cpu")
         values = np.empty(X.shape[0], np.float32)
-        rows, _ = operands.tile_shape(columns=self.k)
-        for part, x in operands.rows(rows):
+        for part, x in operands.rows(ROWS_AT_ONCE):
             values[part] = self._means(x.numpy(), self.tuned)[0]
         return values
 
-    def _chosen(self, sample: Array, error: float, kinds: tuple[str, ...]) -> Tuned:
+    def _chosen(self, sample: Array, error: float, kinds: tuple[Tried, ...]) -> Tuned:
         """The fastest near enough on the first half of the sample, as measured on the second."""
         self.tuned = Tuned("exact", False, 0, 1.0, 0.0, 0.0, 0.0, 1.0)
-        began = time.perf_counter()
         exact, nearest = (np.asarray(each) for each in topk(sample, self._bank, self.k, device="cpu"))
-        means, spent = exact.mean(1, dtype=np.float64), time.perf_counter() - began
-        half = len(sample) // 2
-        best, kept = self.tuned, None
-        for kind in kinds:
-            for moved in (False, True):
-                self._index = self._built(kind, moved)
-                for width in self._widths(kind):
-                    tried = Tuned(kind, moved, width, 0.0, 0.0, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
-                    started = time.perf_counter()
-                    found, columns = self._means(sample, tried)
-                    taken = time.perf_counter() - started
-                    off = np.abs(found - means)
-                    if off[:half].mean() > error * means.std():
-                        continue
-                    hits = [np.isin(a, b).mean() for a, b in zip(nearest[half:], columns[half:], strict=True)]
-                    apart = off[half:]
-                    tried = tried._replace(
-                        recall=float(np.mean(hits)),
-                        mean_error=float(apart.mean()),
-                        max_error=float(apart.max()),
-                        share=float(apart.mean() / means.std()),
-                        speedup=spent / taken,
-                    )
-                    if tried.speedup > best.speedup:
-                        best, kept = tried, self._index
-                    break
-        self._index = kept
+        means, half = exact.mean(1, dtype=np.float64), len(sample) // 2
+        spent = self._seconds(self.tuned)
+        best = self.tuned
+        kept: tuple[Any, Routing | None] = (None, None)
+        for how in self._tries(kinds, sample[:half], exact[:half]):
+            first = self._means(sample[:half], how)[0]
+            if np.abs(first - means[:half]).mean() > error * means.std():
+                continue
+            speedup = spent / self._seconds(how)
+            if speedup > best.speedup:
+                found, columns = self._means(sample[half:], how)
+                off = np.abs(found - means[half:])
+                best, kept = (
+                    how._replace(
+                        recall=self._recall(sample[half:], how, nearest[half:], columns),
+                        mean_error=float(off.mean()),
+                        max_error=float(off.max()),
+                        share=float(off.mean() / means.std()),
+                        speedup=speedup,
+                    ),
+                    (self._index, self._routing),
+                )
+            self._enough = True
+        self._index, self._routing = kept
         return best
+
+    def _tries(self, kinds: tuple[Tried, ...], sample: Array, exact: Array) -> Iterator[Tuned]:
+        """What may be near enough, of each kind the narrowest first; no more of it after `_enough` is set."""
+        for kind in kinds:
+            for moved in (False, True) if kind != "routed" else (False,):
+                self._enough = False
+                for width in self._prepared(kind, moved, sample, exact):
+                    yield Tuned(kind, moved, width, 0.0, 0.0, 0.0, 0.0, 0.0)
+                    if self._enough:
+                        break
+
+    def _prepared(self, kind: Tried, moved: bool, sample: Array, exact: Array) -> Iterator[int]:
+        """The widths to try, the index built and the routing learned for each."""
+        if kind != "routed":
+            self._index = self._built(kind, moved)
+            yield from self._widths(kind)
+        elif len(self._bank) >= LEAST_ROUTED:
+            self._index = RoutedBank(self._bank, self._seed)
+            x, near = torch.from_numpy(sample), torch.from_numpy(exact)
+            for share, routing in self._index.routings(x, self.k, near, ROUTED_SHARES):
+                self._routing = routing
+                yield round(1000 * share)
+
+    def _seconds(self, how: Tuned) -> float:
+        """That the means of the timed rows take, the second time."""
+        for _ in range(2):
+            started = time.perf_counter()
+            self._means(self._timed, how)
+            taken = time.perf_counter() - started
+        return taken
+
+    def _recall(self, rows: Array, how: Tuned, nearest: Array, columns: Array) -> float:
+        if how.kind != "routed":
+            return float(np.mean([np.isin(a, b).mean() for a, b in zip(nearest, columns, strict=True)]))
+        looked = self._index.looked_into(torch.from_numpy(rows), self._routing)
+        return float(looked.gather(1, torch.from_numpy(nearest)).float().mean())
 
     def _built(self, kind: str, moved: bool) -> Any:
         rows = self._bank.numpy() - self._mean if moved else self._bank.numpy()
@@ -169,10 +217,15 @@ class ApproximateBank:
         yield most
 
     def _means(self, rows: Array, how: Tuned) -> tuple[Array, Array]:
-        """(n,) means and (n, k) columns of what is found."""
+        """(n,) means and (n, k) columns of what is found, (n, 0) where nothing is looked for."""
         if how.kind == "exact":
             found = topk_mean(rows, self._bank, self.k, device="cpu")
             return np.asarray(found), np.empty((len(rows), 0), np.int64)
+        if how.kind == "routed":
+            means, sure = self._index.means(torch.from_numpy(rows), self._routing)
+            if not sure.all():
+                means[~sure] = topk_mean(rows[~sure], self._bank, self.k, device="cpu")
+            return means, np.empty((len(rows), 0), np.int64)
         if how.kind == "hnsw":
             params = self._faiss.SearchParametersHNSW(efSearch=how.width)
         else:

@@ -30,3 +30,9 @@ def positive_number(name: str, value: Any) -> float:
     if finite_number(name, value) <= 0:
         raise InvalidParameter(f"{name} must be above 0, not {value!r}")
     return float(value)
+
+
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raises InvalidParameter unless `value` is among `known`."""
+    if value not in known:
+        raise InvalidParameter(f"{name} are among {', '.join(known)}, not {value!r}")

@@ -23,7 +23,7 @@ def kernel_on(device: torch.device) -> Kernel:
     if device.type == "cuda":
         capable = torch.cuda.get_device_capability(device) >= (8, 0)
         return "fused" if capable and _is_installed("triton") else "dense"
-    return "screened" if _multiplies_bfloat16() and _is_installed("faiss") else "dense"
+    return "screened" if multiplies_bfloat16() and _is_installed("faiss") else "dense"
 
 
 @cache
@@ -32,7 +32,7 @@ def _is_installed(module: str) -> bool:
 
 
 @cache
-def _multiplies_bfloat16() -> bool:
+def multiplies_bfloat16() -> bool:
     cpu: Any = torch.cpu
     checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
     return any(check is not None and check() for check in checks)

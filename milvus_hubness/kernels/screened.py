@@ -2,181 +2,240 @@
 
 Rounding to bfloat16, of both factors and of the product, moves a score by no more than an error e that is
 known for each row. Those of its scores that lie within 2·e of the k-th largest hold the k largest exact ones,
-and are computed again in float32. The screen keeps scores above a threshold from a random sample of the bank;
-a row where that lies too high, or keeps too many, is left to the dense kernel.
+and are computed again in float32. The k-th largest is bounded from below by the k-th largest of the maxima of
+many groups of scores, which are found at the speed of memory; all that reach that bound less 2·e are kept. A
+row that keeps too many, as one that ties with everything, is left to the dense kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from milvus_hubness.kernels import dense
+from milvus_hubness.kernels.caches import cache_bytes
 from milvus_hubness.kernels.faiss_module import import_faiss
 from milvus_hubness.kernels.operands import Operands
-from milvus_hubness.kernels.threshold import Threshold, threshold_for
+from milvus_hubness.kernels.workers import share_out
 
 logsumexp = dense.logsumexp
 
 LEAST_WORK = 1 << 32
 LEAST_ROWS = 128
-SAMPLE = 4096
-TILE_ROWS, TILE_COLUMNS = 1024, 8192
-"""A tile of scores is 16 MiB in bfloat16, half of a usual third-level cache; both were the fastest tried."""
+GROUP, GROUPS_TOGETHER = 8, 8
+LEAST_COLUMNS = 1 << 14
+LEAST_GROUPS = 4
+"""Groups for each of the k; with fewer the bound is loose, as two of the k largest fall into one."""
 
-GROUP = 8
-MOST_KEPT = 1 / 16
+MOST_KEPT = 8
+"""Groups kept of a row for each of the k, or as large a share of all as is usual to keep of them."""
+
+USUAL_SHARE = 1 / 16
 HALF_UNIT = 2.0**-8
 """Of a number in bfloat16, relative, at most lost in rounding to it."""
 
 
+class Tiles(NamedTuple):
+    """Rows of X and of the bank whose scores are held at once."""
+
+    rows: int
+    columns: int
+
+
 class _Bank(NamedTuple):
-    """exact (m, d) float32; rounded (m, d) bfloat16, with rows of zeros up to a multiple of GROUP; sample
-    (s, d) of those. norm: the longest row's, and error: the longest difference of a row from its rounding."""
+    """exact (m, d) float32; rounded (p, d) bfloat16, with rows of zeros up to a multiple of the groups. norm:
+    the longest row's, and error: the longest difference of a row from its rounding."""
 
     exact: torch.Tensor
     rounded: torch.Tensor
-    sample: torch.Tensor
     norm: float
     error: float
 
 
+def tiles_for(dim: int) -> Tiles:
+    """As many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many columns
+    that their scores would fill the third-level one; smaller and larger tiles were slower."""
+    rows = min(1024, max(128, cache_bytes(2) // (4 * dim) // 128 * 128))
+    whole = GROUP * GROUPS_TOGETHER
+    return Tiles(rows, max(LEAST_COLUMNS, cache_bytes(3) // (2 * rows)) // whole * whole)
+
+
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
     """(n,) means of the k largest products, summed in float64."""
-    way = _way(operands, k)
-    if way is None:
+    if not _is_worth_it(operands, k):
         return dense.topk_mean(operands, k)
-    bank = _rounded(operands.bank, way)
     means = operands.empty(operands.X.shape[0])
-    for part, x in operands.rows(TILE_ROWS):
-        values, _, sure = _largest(x, bank, k, way)
-        found = values.sum(1, dtype=torch.float64) / k
-        if not sure.all():
-            [again] = dense.topk_mean(operands.in_full(x[~sure]), k)
-            found[~sure] = again.double()
-        means[part] = found
+
+    def keep(part: slice, values: torch.Tensor, columns: torch.Tensor) -> None:
+        means[part] = values.sum(1, dtype=torch.float64) / k
+
+    for part in _screened(operands, k, keep):
+        [again] = dense.topk_mean(operands.in_full(operands.X[part]), k)
+        means[part] = again
     return (means,)
 
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values (n, k), falling, and indices (n, k) int64 of the k largest products."""
-    way = _way(operands, k)
-    if way is None:
+    if not _is_worth_it(operands, k):
         return dense.topk(operands, k)
-    bank = _rounded(operands.bank, way)
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
-    for part, x in operands.rows(TILE_ROWS):
-        best, places, sure = _largest(x, bank, k, way)
-        if not sure.all():
-            best[~sure], places[~sure] = dense.topk(operands.in_full(x[~sure]), k)
-        values[part], indices[part] = best, places
+
+    def keep(part: slice, best: torch.Tensor, columns: torch.Tensor) -> None:
+        values[part], indices[part] = best, columns
+
+    for part in _screened(operands, k, keep):
+        values[part], indices[part] = dense.topk(operands.in_full(operands.X[part]), k)
     return values, indices
 
 
-def _way(operands: Operands, k: int) -> Threshold | None:
-    """How to screen; None where it is not worth it."""
+def _is_worth_it(operands: Operands, k: int) -> bool:
     n, (m, d) = operands.X.shape[0], operands.bank.shape
-    if n < LEAST_ROWS or n * m * d < LEAST_WORK:
-        return None
-    return threshold_for(k, m, SAMPLE)
+    columns = min(m, tiles_for(d).columns)
+    return n >= LEAST_ROWS and n * m * d >= LEAST_WORK and columns >= LEAST_GROUPS * GROUP * k
 
 
-def _rounded(bank: torch.Tensor, way: Threshold) -> _Bank:
+def _screened(
+    operands: Operands, k: int, keep: Callable[[slice, torch.Tensor, torch.Tensor], None]
+) -> list[npt.NDArray[np.int64]]:
+    """Hands `keep` the values and columns, (rows, k) each, of all rows; the numbers of those that are to be
+    done again, where there are any."""
+    threads, bank = torch.get_num_threads(), _rounded(operands.bank)
+    tiles, unsure = tiles_for(bank.exact.shape[1]), []
+
+    def work(task: tuple[slice, torch.Tensor]) -> None:
+        part, x = task
+        values, columns, sure = _largest(x, bank, k, tiles)
+        keep(part, values, columns)
+        if not sure.all():
+            unsure.append(part.start + (~sure).nonzero()[:, 0].numpy())
+
+    share_out(work, operands.rows(tiles.rows), threads)
+    return [np.concatenate(unsure)] if unsure else []
+
+
+def _rounded(bank: torch.Tensor) -> _Bank:
     m, d = bank.shape
+    whole, size = GROUP * GROUPS_TOGETHER, 4096
     exact = bank.contiguous()
-    rounded = torch.zeros(-(-m // GROUP) * GROUP, d, dtype=torch.bfloat16)
+    rounded = torch.zeros(-(-m // whole) * whole, d, dtype=torch.bfloat16)
     norm = error = 0.0
-    for start in range(0, m, TILE_COLUMNS):
-        part = exact[start : start + TILE_COLUMNS]
+    for start in range(0, m, size):
+        part = exact[start : start + size]
         near = part.bfloat16()
         rounded[start : start + len(part)] = near
         norm = max(norm, float(part.norm(dim=1).max()))
         error = max(error, float((part - near).norm(dim=1).max()))
-    drawn = torch.randperm(m, generator=torch.Generator().manual_seed(0))[: way.sample]
-    return _Bank(exact, rounded, rounded[drawn], norm, error)
+    return _Bank(exact, rounded, norm, error)
 
 
 def _largest(
-    x: torch.Tensor, bank: _Bank, k: int, way: Threshold
+    x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Values (rows, k) float32, falling, and indices (rows, k) of the k largest products of x (rows, d); and
     (rows,) whether they are surely those."""
     near = x.bfloat16()
     product = (x - near.float()).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
     product += x.shape[1] * 2.0**-23 * x.norm(dim=1) * bank.norm
-    sample = near @ bank.sample.T
-    low = sample.topk(way.rank, dim=1).values[:, -1].float()
-    threshold = (low - 2 * product - 4 * HALF_UNIT * low.abs()).bfloat16()
-    crowded = (sample >= threshold[:, None]).float().mean(1) > MOST_KEPT
-    threshold[crowded] = torch.inf
-    scores, columns = _kept(near, bank, threshold)
+    scores, columns, threshold = _kept(near, bank, k, product, tiles)
     enough = (columns >= 0).sum(1) >= k
     if not enough.any():
         return x.new_empty(len(x), k), columns.new_empty(len(x), k), enough
-    scores, order = scores.sort(1, descending=True)
-    last = scores[:, k - 1]
+    last = scores.topk(k, dim=1).values[:, -1]
     cut = last - 2 * (product + HALF_UNIT * (last.abs() + 2 * product))
-    sure = enough & (threshold.float() <= cut)
-    width = max(k, int((scores >= cut[:, None]).sum(1)[sure].max())) if sure.any() else k
-    near_the_top = columns.gather(1, order[:, :width])
-    near_the_top[(scores[:, :width] < cut[:, None]) | ~sure[:, None]] = -1
-    exact = _products(x, bank.exact, near_the_top)
+    sure = enough & (threshold <= cut)
+    columns[(scores < cut[:, None]) | ~sure[:, None]] = -1
+    exact = _products(x, bank.exact, columns)
     values, chosen = exact.topk(k, dim=1)
-    return values, near_the_top.gather(1, chosen), sure
+    return values, columns.gather(1, chosen), sure
 
 
-def _kept(near: torch.Tensor, bank: _Bank, threshold: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores (rows, p) float32 of at least the row's threshold, and their columns; −inf and −1 at the end of
-    rows with fewer than p."""
-    room = near.new_empty(len(near) * min(TILE_COLUMNS, len(bank.rounded)))
-    hits = [_hits(near, bank, start, threshold, room) for start in range(0, len(bank.rounded), TILE_COLUMNS)]
-    rows, columns, scores = (torch.cat(parts) for parts in zip(*hits, strict=True))
-    inside = columns < len(bank.exact)
-    rows, columns, scores = rows[inside], columns[inside], scores[inside]
-    rows, order = rows.sort(stable=True)
-    counts = rows.bincount(minlength=len(near))
-    width = max(1, int(counts.max()))
-    slot = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
-    padded = torch.full((len(near), width), -torch.inf)
-    places = torch.full((len(near), width), -1)
-    padded[rows, slot] = scores[order].float()
-    places[rows, slot] = columns[order]
-    return padded, places
-
-
-def _hits(
-    near: torch.Tensor, bank: _Bank, start: int, threshold: torch.Tensor, room: torch.Tensor
+def _kept(
+    near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows, columns and scores, each (hits,), of one tile's scores of at least the row's threshold.
+    """Scores (rows, p) float32 and their columns, −inf and −1 in between, of all that reach the threshold
+    (rows,), the third, which is infinite for rows that would keep too many. product: (rows,) errors."""
+    room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
+    best = near.new_empty(len(near), 0, dtype=torch.float32)
+    counted = torch.zeros(len(near), dtype=torch.int64)
+    most = max(MOST_KEPT * k, USUAL_SHARE * len(bank.rounded) / GROUP)
+    kept = []
+    for start in range(0, len(bank.rounded), tiles.columns):
+        part = bank.rounded[start : start + tiles.columns]
+        scores = torch.mm(near, part.T, out=room[: len(near) * len(part)].view(len(near), len(part)))
+        scores[:, max(0, len(bank.exact) - start) :] = -torch.inf
+        highest = _highest(scores, GROUP)
+        few = highest.shape[1] // GROUPS_TOGETHER < LEAST_GROUPS * k
+        bounds = highest if few else _highest(highest, GROUPS_TOGETHER)
+        best = torch.cat([best, bounds.float()], 1)
+        best = best.topk(min(k, best.shape[1]), dim=1).values
+        low = best[:, -1]
+        threshold = (low - 2 * product - 4 * HALF_UNIT * low.abs()).bfloat16()
+        if not (threshold > 0).all():
+            highest = scores.view(len(near), GROUP, -1).amax(1)
+        reached = _at_least(highest, threshold)
+        counted += reached.sum(1)
+        reached[counted > most] = False
+        kept.append(_padded(scores, reached, threshold, start))
+    threshold[counted > most] = torch.inf
+    places, values = (torch.cat(parts, 1) for parts in zip(*kept, strict=True))
+    return values, places, threshold.float()
 
-    GROUP columns are looked at as one. bfloat16 above 0 are ordered as their bits, read as integers, are, and
-    integers are compared many times faster. room: memory for the tile, which it costs time to have anew.
+
+def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
+    """(rows, p / together) of scores (rows, p) bfloat16: of each so many the largest, where one is above 0,
+    and else one of them.
+
+    bfloat16 above 0 are ordered as their bits, read as integers, are, and those are compared many times
+    faster.
     """
-    part = bank.rounded[start : start + TILE_COLUMNS]
-    scores = room[: len(near) * len(part)].view(len(near), len(part))
-    torch.mm(near, part.T, out=scores)
-    apart = len(part) // GROUP
-    grouped = scores.view(len(near), GROUP, apart)
+    grouped = scores.view(torch.int16).view(len(scores), together, -1)
+    return grouped.amax(1).view(torch.bfloat16)
+
+
+def _at_least(scores: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """(rows, p) whether scores (rows, p) reach the threshold (rows,), both bfloat16."""
     if (threshold > 0).all():
-        highest = grouped.view(torch.int16).amax(1)
-        reached = highest >= threshold.view(torch.int16)[:, None]
-    else:
-        reached = grouped.amax(1) >= threshold[:, None]
+        return scores.view(torch.int16) >= threshold.view(torch.int16)[:, None]
+    return scores >= threshold[:, None]
+
+
+def _padded(
+    scores: torch.Tensor, reached: torch.Tensor, threshold: torch.Tensor, start: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Columns (rows, p), counted from `start`, and float32 scores of those that reach the threshold (rows,),
+    in the groups where one does; −1 and −inf at the end of rows with fewer than p."""
+    apart = reached.shape[1]
     rows, group = reached.nonzero(as_tuple=True)
-    members = grouped[rows, :, group]
+    members = scores.view(len(scores), GROUP, apart)[rows, :, group]
     which, member = (members >= threshold[rows, None]).nonzero(as_tuple=True)
-    return rows[which], start + member * apart + group[which], members[which, member]
+    rows = rows[which]
+    counts = rows.bincount(minlength=len(scores))
+    slot = torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]
+    places = torch.full((len(scores), max(1, int(counts.max()))), -1)
+    values = torch.full(places.shape, -torch.inf)
+    places[rows, slot] = start + member * apart + group[which]
+    values[rows, slot] = members[which, member].float()
+    return places, values
 
 
 def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """(rows, p) float32 inner products of x (rows, d) with the rows of the bank (m, d) that `columns` (rows,
-    p) name, −inf for −1."""
+    p) name, −inf for −1; on as many threads as torch has."""
     faiss = import_faiss()
     x, columns = x.contiguous(), columns.contiguous()
     found = torch.empty(columns.shape)
-    faiss.fvec_inner_products_by_idx(
-        *(faiss.swig_ptr(each.numpy()) for each in (found, x, bank, columns)), x.shape[1], *columns.shape
-    )
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(torch.get_num_threads())
+    try:
+        faiss.fvec_inner_products_by_idx(
+            *(faiss.swig_ptr(each.numpy()) for each in (found, x, bank, columns)), x.shape[1], *columns.shape
+        )
+    finally:
+        faiss.omp_set_num_threads(threads)
     return found

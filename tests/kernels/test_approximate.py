@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.estimators import NNN
-from milvus_hubness.kernels import ApproximateBank, approximate, topk, topk_mean
+from milvus_hubness.kernels import ApproximateBank, topk_mean
 from milvus_hubness.kernels.approximate import Tuned
 
 
@@ -25,15 +23,13 @@ def vectors():
 @pytest.fixture
 def slow_exact(monkeypatch):
     """So slow that any index is faster."""
-
-    def slow(*arguments, **options):
-        time.sleep(0.5)
-        return topk(*arguments, **options)
-
-    monkeypatch.setattr(approximate, "topk", slow)
+    real = ApproximateBank._seconds
+    monkeypatch.setattr(
+        ApproximateBank, "_seconds", lambda self, how: real(self, how) + 5 * (how.kind == "exact")
+    )
 
 
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+@pytest.mark.parametrize("kind", ["routed", "ivf", "hnsw"])
 def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact, kind):
     X, B = vectors
     near = ApproximateBank(B, X, 8, kinds=(kind,))
@@ -50,7 +46,7 @@ def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact, kind):
 
 def test_a_stricter_error_takes_a_wider_search(vectors, slow_exact):
     X, B = vectors
-    loose, strict = (ApproximateBank(B, X, 8, error=error).tuned for error in (0.2, 1e-6))
+    loose, strict = (ApproximateBank(B, X, 8, error=error, kinds=("ivf",)).tuned for error in (0.2, 1e-6))
     assert loose.width < strict.width
     assert strict.recall == pytest.approx(1, abs=1e-3)
     assert strict.mean_error < 1e-6
@@ -80,13 +76,10 @@ def test_rows_that_find_too_few_are_exact(vectors):
 
 def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch):
     X, B = vectors
-    real = ApproximateBank._means
-
-    def slow(self, rows, how):
-        time.sleep(0.3 * (how.kind != "exact"))
-        return real(self, rows, how)
-
-    monkeypatch.setattr(ApproximateBank, "_means", slow)
+    real = ApproximateBank._seconds
+    monkeypatch.setattr(
+        ApproximateBank, "_seconds", lambda self, how: real(self, how) + 5 * (how.kind != "exact")
+    )
     near = ApproximateBank(B, X[:40], 8, error=1.0)
     assert near.tuned == ("exact", False, 0, 1.0, 0.0, 0.0, 0.0, 1.0)
     np.testing.assert_allclose(near.values(X), topk_mean(X, B, 8), rtol=0, atol=1e-6)
@@ -95,7 +88,7 @@ def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch
 def test_nnn_says_what_it_cost(vectors, slow_exact):
     X, B = vectors
     fitted = NNN(8, 0.5, kernel="approximate").fit(QueryBank.of(B), gallery=X)
-    assert fitted.diagnostics.kernel in ("ivf", "hnsw")
+    assert fitted.diagnostics.kernel in ("routed", "ivf", "hnsw")
     assert fitted.diagnostics.sampled == 200
     exact = 0.5 * topk_mean(X, B, 8)
     off = np.abs(fitted.bias(X) - exact)
@@ -113,3 +106,5 @@ def test_bad_input(vectors):
         ApproximateBank(B, X[:, :3], 8)
     with pytest.raises(InvalidParameter, match="error"):
         ApproximateBank(B, X, 8, error=0)
+    with pytest.raises(InvalidParameter, match="kinds are among routed, ivf, hnsw, not 'flat'"):
+        ApproximateBank(B, X, 8, kinds=("flat",))

@@ -17,9 +17,7 @@ def always(monkeypatch):
     monkeypatch.setattr(operands, "kernel_on", lambda device: "screened")
     monkeypatch.setattr(screened, "LEAST_WORK", 0)
     monkeypatch.setattr(screened, "LEAST_ROWS", 0)
-    monkeypatch.setattr(screened, "SAMPLE", 256)
-    monkeypatch.setattr(screened, "TILE_ROWS", 40)
-    monkeypatch.setattr(screened, "TILE_COLUMNS", 512)
+    monkeypatch.setattr(screened, "tiles_for", lambda dim: screened.Tiles(40, 1024))
 
 
 @pytest.fixture
@@ -82,7 +80,7 @@ def test_rows_of_very_different_length(dense_rows):
     B[5] *= 1e4
     dense_rows.clear()
     check(unit(60, 32), B, 9, atol=1e-1)
-    assert dense_rows == [40, 20, 40, 20]
+    assert dense_rows == [60, 60]
 
 
 def test_an_adversarial_order_of_the_bank(dense_rows):
@@ -125,4 +123,4 @@ def test_no_tile_holds_all_scores(monkeypatch):
 
     monkeypatch.setattr(torch, "mm", mm)
     topk_mean(X, B, 4, device="cpu")
-    assert largest == 40 * 512
+    assert largest == 40 * 1024

@@ -53,6 +53,7 @@ class Course:
             throttle=self._throttle,
             gate=self._gate,
             bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
+            engine=self._pace.engine,
         )
         self.timeline = Timeline()
 

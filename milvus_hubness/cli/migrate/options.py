@@ -11,6 +11,7 @@ import typer
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import DEFAULT_URI, Database, TokenFile, Uri, open_store, read_bank
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL
 from milvus_hubness.jobs.plan import MigrationPlan
 from milvus_hubness.stores import MilvusStore
@@ -201,6 +202,13 @@ class Pace:
             metavar="LOCAL[=REMOTE]",
         ),
     ] = None
+    engine: Annotated[
+        Engine,
+        typer.Option(
+            help="server: nnn and csls by the database's own search over the bank; ray: by the workers of "
+            "the Ray cluster of $RAY_ADDRESS, or of all local cores."
+        ),
+    ] = "local"
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def _postponed(store: Store, ledger: Ledger, migration: Migration, steering: Ste
     if steering.gate is None or not steering.gate.postponed:
         return migration
     steering.events.tell("postponed", source=migration.source, target=migration.target)
-    pair, partitions = forward(store, migration), store.info(migration.source).partitions
+    pair, partitions = forward(store, migration, steering.engine), store.info(migration.source).partitions
     while not _released(steering.gate, steering.throttle):
         one_pass(pair, partitions, migration, migration.passes + 1, steering)
         migration = ledger.write(migration, passes=migration.passes + 1, runner=Runner.here())
@@ -149,7 +149,7 @@ def _caught_up(store: Store, ledger: Ledger, migration: Migration, steering: Ste
         mirror = Mirror(collection=migration.target, required=True)
         migration = announced(store, ledger, migration, migration.source, mirror)
         steering.wait_for_clients(migration.announced_at)
-    pair, partitions = forward(store, migration), store.info(migration.source).partitions
+    pair, partitions = forward(store, migration, steering.engine), store.info(migration.source).partitions
     try:
         migration, _, _ = until_equal(ledger, migration, pair, partitions, steering)
     except Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from milvus_hubness.correction import Correction, initial_state
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.faces import Corrected, Plain
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
@@ -70,9 +71,11 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     )
 
 
-def forward(store: Store, migration: Migration) -> Pair:
-    """The source, and its copy with the biases of the bank that the database keeps."""
-    return Pair(store, _source(store, migration), _corrected(store, migration), migration.corrected())
+def forward(store: Store, migration: Migration, engine: Engine = "local") -> Pair:
+    """The source, and its copy with the biases of the bank that the database keeps, by this engine. Raises
+    as `on_engine` does."""
+    copy = _corrected(store, migration, engine)
+    return Pair(store, _source(store, migration), copy, migration.corrected())
 
 
 def backward(store: Store, migration: Migration) -> Pair:
@@ -85,9 +88,9 @@ def _source(store: Store, migration: Migration) -> Plain | Corrected:
     return Corrected(name, before, restored_by_slot(store, before)) if before else Plain(name)
 
 
-def _corrected(store: Store, migration: Migration) -> Corrected:
+def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> Corrected:
     state = migration.corrected()
-    return Corrected(migration.target, state, restored_by_slot(store, state))
+    return Corrected(migration.target, state, restored_by_slot(store, state, engine))
 
 
 def _fit(store: Store, plan: MigrationPlan) -> Correction:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from milvus_hubness.errors import ResumeRefused
+from milvus_hubness.jobs.engines import require_engine
 from milvus_hubness.jobs.migration.checks import verified
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.clean import drop_copy
@@ -28,9 +29,11 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
 
     Raises ResumeRefused where the plan or the source's schema is not that of the earlier run,
     MigrationRunning, NotCaughtUp, VerificationFailed, CannotMigrate where the database cannot import files
-    that it is to, and what the store raises. Whatever it raises, it can be run again.
+    that it is to, InvalidParameter where the engine does not know the estimator, and what the store raises.
+    Whatever it raises, it can be run again.
     """
     steering = steering or Steering()
+    require_engine(steering.engine, plan.estimator)
     if steering.bulk:
         steering.bulk.require(store, plan.source)
     ledger = Ledger(store)
@@ -100,7 +103,7 @@ def _copied(
     facts = {"source": source.name, "target": migration.target}
     steering.events.tell("before-copy", **facts, rows_total=migration.rows)
     store.count(source.name)
-    pair = forward(store, migration)
+    pair = forward(store, migration, steering.engine)
     chunks = ledger.chunks(migration.target)
     recorder = Recorder(migration, chunks, ledger, steering.events)
     if steering.bulk:
@@ -121,7 +124,7 @@ def _copied(
 def _verified(
     store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
 ) -> Migration:
-    pair = forward(store, migration)
+    pair = forward(store, migration, steering.engine)
     migration, equal, _ = until_equal(ledger, migration, pair, source.partitions, steering)
     steering.events.tell(
         "before-verify", source=source.name, target=migration.target, rows_total=migration.rows

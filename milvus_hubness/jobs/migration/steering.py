@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.control import CutoverGate
 from milvus_hubness.jobs.migration.events import Event, Events
@@ -27,7 +28,8 @@ class Steering:
     after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that writes,
     in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are copied by
     files that the database imports, rather than by upserts; only where frozen, since an import does not
-    replace what a client wrote before it. Raises InvalidParameter."""
+    replace what a client wrote before it. engine: what computes the biases of the rows that are copied,
+    "server" for the database's own search over the bank, "ray" for a Ray cluster. Raises InvalidParameter."""
 
     frozen: bool = False
     client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
@@ -35,6 +37,7 @@ class Steering:
     events: Events = field(default_factory=lambda: Events([]))
     gate: CutoverGate | None = None
     bulk: BulkTarget | None = None
+    engine: Engine = "local"
 
     def __post_init__(self) -> None:
         if self.bulk and not self.frozen:
