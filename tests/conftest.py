@@ -94,7 +94,7 @@ class ByDatabase(LoadScopeScheduling):
             if "test_re" in file:
                 return "server, re"
             return "server, a to i" if file.rpartition("test_")[2] < "j" else "server, j to z"
-        return file if "/congruence/" in file else nodeid
+        return file if "/congruence/" in file or "/proxy/" in file else nodeid
 
 
 @pytest.hookimpl(optionalhook=True)
