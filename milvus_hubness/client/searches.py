@@ -302,7 +302,8 @@ class Searching(Biasing, Reads):
             for name, value in options.items()
             if name not in ("offset", "round_decimal", "timezone")
         }
-        answers, metrics = [], []
+        answers: list[Any] = []
+        metrics: list[str] = []
         for request in requests:
             state = known.searched(request.anns_field)
             further = {**shared, "anns_field": request.anns_field}
@@ -323,21 +324,23 @@ class Searching(Biasing, Reads):
                     )
                 )
             )
-            metrics.append(state.metric if state else (yield from self._metric(collection, request, options)))
+            if state:
+                metrics.append(state.metric)
+                continue
+            named, timeout = (request.param or {}).get("metric_type"), options.get("timeout")
+            metrics.append((yield from self._metric(collection, request.anns_field, named, timeout)))
         offset = int(options.get("offset") or 0)
         page = slice(offset, offset + limit)
         return hybrid.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
 
-    def _metric(
-        self, collection: str, request: AnnSearchRequest, options: Mapping[str, Any]
-    ) -> Operation[str]:
-        """What the request says, else what the index of its field does."""
-        if told := (request.param or {}).get("metric_type"):
-            return str(told).upper()
-        of = (collection, request.anns_field)
+    def _metric(self, collection: str, field: str, named: Any, timeout: float | None) -> Operation[str]:
+        """What a search on a field names, else what the field's index has."""
+        if named:
+            return str(named).upper()
+        of = (collection, field)
         if of not in self._metrics:
-            names = yield Ask("list_indexes", (collection, request.anns_field))
-            index = yield Ask("describe_index", (collection, names[0], options.get("timeout")))
+            names = yield Ask("list_indexes", of)
+            index = yield Ask("describe_index", (collection, names[0], timeout))
             self._metrics[of] = str(index["metric_type"]).upper()
         return self._metrics[of]
 

@@ -29,11 +29,16 @@ def status_in(response: Any) -> Any:
     return response if isinstance(response, common_pb2.Status) else response.status
 
 
-def refusal(method: str, error: HubnessError | MilvusException) -> Any:
-    """The response of a method that says so."""
+def refusal(method: str, error: Exception) -> Any:
+    """The response of a method that says so. What nobody foresaw is an unexpected error of Milvus's, too: as
+    gRPC's UNKNOWN clients would repeat the call for minutes."""
     response = _class(_SERVICE.methods_by_name[method].output_type)()
     status = status_in(response)
-    if isinstance(error, HubnessError):
+    if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
+        status.code = int(error.code) or UNEXPECTED
+        status.error_code = int(error.compatible_code) or common_pb2.ErrorCode.UnexpectedError
+        status.reason = error.message
+    else:
         wrong = isinstance(error, InvalidInput)
         status.code = PARAMETER_INVALID if wrong else UNEXPECTED
         status.error_code = (
@@ -42,10 +47,6 @@ def refusal(method: str, error: HubnessError | MilvusException) -> Any:
         status.reason = f"{type(error).__name__}: {error}"
         if wrong:
             status.extra_info["is_input_error"] = "true"
-    else:
-        status.code = int(error.code) or UNEXPECTED
-        status.error_code = int(error.compatible_code) or common_pb2.ErrorCode.UnexpectedError
-        status.reason = error.message
     return response
 
 

@@ -22,6 +22,8 @@ VECTORS: dict[Dtype, str] = {
 }
 """Where a vector column of each type keeps its numbers."""
 _DATA_TAG = b"\x0a"
+_BYTES_OF_A_NUMBER = {"binary_vector": 1 / 8, "float16_vector": 2, "bfloat16_vector": 2, "int8_vector": 1}
+_LISTS_OF_VECTORS = {"sparse_float_vector": "contents", "vector_array": "data"}
 
 
 def column_named(columns: Iterable[Any], name: str) -> Any:
@@ -71,6 +73,52 @@ def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> N
         put_floats(column.vectors.float_vector, numbers.ravel())
     else:
         setattr(column.vectors, VECTORS[dtype], b"".join(rows))
+
+
+def take_rows(column: Any, rows: Sequence[int]) -> None:
+    """Make a column hold these of its rows, in this order, in place."""
+    valid = list(column.valid_data)
+    if column.HasField("struct_arrays"):
+        for field in column.struct_arrays.fields:
+            take_rows(field, rows)
+    elif column.HasField("vectors"):
+        _take_vectors(column.vectors, _places(valid, rows))
+    elif kept := column.scalars.WhichOneof("data"):
+        _take(getattr(column.scalars, kept).data, rows)
+    if valid:
+        column.valid_data[:] = [valid[row] for row in rows]
+
+
+def _places(valid: Sequence[bool], rows: Sequence[int]) -> Sequence[int]:
+    """Where the vectors of these rows lie: those that are null take no place."""
+    if not valid:
+        return rows
+    before = np.cumsum([0, *valid])
+    return [int(before[row]) for row in rows if valid[row]]
+
+
+def _take_vectors(vectors: Any, places: Sequence[int]) -> None:
+    kept = vectors.WhichOneof("data")
+    if kept == "float_vector":
+        numbers = floats(vectors.float_vector)
+        put_floats(vectors.float_vector, numbers.reshape(-1, vectors.dim)[list(places)].ravel())
+    elif kept in _LISTS_OF_VECTORS:
+        _take(getattr(getattr(vectors, kept), _LISTS_OF_VECTORS[kept]), places)
+    elif kept:
+        packed = getattr(vectors, kept)
+        size = int(vectors.dim * _BYTES_OF_A_NUMBER[kept])
+        setattr(vectors, kept, b"".join(packed[size * place : size * (place + 1)] for place in places))
+
+
+def _take(values: Any, places: Sequence[int]) -> None:
+    kept = list(values)
+    taken = [kept[place] for place in places] if kept else []
+    if taken and hasattr(taken[0], "SerializeToString"):
+        taken = [type(each).FromString(each.SerializeToString()) for each in taken]
+        del values[:]
+        values.extend(taken)
+    else:
+        values[:] = taken
 
 
 def _varint(number: int) -> bytes:

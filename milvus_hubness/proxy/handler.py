@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -23,6 +24,7 @@ from milvus_hubness.proxy.steps import Refused
 Context = Any
 """grpc.aio's ServicerContext."""
 
+log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
 _UNARY = frozenset(
     f"/{service.full_name}/{method.name}"
@@ -118,6 +120,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             except DecodeError:
                 await context.abort(grpc.StatusCode.INTERNAL, f"no request of {method}")
             except (HubnessError, MilvusException) as error:
+                response = refusal(method, error)
+            except Exception as error:
+                log.exception("%s failed", method)
                 response = refusal(method, error)
             if last:
                 await _relay_metadata(last[0], context)

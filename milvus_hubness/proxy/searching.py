@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +13,14 @@ from milvus_hubness.client.beside import BesideRewrite, rewrite_of
 from milvus_hubness.client.knowledge import Known
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.reading import FieldRequest
-from milvus_hubness.client.rewrite import Question, Rewrite
+from milvus_hubness.client.rewrite import Asked, Question, Rewrite
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.halves import BYTES, Dtype, decode
 from milvus_hubness.layout import Floats
 from milvus_hubness.proxy.joining import joined
 from milvus_hubness.proxy.parameters import SearchParameters, Wish
+from milvus_hubness.proxy.picking import hits_of, keys_of, pick
 from milvus_hubness.proxy.reading import ColumnReading
 from milvus_hubness.proxy.steps import Send
 from milvus_hubness.state import CollectionState
@@ -36,7 +39,7 @@ class WireSearching(Operations):
         """A SearchResults for a SearchRequest, ranked by the corrected score where its field carries biases.
 
         wish: where the request itself says nothing. Raises DimensionMismatch, InvalidInput, InvalidParameter,
-        and UnsupportedOperation for what nobody but HubnessClient can answer.
+        and UnsupportedOperation where the server would look at scores before they are corrected.
         """
         given = SearchParameters(request.search_params)
         asked_for = given.wish.over(wish)
@@ -47,15 +50,17 @@ class WireSearching(Operations):
                 return (yield from self._uncorrected(known, request))
             question = yield from self._question(known, state, request, asked_for)
             rewrite = rewrite_of(state, known.reading)
-            self._expect_servable(rewrite, question, request)
+            answer = self._in_the_servers_order
+            if _reorders(rewrite, question):
+                question = yield from self._of_candidates(known, rewrite, question, request)
+                answer = self._in_an_order_of_ours
             answers = []
             for each in rewrite.apart(question):
-                sent, fields = _rewritten(request, rewrite, each)
-                response = yield Send("Search", sent)
-                _score(response.results, rewrite, each)
+                response, fields = yield from answer(known, rewrite, each, request)
                 ColumnReading(tuple(known.states.values())).columns_out(response.results, fields)
                 answers.append(response)
-            self._sample(known, state, question.profile, question.data)
+            if request.WhichOneof("search_input") != "ids":
+                self._sample(known, state, question.profile, question.data)
             return joined(answers)
 
         return self._as_it_is(request.collection_name, None, call)
@@ -78,10 +83,15 @@ class WireSearching(Operations):
         self, known: Known, state: CollectionState, request: Any, wish: Wish
     ) -> Operation[Question]:
         given = SearchParameters(request.search_params)
+        if request.search_by_primary_keys:
+            raise UnsupportedOperation(
+                "a search whose filter names the rows to search with: give ids instead"
+            )
         if request.WhichOneof("search_input") == "ids":
-            kept = request.ids.WhichOneof("id_field")
-            keys = list(getattr(request.ids, kept).data) if kept else []
-            found = yield from self._vectors(request.collection_name, known, state, keys, {})
+            level = level_of(request)
+            as_asked = {} if level is None else {"consistency_level": level}
+            keys = keys_of(request.ids)
+            found = yield from self._vectors(request.collection_name, known, state, keys, as_asked)
             queries: Any = decode(found, state.dtype)
         else:
             queries = queries_in(request.placeholder_group, state)
@@ -95,19 +105,73 @@ class WireSearching(Operations):
             profile=wish.profile,
         )
 
-    def _expect_servable(self, rewrite: Rewrite, question: Question, request: Any) -> None:
-        if request.search_by_primary_keys:
-            raise UnsupportedOperation("searching by primary keys: name them as ids")
-        if isinstance(rewrite, BesideRewrite) and rewrite.strength(question) != 0:
+    def _of_candidates(
+        self, known: Known, rewrite: Rewrite, question: Question, request: Any
+    ) -> Operation[Question]:
+        """The question as its candidates are corrected: with its page, and the bank where it is gated."""
+        given = SearchParameters(request.search_params)
+        if given.has("iterator"):
             raise UnsupportedOperation(
-                f"the biases of field {rewrite.state.field!r} lie beside its vectors, which the proxy does "
-                "not search: use HubnessClient, migrate the collection, or search with hubness_strength 0"
+                f"iterators cannot follow the corrected order of field {rewrite.state.field!r}, whose "
+                "searches are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
             )
+        if isinstance(rewrite, BesideRewrite):
+            _refuse_chains(request)
+        question = replace(question, offset=given.number("offset", 0))
         if rewrite.is_gated(question):
-            raise UnsupportedOperation(
-                f"searches of field {rewrite.state.field!r} are gated, which the proxy does not do: use "
-                "HubnessClient, or search with hubness_strength 0"
-            )
+            state, profile = rewrite.state, question.profile
+            bank = yield from self._bank(request.collection_name, state, profile or state.active)
+            question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+        return question
+
+    def _in_the_servers_order(
+        self, known: Known, rewrite: Rewrite, question: Question, request: Any
+    ) -> Operation[tuple[Any, FieldRequest]]:
+        """The answer whose rows are those of the server's, and which of their fields to hide."""
+        fields = rewrite.reading.fields(question.output_fields)
+        sent = rewritten_request(request, rewrite, question)
+        sent.output_fields[:] = fields.requested or []
+        response = yield Send("Search", sent)
+        _score(response.results, rewrite, question)
+        return response, fields
+
+    def _in_an_order_of_ours(
+        self, known: Known, rewrite: Rewrite, question: Question, request: Any
+    ) -> Operation[tuple[Any, FieldRequest]]:
+        """The same where rows are put in order, or left out, once they have been found."""
+        asked, state = rewrite.ask(question), rewrite.state
+        response = yield Send("Search", _sent(request, rewrite, asked))
+        hits = hits_of(response.results, () if asked.biases_of or not state.beside else state.slot_fields)
+        if asked.biases_of:
+            keys = list(dict.fromkeys(keys_of(response.results.ids)))
+            as_asked = {"consistency_level": level_of(request)}
+            biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, as_asked)
+            chosen = asked.answer(hits, biases)
+        else:
+            chosen = asked.answer(hits)
+        pick(response.results, chosen)
+        return response, rewrite.reading.fields(question.output_fields)
+
+
+def level_of(request: Any) -> int | None:
+    """The consistency that a request asks for, None for the collection's own."""
+    return None if request.use_default_consistency else int(request.consistency_level)
+
+
+def _reorders(rewrite: Rewrite, question: Question) -> bool:
+    """Whether the server's order is not the one that is asked for."""
+    beside = isinstance(rewrite, BesideRewrite) and rewrite.strength(question) != 0
+    return beside or rewrite.is_gated(question)
+
+
+def _refuse_chains(request: Any) -> None:
+    """Raises UnsupportedOperation: what the server does to scores would come before they are corrected."""
+    aggregates = request.HasField("search_aggregation")
+    if request.function_chains or request.function_score.functions or aggregates:
+        raise UnsupportedOperation(
+            "what the server makes of scores would see uncorrected ones where biases lie beside the vectors: "
+            "search with hubness_strength 0, or migrate the collection"
+        )
 
 
 def queries_in(group: bytes, state: CollectionState) -> Floats:
@@ -141,22 +205,29 @@ def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any
     """The request as it is asked of the stored vectors, its output fields as they were. Raises as
     Rewrite.ask does."""
     asked = rewrite.ask(question)
+    return _put(request, rewrite, asked.data, asked.search_params)
+
+
+def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping[str, Any]) -> Any:
     sent, given = _copy(request), SearchParameters(request.search_params)
-    given.take(asked.search_params)
+    given.take(search_params)
     given.put("round_decimal", -1)
     if given.field or rewrite.state.stored_in:
         given.name_field(rewrite.state.searched_field)
     given.write(sent.search_params)
-    sent.placeholder_group = placeholder_group(asked.data, rewrite.state.dtype)
-    sent.nq = len(asked.data)
+    sent.placeholder_group = placeholder_group(data, rewrite.state.dtype)
+    sent.nq = len(data)
     return sent
 
 
-def _rewritten(request: Any, rewrite: Rewrite, question: Question) -> tuple[Any, FieldRequest]:
-    fields = rewrite.reading.fields(question.output_fields)
-    sent = rewritten_request(request, rewrite, question)
-    sent.output_fields[:] = fields.requested or []
-    return sent, fields
+def _sent(request: Any, rewrite: Rewrite, asked: Asked) -> Any:
+    sent = _put(request, rewrite, asked.data, asked.search_params)
+    given = SearchParameters(sent.search_params)
+    given.put("topk", asked.limit)
+    given.put("offset", asked.offset)
+    given.write(sent.search_params)
+    sent.output_fields[:] = asked.output_fields or []
+    return sent
 
 
 def _score(results: Any, rewrite: Rewrite, question: Question) -> None:

@@ -17,6 +17,7 @@ from milvus_hubness.client.steps import Operation
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, JournalFailed, UnsupportedOperation
 from milvus_hubness.layout import Floats
 from milvus_hubness.proxy.columns import column_named, put_vectors, vectors_in
+from milvus_hubness.proxy.picking import keys_of, put_keys
 from milvus_hubness.proxy.rows import rows_of
 from milvus_hubness.proxy.steps import Send
 from milvus_hubness.proxy.templates import filled
@@ -61,7 +62,7 @@ class WireWriting(Operations):
         first, _, known = yield from self._noted(request.collection_name, None, call, again)
         if known.mirror is not None:
             args = by_row.arguments()
-            yield from self._mirrored(known, _ids(first), *args[1:])
+            yield from self._mirrored(known, keys_of(first.IDs), *args[1:])
         return first
 
     def delete_wire(self, request: Any) -> Operation[Any]:
@@ -84,7 +85,7 @@ class WireWriting(Operations):
         done = yield from self._deleted_by_filter(request)
         if isinstance(done, list):  # Milvus Lite names the keys, and so pymilvus answers with these.
             result = milvus_pb2.MutationResult(delete_cnt=len(done))
-            _put_ids(result, done)
+            put_keys(result.IDs, done)
             return result
         return milvus_pb2.MutationResult(delete_cnt=done["delete_count"])
 
@@ -159,20 +160,8 @@ class _ByRow:
             result.insert_cnt = written["insert_count"]
         else:
             result.upsert_cnt = written["upsert_count"]
-        _put_ids(result, ids)
+        put_keys(result.IDs, ids)
         return result
-
-
-def _ids(result: Any) -> list[Any]:
-    kept = result.IDs.WhichOneof("id_field")
-    return list(getattr(result.IDs, kept).data) if kept else []
-
-
-def _put_ids(result: Any, ids: list[Any]) -> None:
-    if ids and isinstance(ids[0], str):
-        result.IDs.str_id.data.extend(ids)
-    else:
-        result.IDs.int_id.data.extend(map(int, ids))
 
 
 def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:

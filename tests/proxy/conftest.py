@@ -6,7 +6,7 @@ import pytest
 
 from milvus_hubness import HubnessClient
 from tests.conftest import Backend
-from tests.proxy.running import ForeignClient, LiteServer, ProxyHere
+from tests.proxy.running import ForeignClient, LiteServer, ProxyHere, at
 
 
 class ProxyBackend(Backend):
@@ -53,8 +53,7 @@ def lite_server_uri(tmp_path_factory):
 @pytest.fixture(scope="session", params=["lite", "server-2.3.5"])
 def running(request):
     """(kind, uri) of each database in turn."""
-    fixture = "lite_server_uri" if request.param == "lite" else "served_uri"
-    return request.param, request.getfixturevalue(fixture)
+    return at(request)
 
 
 @pytest.fixture(scope="module")

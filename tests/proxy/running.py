@@ -109,6 +109,12 @@ class ForeignClient(MilvusClient):
         return self.behind.hubness_state(name)
 
 
+def at(request):
+    """(kind, uri) of the database that a fixture is asked for."""
+    fixture = "lite_server_uri" if request.param == "lite" else "served_uri"
+    return request.param, request.getfixturevalue(fixture)
+
+
 def wishing(search_params, strength, profile=None):
     told = {"hubness_strength": strength, "hubness_profile": profile}
     told = {name: value for name, value in told.items() if value is not None}

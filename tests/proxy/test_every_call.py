@@ -5,6 +5,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from tests.congruence import test_every_call as suite
+from tests.proxy.running import at
 
 IN_OTHER_WORDS = {
     "test_rows_are_searched_by_their_keys",
@@ -24,10 +25,15 @@ globals().update(
 )
 
 
-pytestmark = pytest.mark.long
+KINDS = [pytest.param(kind, marks=pytest.mark.long if at else ()) for at, kind in enumerate(suite.KINDS)]
 
 
-@pytest.fixture(scope="module", params=suite.KINDS, ids=" ".join)
+@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.long)])
+def running(request):
+    return at(request)
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=" ".join)
 def catalogue(shared_backend, request):
     if not shared_backend.is_lite and request.param != suite.KINDS[0]:
         pytest.skip("shown on Milvus Lite")

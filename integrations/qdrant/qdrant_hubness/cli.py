@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -12,10 +14,11 @@ import typer
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import AsJson, progress_bars, show_facts, show_json, tell_error
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
-from milvus_hubness.cli.migrate.moving import moving, unfinished
+from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
+from milvus_hubness.cli.migrate.spread import spread
 from milvus_hubness.errors import HubnessError, InvalidParameter
 from milvus_hubness.jobs.bank_source import read_bank
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL, Steering, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
@@ -42,6 +45,51 @@ Rate = Annotated[float | None, typer.Option(help="Write no faster than this.", s
 Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done; nothing is written.")]
 DEFAULT_URI = "http://localhost:6333"
 
+
+@dataclass(frozen=True)
+class Connection:
+    """Which database."""
+
+    uri: Uri = DEFAULT_URI
+
+    def open(self) -> QdrantStore:
+        return QdrantStore(connect(self.uri, os.environ.get(KEY_VARIABLE)))
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Who writes to the collection meanwhile."""
+
+    frozen: Frozen = False
+    client_ttl: Ttl = CLIENT_TTL
+
+    def steering(self, progress: Progress, rate: float | None = None) -> Steering:
+        throttle = Throttle(rows_per_second=rate)
+        return Steering(
+            frozen=self.frozen, client_ttl=self.client_ttl, throttle=throttle, events=as_events(progress)
+        )
+
+
+@dataclass(frozen=True)
+class Estimating:
+    """How the biases are estimated. vector: of which one."""
+
+    bank_column: Column = None
+    vector: Vector = None
+    method: Method = None
+    param: Params = None
+    k: K = None
+    alpha: Alpha = None
+
+    @property
+    def asked(self) -> bool:
+        return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
+
+    def estimator(self, *known: Any) -> Any:
+        """What the options name. known: what they change, if anything is there already."""
+        return chosen_estimator(self.method, self.param, self.k, self.alpha, *known)
+
+
 app = typer.Typer(
     name="qdrant-hubness",
     help=f"Hubness correction for cross-modal search, inside Qdrant. The key of a server: ${KEY_VARIABLE}.",
@@ -63,27 +111,22 @@ def main() -> None:
 
 
 @app.command("migrate")
+@spread
 def migrate(
+    estimating: Estimating,
+    writers: Writers,
+    connection: Connection,
     source: Annotated[
         str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
     ] = None,
     bank: Bank = "",
-    bank_column: Column = None,
     alias: Alias = None,
-    vector: Vector = None,
     target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None,
-    method: Method = None,
-    param: Params = None,
-    k: K = None,
-    alpha: Alpha = None,
-    frozen: Frozen = False,
-    client_ttl: Ttl = CLIENT_TTL,
     rows_per_second: Rate = None,
     restart: Annotated[
         bool, typer.Option("--restart", help="Drop an unfinished copy and begin anew.")
     ] = False,
     plan: Plan = False,
-    uri: Uri = DEFAULT_URI,
     as_json: AsJson = False,
 ) -> None:
     """Copy a collection into the corrected form, verify it, and with --alias let the application read it.
@@ -91,19 +134,19 @@ def migrate(
     Carries on where an earlier run ended; without --bank, with what it was begun with."""
     if bank and source is None:
         raise typer.BadParameter("give the collection that --bank is for")
-    store = _open(uri)
+    store = connection.open()
     known = None if source is None or restart else moving(store, source, target)
     with progress_bars() as progress:
-        steering = _steering(progress, frozen, client_ttl, rows_per_second)
+        steering = writers.steering(progress, rows_per_second)
         if known is not None:
-            found = _moved_on(store, known, steering)
+            found = moved_on(store, known, nullcontext(steering))
         elif bank and source is not None:
             wanted = jobs.plan_migration(
                 store,
                 source,
-                read_bank(store, bank, bank_column),
-                estimator=chosen_estimator(method, param, k, alpha),
-                field=vector,
+                read_bank(store, bank, estimating.bank_column),
+                estimator=estimating.estimator(),
+                field=estimating.vector,
                 target=target,
                 alias=alias,
                 restart=restart,
@@ -116,7 +159,7 @@ def migrate(
         else:
             found = unfinished(store, source)
             if found.phase in {"switching", "switched", "rolling back"}:
-                found = _moved_on(store, found, steering)
+                found = moved_on(store, found, nullcontext(steering))
             else:
                 found = jobs.resume(store, found.target, steering)
         if alias and found.phase == "verified":
@@ -125,52 +168,55 @@ def migrate(
 
 
 @app.command("rollback")
+@spread
 def rollback(
     collection: Collection,
-    frozen: Frozen = False,
-    client_ttl: Ttl = CLIENT_TTL,
-    uri: Uri = DEFAULT_URI,
+    writers: Writers,
+    connection: Connection,
     as_json: AsJson = False,
 ) -> None:
     """Let the application read the source again, with all that was written since."""
-    store = _open(uri)
+    store = connection.open()
     with progress_bars() as progress:
-        done = jobs.rollback(store, collection, steering=_steering(progress, frozen, client_ttl, None))
+        done = jobs.rollback(store, collection, steering=writers.steering(progress))
     _show(f"Rolled back {done.target}", "rollback", vars(done), as_json=as_json)
 
 
 @app.command("clean")
+@spread
 def clean(
     collection: Collection,
     drop: Annotated[str, typer.Option(help="Which of the two collections to drop, by its own name.")],
-    uri: Uri = DEFAULT_URI,
+    connection: Connection,
     as_json: AsJson = False,
 ) -> None:
     """Drop one side of a migration: the source once it is over, or the copy to take it back."""
-    done = jobs.clean(_open(uri), collection, drop=drop)
+    done = jobs.clean(connection.open(), collection, drop=drop)
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
 
 @app.command("enable")
+@spread
 def enable(
     collection: Collection,
     bank: Bank,
-    bank_column: Column = None,
-    vector: Vector = None,
-    method: Method = None,
-    param: Params = None,
-    k: K = None,
-    alpha: Alpha = None,
+    estimating: Estimating,
+    connection: Connection,
     plan: Plan = False,
-    uri: Uri = DEFAULT_URI,
     as_json: AsJson = False,
 ) -> None:
     """Correct without a copy: biases in payloads, which a formula takes off the scores of candidates."""
-    store = _open(uri)
-    queries, estimator = read_bank(store, bank, bank_column), chosen_estimator(method, param, k, alpha)
+    store = connection.open()
+    queries, estimator = read_bank(store, bank, estimating.bank_column), estimating.estimator()
     with progress_bars() as progress:
         wanted = jobs.plan_enable(
-            store, collection, queries, estimator=estimator, field=vector, where="fields", progress=progress
+            store,
+            collection,
+            queries,
+            estimator=estimator,
+            field=estimating.vector,
+            where="fields",
+            progress=progress,
         )
         if plan:
             _show(f"Would enable {collection}", "plan", wanted.to_dict(), as_json=as_json)
@@ -180,24 +226,22 @@ def enable(
 
 
 @app.command("disable")
+@spread
 def disable(
-    collection: Collection, vector: Vector = None, uri: Uri = DEFAULT_URI, as_json: AsJson = False
+    collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
 ) -> None:
     """Have a collection that was enabled answer as before."""
-    jobs.disable(_open(uri), collection, field=vector)
+    jobs.disable(connection.open(), collection, field=vector)
     _show(f"Disabled {collection}", "disable", {"collection": collection}, as_json=as_json)
 
 
 @app.command("refresh")
+@spread
 def refresh(
     collection: Collection,
+    estimating: Estimating,
+    connection: Connection,
     bank: Bank = "",
-    bank_column: Column = None,
-    vector: Vector = None,
-    method: Method = None,
-    param: Params = None,
-    k: K = None,
-    alpha: Alpha = None,
     back: Annotated[bool, typer.Option("--back", help="To what was before the last full refresh.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Adopt new biases even where they are judged worse.")
@@ -205,24 +249,23 @@ def refresh(
     client_ttl: Ttl = CLIENT_TTL,
     rows_per_second: Rate = None,
     plan: Plan = False,
-    uri: Uri = DEFAULT_URI,
     as_json: AsJson = False,
 ) -> None:
     """Recompute biases: of points that have none, and of all when the bank or the parameters changed.
 
     Exits with 3 where the new ones are judged worse and were not adopted."""
-    store = _open(uri)
+    store = connection.open()
     estimator = None
-    if any(option is not None for option in (method, param, k, alpha)):
-        state = require_state(store.info(collection).state_of(vector), collection)
-        estimator = chosen_estimator(method, param, k, alpha, state.profile.estimator)
+    if estimating.asked:
+        state = require_state(store.info(collection).state_of(estimating.vector), collection)
+        estimator = estimating.estimator(state.profile.estimator)
     with progress_bars() as progress:
         done = jobs.refresh(
             store,
             collection,
-            bank=read_bank(store, bank, bank_column) if bank else None,
+            bank=read_bank(store, bank, estimating.bank_column) if bank else None,
             estimator=estimator,
-            field=vector,
+            field=estimating.vector,
             back=back,
             force=force,
             plan=plan,
@@ -237,33 +280,15 @@ def refresh(
 
 
 @app.command("status")
+@spread
 def status(
-    collection: Collection, vector: Vector = None, uri: Uri = DEFAULT_URI, as_json: AsJson = False
+    collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
 ) -> None:
     """Tell whether a collection is corrected, how, and how fresh its biases are."""
-    found = jobs.status(_open(uri), collection, field=vector).to_dict()
+    found = jobs.status(connection.open(), collection, field=vector).to_dict()
     if found["estimator"] and not as_json:
         found["estimator"] = describe(found["estimator"])
     _show(collection, "status", found, as_json=as_json)
-
-
-def _open(uri: str) -> QdrantStore:
-    return QdrantStore(connect(uri, os.environ.get(KEY_VARIABLE)))
-
-
-def _steering(progress: Progress, frozen: bool, client_ttl: float, rate: float | None) -> Steering:
-    throttle = Throttle(rows_per_second=rate)
-    return Steering(frozen=frozen, client_ttl=client_ttl, throttle=throttle, events=as_events(progress))
-
-
-def _moved_on(store: QdrantStore, known: Migration, steering: Steering) -> Migration:
-    """What was begun is finished, as it was begun."""
-    if known.phase == "switched" and not store.exists(known.source_now):
-        return known
-    if known.phase != "rolling back":
-        return jobs.cutover(store, known.target, steering=steering)
-    jobs.rollback(store, known.target, steering=steering)
-    return Ledger(store).find(known.target)
 
 
 def _told(migration: Migration) -> dict[str, Any]:

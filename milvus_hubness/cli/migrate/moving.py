@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
+from milvus_hubness import jobs
 from milvus_hubness.errors import NoMigration
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.stores import Store
@@ -16,6 +19,17 @@ def moving(store: Store, source: str, target: str | None) -> Migration | None:
     except NoMigration:
         return None
     return found if found and found.phase in {"switching", "switched", "rolling back"} else None
+
+
+def moved_on(store: Store, known: Migration, opened: AbstractContextManager[jobs.Steering]) -> Migration:
+    """What was begun is finished, as it was begun. opened: entered if there is anything left to do."""
+    if known.phase == "switched" and not store.exists(known.source_now):
+        return known
+    with opened as steering:
+        if known.phase != "rolling back":
+            return jobs.cutover(store, known.target, steering=steering)
+        jobs.rollback(store, known.target, steering=steering)
+    return Ledger(store).find(known.target)
 
 
 def unfinished(store: Store, name: str | None) -> Migration:

@@ -10,7 +10,7 @@ from milvus_hubness import jobs
 from milvus_hubness.cli.console import out
 from milvus_hubness.cli.migrate.course import Course
 from milvus_hubness.cli.migrate.facts import show_migration, show_plan, told
-from milvus_hubness.cli.migrate.moving import moving, unfinished
+from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
     Connection,
@@ -22,7 +22,7 @@ from milvus_hubness.cli.migrate.options import (
     Writers,
 )
 from milvus_hubness.cli.migrate.stream import stream_result
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.names import chosen_switch
 from milvus_hubness.stores import MilvusStore
 
@@ -50,7 +50,7 @@ def run(
     store = connection.open()
     known = None if source is None or planning.restart else moving(store, source, planning.target)
     if known is not None:
-        migration = _moved_on(store, known, course)
+        migration = moved_on(store, known, course.open(known.source, known.target))
     elif planning.bank and source is not None:
         migration = _planned(store, source, planning, switching, course, as_json=as_json)
     else:
@@ -83,7 +83,7 @@ def _planned(
 
 def _resumed(store: MilvusStore, known: Migration, switching: Switching, course: Course) -> Migration:
     if known.phase in {"switching", "switched", "rolling back"}:
-        return _moved_on(store, known, course)
+        return moved_on(store, known, course.open(known.source, known.target))
     if switching.asked:
         chosen_switch(store, known.source, known.target, switching.alias, switching.rename)
     with course.open(known.source, known.target) as steering:
@@ -98,17 +98,6 @@ def _switched(
     return jobs.cutover(
         store, migration.target, alias=switching.alias, rename=switching.rename, steering=steering
     )
-
-
-def _moved_on(store: MilvusStore, known: Migration, course: Course) -> Migration:
-    """What was begun is finished, as it was begun."""
-    if known.phase == "switched" and not store.exists(known.source_now):
-        return known
-    with course.open(known.source, known.target) as steering:
-        if known.phase != "rolling back":
-            return jobs.cutover(store, known.target, steering=steering)
-        jobs.rollback(store, known.target, steering=steering)
-    return Ledger(store).find(known.target)
 
 
 def _show_next(migration: Migration) -> None:
