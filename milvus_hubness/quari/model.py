@@ -33,6 +33,7 @@ from torch import nn
 from torch.nn import functional
 
 from milvus_hubness.quari.config import QuariConfig
+from milvus_hubness.quari.encoding import encode
 
 
 class Static(NamedTuple):
@@ -127,7 +128,8 @@ class Quari(nn.Module):
         output = encoded[:, None]
         for step in self.step_embedding.weight:
             control = (encoded + step)[:, None]
-            output = self.transformer(torch.cat([control, tokens + self.positions], 1))
+            seen = torch.cat([control, tokens + self.positions], 1)
+            output = self.transformer(seen) if self.training else encode(self.transformer, seen)
             tokens = tokens + output[:, 1:]
         query = alone.query
         if self.decode_query is not None:
