@@ -34,6 +34,7 @@ from torch.nn import functional
 
 from milvus_hubness.quari.config import QuariConfig
 from milvus_hubness.quari.encoding import encode
+from milvus_hubness.quari.memory import Memory
 
 
 class Static(NamedTuple):
@@ -87,6 +88,7 @@ class Quari(nn.Module):
         anchored = config.form == "anchored"
         self.query_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_query else None
         self.item_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_gallery else None
+        self.memory = Memory(config.memory, dim) if config.memory else None
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
         for decoder in (self.decode_query, self.decode_u):
             if config.form != "published" and decoder is not None:
@@ -119,10 +121,23 @@ class Quari(nn.Module):
         query = unit if self.query_map is None else unit @ self.query_map.T
         return Adaptation(query, none, none, self.static())
 
-    def forward(self, queries: torch.Tensor) -> Adaptation:
-        """queries (m, d), of any length above 0: only their direction counts."""
-        config, scale = self.config, math.sqrt(self.config.dim)
+    def remembering(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
+        """The same with what the memory recalls, where there is one. hidden: as `Memory` has it."""
         alone = self.anchored(queries)
+        if self.memory is None:
+            return alone
+        recalled = self.memory(functional.normalize(queries, dim=1), hidden)
+        return alone._replace(query=alone.query + alone.query.norm(dim=1, keepdim=True) * recalled)
+
+    def errors(self, queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """(m, d) what the anchors leave between queries (m, d) and the items (m, d) that answer them."""
+        aims = items if self.item_map is None else items @ self.item_map.T
+        return functional.normalize(aims, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
+
+    def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
+        """queries (m, d), of any length above 0: only their direction counts. hidden: as `Memory` has it."""
+        config, scale = self.config, math.sqrt(self.config.dim)
+        alone = self.remembering(queries, hidden)
         encoded = self.query_encoder(functional.normalize(queries, dim=1) * scale)
         tokens = encoded.new_zeros(len(queries), 2 * config.rank, config.width)
         output = encoded[:, None]

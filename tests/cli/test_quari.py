@@ -59,6 +59,7 @@ def test_every_option_is_heard(run, folder):
         "steps": 1,
         "form": "anchored",
         "anchors": 5,
+        "memory": 6,
         "dropout": 0.3,
         "adapt_gallery": False,
         "epochs": 2,

@@ -54,6 +54,9 @@ def train(
     anchors: Annotated[
         int, typer.Option(help="Axes that tell lengths under the anchored form's map.")
     ] = SIZES.anchors,
+    memory: Annotated[
+        int, typer.Option(help="Training pairs that it remembers (ours, not as published); 0 for none.")
+    ] = SIZES.memory,
     dropout: Annotated[float, typer.Option(help="In the transformer, while training.")] = SIZES.dropout,
     adapt_query: Annotated[
         bool, typer.Option(help="Whether the query is customised: an ablation where not.")
