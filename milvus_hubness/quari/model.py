@@ -148,12 +148,12 @@ class Quari(nn.Module):
             tokens = tokens + output[:, 1:]
         query = alone.query
         if self.decode_query is not None:
-            decoded = self.decode_query(output[:, 0]) / scale
+            decoded = _decoded(self.decode_query, output[:, 0], scale)
             query = decoded if config.form == "published" else query + decoded
         if self.decode_u is None or self.decode_v is None:
             return alone._replace(query=query)
-        U = self.decode_u(tokens[:, : config.rank]) / scale
-        V = self.decode_v(tokens[:, config.rank :]) / scale
+        U = _decoded(self.decode_u, tokens[:, : config.rank], scale)
+        V = _decoded(self.decode_v, tokens[:, config.rank :], scale)
         return Adaptation(query, U, V, alone.static)
 
 
@@ -183,6 +183,12 @@ def sinusoids(count: int, width: int) -> torch.Tensor:
     places = torch.arange(count, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
     return torch.stack([torch.sin(places * rates), torch.cos(places * rates)], 2).reshape(count, width)
+
+
+def _decoded(decoder: nn.Sequential, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+    """What the decoder says of tokens (…, w), divided by the scale in its last layer."""
+    last = cast(nn.Linear, decoder[-1])
+    return functional.linear(decoder[:-1](tokens), last.weight / scale, last.bias / scale)
 
 
 def _decoder(width: int, inside: int, dim: int) -> nn.Sequential:

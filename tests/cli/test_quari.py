@@ -84,6 +84,7 @@ def test_every_option_is_heard(run, folder):
     told = json.loads(done.stdout)["quari"]
     heard = {**told["config"], **told["settings"]}
     assert {name: heard[name] for name in given} == given
+    assert "6 pairs" in " ".join(run("quari", "show", "net.safetensors").stdout.split())
     plain = {**QuariConfig(DIM).to_dict(), **TrainingSettings().to_dict()}
     assert not [name for name in given if given[name] == plain[name]]
 

@@ -152,6 +152,7 @@ def in_words(found: dict[str, Any]) -> dict[str, object]:
         "encoder": found["encoder"],
         "sizes": f"d {sizes['dim']}, rank {sizes['rank']}, width {sizes['width']}, {sizes['layers']} layers "
         f"× {sizes['steps']} steps, {sizes['form']}; {found['parameters']:,} parameters",
+        "remembers": f"{sizes['memory']} pairs" if sizes["memory"] else None,
         "epochs": f"{found['history'][-1]['epoch']} of {found['settings']['epochs']}, kept {best['epoch']}",
         "validation R@1": f"{100 * before['r1']:.1f}% → {100 * best['r1']:.1f}%",
         "validation MRR": f"{100 * before['mrr']:.1f}% → {100 * best['mrr']:.1f}%",
