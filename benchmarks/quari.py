@@ -10,26 +10,35 @@ of this Python, is split alike: half of its test pairs to learn from, a tenth of
 
     raw, corrected      the cosine, without and with the bias of Sinkhorn(0.03) from the bank's queries
     one map, two maps   the fine-tuned linear map ("static task adaptation"): one W for both sides, or one for
-                        each, with QuARI's own loss, semi-positives, noise, optimiser and early stop,
-                        at a rate that hardly falls
+                        each, with QuARI's own loss, semi-positives, noise and optimiser, on the cosine of its
+                        anchor epochs, the epoch chosen on the validation pairs as QuARI's is, and so the best
+                        of four settings, where QuARI has one
     αQE                 the query and its nearest corrected items, weighted by the α-th power of their cosine
                         (Radenović et al., TPAMI 2019, section 3.3)
-    QuARI               corrected candidates, re-ranked
+    QuARI               corrected candidates, re-ranked; with a memory of all pairs it learned from, a part
+                        of ours and not of the paper; in rows of their own without it, and with nothing but it
+                        on top of the maps
 
-Trained networks are kept in the cache folder of this user, so that the judgement can be repeated; --again
-trains anew. --speed times re-ranking only. Results go to results/quari.json and .md, the curves to
-results/quari_*.svg. Exits with 1 where re-ranking 1,000 candidates of 512-d at batch 16 takes more than 5 ms
-a query, or where QuARI's R@1 on docstring_code is not above raw and both maps by intervals that exclude 0.
+Trained networks are kept in the cache folder of this user under a digest of all that decides the training, so
+that the judgement can be repeated, and a training that was ended goes on; --again trains anew. --speed times
+re-ranking only, --ablations trains with pieces turned off only. Each part replaces its own in
+results/quari.json and .md; the curves go to results/quari_*.svg. Exits with 1 where re-ranking 1,000
+candidates of 512-d at batch 16 takes more than 5 ms a query on one thread, or where QuARI's R@1 on
+docstring_code is not above raw and both maps by intervals that exclude 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
+import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.quari_rivals import COMMON, QUARI, SIZES, Rivals, World, places
@@ -38,7 +47,7 @@ from milvus_hubness.demo.corpus import collect
 from milvus_hubness.demo.towers import build
 from milvus_hubness.quality import paired_difference, retrieval_summary
 from milvus_hubness.quality.retrieval import hits
-from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, TrainingSettings, train
+from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, train
 from milvus_hubness.quari.curves import learning_curves
 from milvus_hubness.quari.evaluate import as_ranks
 from tests.real_data import load_task
@@ -46,15 +55,17 @@ from tests.real_data import load_task
 CACHE = Path.home() / ".cache" / "milvus_hubness"
 MILLISECONDS = 5.0
 SEEN = (
-    "The test pairs of docstring_code had been looked at once before, in a run of another form and other "
-    "settings; everything here was chosen on the validation pairs."
+    "The test pairs of docstring_code had been looked at before, in runs of other forms and settings without "
+    "a memory; everything here was chosen on the validation pairs."
 )
 
 ABLATIONS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "as it is": ({}, {}),
-    "static maps only": ({}, {"epochs": 16}),
+    "no memory": ({"memory": 0}, {}),
+    "static maps only": ({"memory": 0}, {"epochs": 16}),
     "residual: no static maps": ({"form": "residual"}, {"anchor_epochs": 0, "epochs": 10}),
-    "published: T = Σ u vᵀ": ({"form": "published"}, {"anchor_epochs": 0, "epochs": 10}),
+    "residual, no memory": ({"form": "residual", "memory": 0}, {"anchor_epochs": 0, "epochs": 10}),
+    "published: T = Σ u vᵀ": ({"form": "published", "memory": 0}, {"anchor_epochs": 0, "epochs": 10}),
     "no semi-positives": ({}, {"semi_positives": 0}),
     "no noise": ({}, {"noise": 0.0}),
 }
@@ -79,29 +90,31 @@ def standard_library() -> World:
 WORLDS = {"docstring_code": docstring_code, "standard_library": standard_library}
 
 
-def trained(
-    world: World, name: str, sizes: dict[str, Any], settings: TrainingSettings, anew: bool
-) -> Checkpoint:
-    """From the cache as far as its training came, else trained now."""
+def trained(world: World, name: str, anew: bool) -> Checkpoint:
+    """One of the ablations: from the cache as far as its training came, and on from there."""
     CACHE.mkdir(parents=True, exist_ok=True)
-    path = CACHE / f"quari {world.name} {name}.safetensors".replace(" ", "_")
-    if path.exists() and not anew:
-        return Checkpoint.load(path)
+    sizes, changed = ABLATIONS[name]
+    config = QuariConfig(world.learned.dim, **{**SIZES, "memory": len(world.learned), **sizes})
+    settings = dataclasses.replace(COMMON, **changed)
+    decisive = [config.to_dict(), settings.to_dict(), world.learned.fingerprint, world.held.fingerprint]
+    digest = hashlib.sha256(json.dumps([*decisive, torch.__version__], sort_keys=True).encode()).hexdigest()
+    path = CACHE / f"quari_{digest[:16]}.safetensors"
     started = time.monotonic()
     return train(
         world.learned,
-        QuariConfig(world.learned.dim, **sizes),
+        config,
         settings,
         validation=world.held,
         path=path,
+        resume=path.exists() and not anew,
         device="cpu",
         on_epoch=lambda now: print(world.name, name, now, f"{time.monotonic() - started:.0f} s", flush=True),
     )
 
 
-def judged(world: World, kept: Checkpoint) -> dict[str, Any]:
+def judged(world: World, kept: Checkpoint, forgetful: Checkpoint) -> dict[str, Any]:
     """Every rival on the test pairs, and QuARI against each by paired intervals."""
-    rivals = Rivals(world, kept)
+    rivals = Rivals(world, kept, forgetful)
     print(world.name, rivals.chosen, flush=True)
     found = {name: places(scores, world.test) for name, scores in rivals.scores(world.test).items()}
     first = {name: hits(as_ranks(each), 1) for name, each in found.items()}
@@ -137,16 +150,16 @@ def markdown(results: dict[str, Any]) -> str:
             f"{sizes['test']} test queries over {world['gallery']} items; in %, with 95% intervals.\n\n"
             f"{table(head, rows)}"
         )
-    head = ["sizes", "rank", "ms a query, median", "least", "of that the network, median"]
+    head = ["sizes", "rank", "threads", "ms a query, median", "least", "of that the network, median"]
     head += ["as much in one plain product, median ms", "least", "times that, median"]
     rows = [
-        [each["sizes"], str(each["rank"])]
+        [each["sizes"], str(each["rank"]), str(each["threads"])]
         + [f"{each[one]:.2f}" for one in ("median ms", "least ms", "of that the network")]
         + [f"{each[f'plain product, {one} ms']:.2f}" for one in ("median", "least")]
         + [f"{each['times the plain product, median']:.1f}"]
         for each in results["speed"]
     ]
-    told = f"1,000 candidates of 512-d, batches of 16, one thread, {SPEED_REPEATS} batches."
+    told = f"1,000 candidates of 512-d, batches of 16, {SPEED_REPEATS} batches."
     parts.append(f"## Cost\n\n{told}\n\n{table(head, rows)}")
     if results.get("ablations"):
         head = ["on docstring_code's validation pairs", "kept epoch", "R@1", "MRR"]
@@ -168,9 +181,8 @@ def _gain(interval: dict[str, float] | None) -> str:
 def ablated(anew: bool) -> dict[str, Any]:
     """The best epoch on docstring_code's validation pairs with a piece turned off."""
     world, found = docstring_code(), {}
-    for name, (sizes, changed) in ABLATIONS.items():
-        settings = dataclasses.replace(COMMON, **changed)
-        kept = trained(world, name.partition(":")[0], {**SIZES, **sizes}, settings, anew)
+    for name in ABLATIONS:
+        kept = trained(world, name, anew)
         found[name] = kept.history[kept.best_epoch]._asdict()
     return {"untrained": kept.history[0]._asdict(), **found}
 
@@ -182,9 +194,9 @@ def faults(results: dict[str, Any]) -> list[str]:
         gain = results["worlds"]["docstring_code"]["rows"][rival]["QuARI over it, R@1"]
         if gain["low"] <= 0:
             found.append(f"QuARI's R@1 over {rival} is {_gain(gain)}: the interval does not exclude 0")
-    slowest = next(each for each in results["speed"] if each["sizes"] == "default")
-    if slowest["median ms"] > MILLISECONDS:
-        found.append(f"re-ranking takes {slowest['median ms']:.1f} ms a query")
+    for each in results["speed"]:
+        if each["sizes"] == "default" and each["threads"] == 1 and each["median ms"] > MILLISECONDS:
+            found.append(f"re-ranking takes {each['median ms']:.1f} ms a query")
     return found
 
 
@@ -194,26 +206,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--again", action="store_true", help="train anew")
     parser.add_argument("--speed", action="store_true", help="only time re-ranking")
-    parser.add_argument("--ablations", action="store_true", help="train with pieces turned off, too")
+    parser.add_argument("--ablations", action="store_true", help="only train with pieces turned off")
     parser.add_argument(
         "worlds", nargs="*", metavar="world", help=f"of {', '.join(WORLDS)}; all unless given"
     )
     given = parser.parse_args()
-    if given.speed:
-        print(*speed(), sep="\n")
-        return 0
-    results: dict[str, Any] = {"environment": {}, "test pairs": SEEN, "speed": speed(), "worlds": {}}
-    for name in given.worlds or WORLDS:
+    everything = not (given.speed or given.ablations or given.worlds)
+    kept = RESULTS / "quari.json"
+    results: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    results = {"environment": {}, "speed": [], "worlds": {}, "ablations": {}, **results, "test pairs": SEEN}
+    if given.speed or everything:
+        results["speed"] = speed()
+        results["environment"]["speed"] = environment(started)
+    for name in WORLDS if everything else given.worlds:
         world = WORLDS[name]()
-        kept = trained(world, "as it is", SIZES, COMMON, given.again)
-        results["worlds"][world.name] = judged(world, kept)
-        curves = RESULTS / f"quari_{world.name.replace(' ', '_')}.svg"
-        curves.write_text(learning_curves(kept))
-    results["environment"] = environment(started)
-    save("quari", results, markdown(results))
-    if given.ablations:
+        network = trained(world, "as it is", given.again)
+        results["worlds"][world.name] = judged(world, network, trained(world, "no memory", given.again))
+        (RESULTS / f"quari_{name}.svg").write_text(learning_curves(network))
+        results["environment"][world.name] = environment(started)
+    if given.ablations or everything:
         results["ablations"] = ablated(given.again)
-    results["environment"] = environment(started)
+        results["environment"]["ablations"] = environment(started)
     text = markdown(results)
     print(text)
     missed = faults(results)

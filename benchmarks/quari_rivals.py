@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch.nn import functional
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.estimators import Sinkhorn
 from milvus_hubness.quality import nearest
-from milvus_hubness.quari import Checkpoint, Pairs, Quari, QuariReranker, TrainingSettings
+from milvus_hubness.quari import Adaptation, Checkpoint, Pairs, QuariReranker, TrainingSettings
 from milvus_hubness.quari.loss import contrastive_loss
 from milvus_hubness.quari.scoring import cosines
 from milvus_hubness.quari.semipositives import mine
@@ -23,10 +24,12 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 ADAPTED_BANK = 1000
 QUARI = "QuARI"
 
+Adapt = Callable[[torch.Tensor], Adaptation]
+
 COMMON = TrainingSettings(
     epochs=24,
     patience=3,
-    batch=1000,
+    batch=320,
     learning_rate=1e-4,
     least_rate=2e-6,
     anchor_epochs=16,
@@ -45,9 +48,15 @@ SIZES = {
 }
 MAPS = tuple(
     dataclasses.replace(
-        COMMON, epochs=16, patience=4, learning_rate=3e-4, least_rate=6e-6, anchor_epochs=0, batch=batch
+        COMMON,
+        epochs=COMMON.anchor_epochs,
+        learning_rate=rate,
+        least_rate=rate / 50,
+        anchor_epochs=0,
+        batch=batch,
     )
     for batch in (320, 1000)
+    for rate in (COMMON.anchor_rate, 2 * COMMON.anchor_rate)
 )
 
 
@@ -76,8 +85,8 @@ class Maps(torch.nn.Module):
 
 
 def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Maps, float]:
-    """The maps of the epoch with the best validation MRR, and that. As `train` does, step by step, but for
-    the rate, which is next to constant: its cosine is `epochs` times as long as the training."""
+    """The maps of the epoch with the best validation MRR, and that. As `train` has them learn in its anchor
+    epochs, step by step and on the same cosine; all epochs are made."""
     torch.manual_seed(settings.seed)
     pairs, model = world.learned, Maps(world.learned.dim, count)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0)
@@ -86,13 +95,13 @@ def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Ma
     shares = torch.from_numpy(semi.weights)[:, : settings.semi_positives]
     queries, gallery, answers = map(torch.from_numpy, (pairs.queries, pairs.gallery, pairs.of))
     an_epoch = len(pairs) // settings.batch
-    best, kept, since, step = -1.0, model.state_dict(), 0, 0
+    best, kept, step = -1.0, model.state_dict(), 0
     for _ in range(settings.epochs):
         order = torch.randperm(len(pairs))
         for nth in range(an_epoch):
             which = order[nth * settings.batch : (nth + 1) * settings.batch]
             for group in optimizer.param_groups:
-                group["lr"] = settings.rate(step, an_epoch * settings.epochs)
+                group["lr"] = settings.rate(step, an_epoch)
             step += 1
             spread = settings.noise / np.sqrt(pairs.dim) * torch.rand(len(which), 1)
             asked = queries[which] + spread * torch.randn(len(which), pairs.dim)
@@ -107,11 +116,7 @@ def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Ma
             (1 / places(map_scores(model, world.held.queries, world.held.gallery), world.held)).mean()
         )
         if mrr > best:
-            best, kept, since = mrr, {name: each.clone() for name, each in model.state_dict().items()}, 0
-        else:
-            since += 1
-        if since == settings.patience:
-            break
+            best, kept = mrr, {name: each.clone() for name, each in model.state_dict().items()}
     model.load_state_dict(kept)
     return model, best
 
@@ -127,11 +132,11 @@ def map_corrected(model: Maps, pairs: Pairs, bank: np.ndarray, share: float) -> 
     return map_scores(model, pairs.queries, pairs.gallery) - share * bias
 
 
-def adapted_scores(network: Quari, queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
-    """(m, g) cos(q', T r)."""
+def adapted_scores(adapt: Adapt, queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
+    """(m, g) cos(q', T r); adapt: a network, or a part of one."""
     items = torch.from_numpy(gallery)
     with torch.inference_mode():
-        parts = [cosines(network(part), items) for part in torch.from_numpy(queries).split(32)]
+        parts = [cosines(adapt(part), items) for part in torch.from_numpy(queries).split(32)]
     return torch.cat(parts).numpy()
 
 
@@ -183,8 +188,9 @@ def mrr(scores: np.ndarray, pairs: Pairs) -> float:
 class Rivals:
     """All that is chosen on the validation pairs, and the scores of any pairs under it."""
 
-    def __init__(self, world: World, kept: Checkpoint) -> None:
-        self.world, self.network, self.kept = world, kept.network(), kept
+    def __init__(self, world: World, kept: Checkpoint, forgetful: Checkpoint) -> None:
+        """forgetful: the same network without a memory."""
+        self.world, self.network, self.forgetful = world, kept.network(), forgetful.network()
         held = world.held
         self.chosen: dict[str, Any] = {}
         known = world.learned.queries  # the bank holds the validation queries too
@@ -215,7 +221,15 @@ class Rivals:
         }
         self.place, self.share = max(tried_shares, key=lambda one: tried_shares[one])
         self.before = max(SHARES, key=lambda share: tried_shares["before", share])
+        no_tokens = adapted_scores(self.network.remembering, held.queries, held.gallery)
+        memory = self.network.memory
         self.chosen |= {
+            "memory": {
+                "strength": float(memory.strength),
+                "temperature": float(memory.temperature),
+                "validation MRR of maps and memory": mrr(no_tokens, held),
+                "with the network": mrr(scores, held),
+            },
             "αQE": {"nearest": self.expansion[0], "power": self.expansion[1]},
             "composition": {
                 "where": self.place,
@@ -248,6 +262,12 @@ class Rivals:
                 for name, (model, share) in self.maps.items()
             },
         }
+        for name, adapt in (
+            ("QuARI without its memory", self.forgetful),
+            ("QuARI without its tokens", self.network.remembering),
+        ):
+            alone = adapted_scores(adapt, pairs.queries, pairs.gallery)
+            found[f"{name}, corrected candidates"] = among(alone, corrected, CANDIDATES)
         found["QuARI, all items"] = adapted
         found["QuARI, corrected candidates"] = among(adapted, corrected, CANDIDATES)
         found["QuARI, bias before"] = among(adapted - self.before * bias, corrected, CANDIDATES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.quari_rivals import CANDIDATES, SIZES
 from milvus_hubness.quari import Quari, QuariConfig, QuariReranker
 
 SPEED_REPEATS = 60
+REMEMBERED = 6000
 
 
 def products(config: QuariConfig) -> int:
@@ -20,23 +22,34 @@ def products(config: QuariConfig) -> int:
     tokens, width, inside = 1 + 2 * config.rank, config.width, config.hidden * config.width
     a_layer = tokens * width * (4 + 2 * config.feedforward) * width + 2 * tokens**2 * width
     decoders = tokens * inside * (width + config.dim)
-    a_candidate = (2 * config.rank + 1) * config.dim + config.rank**2
+    a_candidate = (2 * config.rank + 1) * config.dim
     of_query = 2 * config.rank**2 * config.dim
     if config.form == "anchored":
         of_query += (config.rank + 2) * config.dim**2
         a_candidate += min(config.anchors, config.dim) * config.dim
     network = config.layers * config.steps * a_layer + decoders + inside * (config.dim + width)
-    return network + of_query + CANDIDATES * a_candidate
+    recalled = 2 * config.memory * config.dim
+    return network + recalled + of_query + CANDIDATES * a_candidate
 
 
 def speed() -> list[dict[str, Any]]:
-    """Milliseconds a query for 1,000 candidates of 512-d in batches of 16, from arrays to scores, one thread;
-    in turn with it, for what else the machine does, a plain product of two matrices."""
+    """As `timed`, on one thread and on as many as there are cores."""
+    before = torch.get_num_threads()
+    try:
+        return [row for threads in (1, os.cpu_count() or 1) for row in timed(threads)]
+    finally:
+        torch.set_num_threads(before)
+
+
+def timed(threads: int) -> list[dict[str, Any]]:
+    """Milliseconds a query for 1,000 candidates of 512-d in batches of 16, from arrays to scores; in turn
+    with it, for what else the machine does, a plain product of two matrices."""
+    torch.set_num_threads(threads)
     rng, found = np.random.default_rng(0), []
     queries = rng.normal(size=(16, 512)).astype(np.float32)
     items = list(rng.normal(size=(16, CANDIDATES, 512)).astype(np.float32))
     left, right = torch.randn(1024, 512), torch.randn(512, 1024)
-    for name, sizes in (("default", {}), ("as trained here", SIZES)):
+    for name, sizes in (("default", {}), ("as trained here", {**SIZES, "memory": REMEMBERED})):
         reranker = QuariReranker(Quari(QuariConfig(512, **sizes)), candidates=CANDIDATES)
         config = reranker.network.config
 
@@ -53,6 +66,7 @@ def speed() -> list[dict[str, Any]]:
             {
                 "sizes": name,
                 "rank": config.rank,
+                "threads": threads,
                 "median ms": 1000 * float(np.median(whole)),
                 "least ms": 1000 * min(whole),
                 "of that the network": 1000 * float(np.median(of_network)),

@@ -26,6 +26,8 @@ class QuariConfig:
         "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
     with S and W (d, d) learned for all queries. The last two start at the identity. anchors: how many
     eigenvectors of SᵀS tell ‖S r‖ of a candidate; from `dim` on it is exact.
+    memory: how many training pairs the network remembers, by which q' is moved towards what pairs near to the
+    query lacked (`quari.memory`); 0, as published, is none, and so it is for the published form.
     adapt_query and adapt_gallery: False leaves q' = q, or T = I (ablations).
 
     Raises InvalidParameter.
@@ -42,12 +44,14 @@ class QuariConfig:
     dropout: float = 0.1
     form: Form = "residual"
     anchors: int = 64
+    memory: int = 0
     adapt_query: bool = True
     adapt_gallery: bool = True
 
     def __post_init__(self) -> None:
         for name in ("dim", "rank", "width", "layers", "steps", "heads", "feedforward", "hidden", "anchors"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        object.__setattr__(self, "memory", whole_number("memory", self.memory, at_least=0))
         if self.width % self.heads or self.width % 2:
             raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
         if not 0 <= finite_number("dropout", self.dropout) < 1:
@@ -59,6 +63,8 @@ class QuariConfig:
                 raise InvalidParameter(f"{name} must be true or false, not {getattr(self, name)!r}")
         if not (self.adapt_query or self.adapt_gallery):
             raise InvalidParameter("adapt_query and adapt_gallery are both off: nothing is left to learn")
+        if self.memory and (self.form == "published" or not self.adapt_query):
+            raise InvalidParameter("memory is for a query that is adapted, and not for the published form")
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""

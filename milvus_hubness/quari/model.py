@@ -33,6 +33,8 @@ from torch import nn
 from torch.nn import functional
 
 from milvus_hubness.quari.config import QuariConfig
+from milvus_hubness.quari.encoding import encode
+from milvus_hubness.quari.memory import Memory
 
 
 class Static(NamedTuple):
@@ -86,6 +88,7 @@ class Quari(nn.Module):
         anchored = config.form == "anchored"
         self.query_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_query else None
         self.item_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_gallery else None
+        self.memory = Memory(config.memory, dim) if config.memory else None
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
         for decoder in (self.decode_query, self.decode_u):
             if config.form != "published" and decoder is not None:
@@ -118,25 +121,39 @@ class Quari(nn.Module):
         query = unit if self.query_map is None else unit @ self.query_map.T
         return Adaptation(query, none, none, self.static())
 
-    def forward(self, queries: torch.Tensor) -> Adaptation:
-        """queries (m, d), of any length above 0: only their direction counts."""
-        config, scale = self.config, math.sqrt(self.config.dim)
+    def remembering(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
+        """The same with what the memory recalls, where there is one. hidden: as `Memory` has it."""
         alone = self.anchored(queries)
+        if self.memory is None:
+            return alone
+        recalled = self.memory(functional.normalize(queries, dim=1), hidden)
+        return alone._replace(query=alone.query + alone.query.norm(dim=1, keepdim=True) * recalled)
+
+    def errors(self, queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """(m, d) what the anchors leave between queries (m, d) and the items (m, d) that answer them."""
+        aims = items if self.item_map is None else items @ self.item_map.T
+        return functional.normalize(aims, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
+
+    def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
+        """queries (m, d), of any length above 0: only their direction counts. hidden: as `Memory` has it."""
+        config, scale = self.config, math.sqrt(self.config.dim)
+        alone = self.remembering(queries, hidden)
         encoded = self.query_encoder(functional.normalize(queries, dim=1) * scale)
         tokens = encoded.new_zeros(len(queries), 2 * config.rank, config.width)
         output = encoded[:, None]
         for step in self.step_embedding.weight:
             control = (encoded + step)[:, None]
-            output = self.transformer(torch.cat([control, tokens + self.positions], 1))
+            seen = torch.cat([control, tokens + self.positions], 1)
+            output = self.transformer(seen) if self.training else encode(self.transformer, seen)
             tokens = tokens + output[:, 1:]
         query = alone.query
         if self.decode_query is not None:
-            decoded = self.decode_query(output[:, 0]) / scale
+            decoded = _decoded(self.decode_query, output[:, 0], scale)
             query = decoded if config.form == "published" else query + decoded
         if self.decode_u is None or self.decode_v is None:
             return alone._replace(query=query)
-        U = self.decode_u(tokens[:, : config.rank]) / scale
-        V = self.decode_v(tokens[:, config.rank :]) / scale
+        U = _decoded(self.decode_u, tokens[:, : config.rank], scale)
+        V = _decoded(self.decode_v, tokens[:, config.rank :], scale)
         return Adaptation(query, U, V, alone.static)
 
 
@@ -166,6 +183,12 @@ def sinusoids(count: int, width: int) -> torch.Tensor:
     places = torch.arange(count, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
     return torch.stack([torch.sin(places * rates), torch.cos(places * rates)], 2).reshape(count, width)
+
+
+def _decoded(decoder: nn.Sequential, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+    """What the decoder says of tokens (…, w), divided by the scale in its last layer."""
+    last = cast(nn.Linear, decoder[-1])
+    return functional.linear(decoder[:-1](tokens), last.weight / scale, last.bias / scale)
 
 
 def _decoder(width: int, inside: int, dim: int) -> nn.Sequential:

@@ -5,8 +5,9 @@ With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), once a query:
     q'·T r    = (U q')·z  + (Sᵀq')·r                  the last terms where T = S + Σ u_j v_jᵀ
     ‖T r‖²    = zᵀ G z    + ‖S r‖² + 2 (U S r)·z
 
-so an item costs the product V r, U S r too where there is an S, and rank² more; Sᵀq' and U S are of the query
-alone, and ‖S r‖² is ‖r‖² for S = I, else a product with its axes.
+so an item costs the product V r, and rank² more. Where there is an S it costs V r and H r with
+H = G V + 2 U S, by which ‖T r‖² = z·H r + ‖S r‖²: G, H and Sᵀq' are of the query alone, and ‖S r‖² is ‖r‖²
+for S = I, else a product with its axes.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
     """
     query, U, V, static = adaptation
     rank, onto = U.shape[1], torch.matmul(query[:, None], U.transpose(1, 2)) @ V
-    rows = [V, onto] if static is None else [V, onto + _seen(static, query[:, None]), 2 * _seen(static, U)]
-    products = _products(torch.cat(rows, 1), items)
-    z, along = products[:, :rank], products[:, rank]
-    squares = torch.matmul(torch.matmul(U, U.transpose(1, 2)), z)
-    if static is not None:
-        squares = squares + products[:, rank + 1 :]
-    squares = (squares * z).sum(1)
-    if static is not None:
-        squares = squares + _squares(static, items)
+    G = torch.matmul(U, U.transpose(1, 2))
+    if static is None:
+        products = _products(torch.cat([V, onto], 1), items)
+        z, along = products[:, :rank], products[:, rank]
+        squares = (torch.matmul(G, z) * z).sum(1)
+    else:
+        H = torch.baddbmm(_seen(static, U), G, V, beta=2)
+        products = _products(torch.cat([V, H, onto + _seen(static, query[:, None])], 1), items)
+        z, along = products[:, :rank], products[:, -1]
+        squares = (products[:, rank:-1] * z).sum(1) + _squares(static, items)
     lengths = squares.clamp_min(TINY).sqrt() * query.norm(dim=1, keepdim=True).clamp_min(TINY)
     found: torch.Tensor = along / lengths
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ from milvus_hubness.kernels.devices import resolve_device
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, Resumption
 from milvus_hubness.quari.config import QuariConfig
 from milvus_hubness.quari.loss import contrastive_loss
-from milvus_hubness.quari.model import Quari
+from milvus_hubness.quari.memory import STRENGTHS, TEMPERATURES, Memory
+from milvus_hubness.quari.model import Adaptation, Quari
 from milvus_hubness.quari.pairs import Pairs
 from milvus_hubness.quari.scoring import cosines
 from milvus_hubness.quari.semipositives import SemiPositives, mine
@@ -57,6 +59,10 @@ def train(
     which scale the queries are: here the noise at u = 1 is as long as the query, times `settings.noise`. A
     last batch of fewer pairs is left out, unless it is the only one; every epoch draws another order.
 
+    A memory (`config.memory`, ours) is filled with that many of the pairs, drawn by the seed, when the anchor
+    epochs are over; the strength and temperature that serve the validation pairs best stay. In training a
+    query recalls no pair of its own answer.
+
     Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput
     where the file was begun with other pairs, sizes or settings; NonFiniteVectors where the loss is not
     finite.
@@ -70,6 +76,7 @@ def train(
             raise DimensionMismatch(f"pairs of dimension {some.dim} for a network of dimension {config.dim}")
     if settings.anchor_epochs and config.form != "anchored":
         raise InvalidParameter(f"anchor_epochs are for the anchored form: a {config.form} one has no anchors")
+    _expect_memory_of_use(config, settings, pairs)
     begun = Checkpoint(
         config=config,
         settings=settings,
@@ -98,17 +105,20 @@ def train(
         return run.checkpoint()
 
 
-def validate(network: Quari, pairs: Pairs) -> npt.NDArray[np.int64]:
+def validate(
+    network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
+) -> npt.NDArray[np.int64]:
     """(n,) the place, from 1, of each query's answer in the pairs' gallery by cos(q', T r); others that score
-    the same come before it. The network is left in evaluation mode."""
+    the same come before it. adapt: a part of the network in its place. It is left in evaluation mode."""
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()
+    adapt = adapt or network
     ranks = np.empty(len(pairs), np.int64)
     with torch.inference_mode():
         for start in range(0, len(pairs), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
-            scores = cosines(network(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
+            scores = cosines(adapt(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
             answers = torch.from_numpy(pairs.of[part]).to(device)
             own = scores.gather(1, answers[:, None])
             ranks[part] = (scores >= own).sum(1).cpu().numpy()
@@ -116,11 +126,13 @@ def validate(network: Quari, pairs: Pairs) -> npt.NDArray[np.int64]:
 
 
 class _Batch(NamedTuple):
-    """queries (m, d); items (m, 1 + s) gallery numbers; weights (m, s)."""
+    """queries (m, d); items (m, 1 + s) gallery numbers; weights (m, s); hidden (m, n): pairs of the
+    memory with the same answer."""
 
     queries: torch.Tensor
     items: torch.Tensor
     weights: torch.Tensor
+    hidden: torch.Tensor | None
 
 
 class _Run:
@@ -133,6 +145,8 @@ class _Run:
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
         self.answers = torch.from_numpy(pairs.of)
         self.semi = _semi_positives(pairs, settings, device)
+        drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: at.config.memory]
+        self.remembered = torch.from_numpy(drawn)
         self.network = Quari(at.config).to(device)
         anchors = self.network.anchors()
         taken = {id(each) for each in anchors}
@@ -166,6 +180,8 @@ class _Run:
         if done and done == settings.anchor_epochs:
             self.network.load_state_dict(dict(self.at.weights))
             self.optimizer.state.clear()
+        if done == settings.anchor_epochs and self.network.memory is not None:
+            self._remember(self.network.memory)
         self.network.train()
         order = torch.randperm(len(self.queries))
         for nth in range(self.steps_an_epoch):
@@ -179,6 +195,20 @@ class _Run:
                 progress("training", step, total)
         return float(np.mean(losses))
 
+    def _remember(self, memory: Memory) -> None:
+        queries = self.queries[self.remembered].to(self.device)
+        items = self.gallery[self.answers[self.remembered].to(self.device)]
+        with torch.inference_mode():
+            memory.fill(queries, self.network.errors(queries, items))
+        best = self.at.history[self.at.best_epoch].mrr
+        chosen = (0.0, 1.0)
+        for how in itertools.product(STRENGTHS, TEMPERATURES):
+            memory.tune(*how)
+            mrr = float((1 / validate(self.network, self.validation, self.network.remembering)).mean())
+            if mrr > best:
+                best, chosen = mrr, how
+        memory.tune(*chosen)
+
     def _batch(self, which: torch.Tensor) -> _Batch:
         settings = self.settings
         queries = self.queries[which]
@@ -187,15 +217,20 @@ class _Run:
         answers = self.answers[which]
         items = torch.cat([answers[:, None], torch.from_numpy(self.semi.items)[answers]], 1)
         weights = torch.from_numpy(self.semi.weights)[answers]
-        return _Batch(queries.to(self.device), items.to(self.device), weights.to(self.device))
+        hidden = None
+        if self.network.memory is not None:
+            hidden = (answers[:, None] == self.answers[self.remembered]).to(self.device)
+        return _Batch(queries.to(self.device), items.to(self.device), weights.to(self.device), hidden)
 
     def _step(self, batch: _Batch) -> float:
         settings = self.settings
         columns = torch.cat([batch.items[:, 0], batch.items[:, 1:].reshape(-1)])
         mixed = settings.mixed_precision and self.device.type == "cuda"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
-            forward = self.network.anchored if self.anchors_only else self.network
-            adaptation = forward(batch.queries)
+            if self.anchors_only:
+                adaptation = self.network.anchored(batch.queries)
+            else:
+                adaptation = self.network(batch.queries, batch.hidden)
         full = adaptation._replace(
             query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float()
         )
@@ -242,6 +277,15 @@ def _semi_positives(pairs: Pairs, settings: TrainingSettings, device: torch.devi
         temperature=settings.temperature,
         device=str(device),
     )
+
+
+def _expect_memory_of_use(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
+    if config.memory > len(pairs):
+        raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}")
+    if config.memory and settings.anchor_epochs == settings.epochs:
+        raise InvalidParameter("a memory is filled after the anchor epochs, and there are no others")
+    if config.memory and config.form == "anchored" and not settings.anchor_epochs:
+        raise InvalidParameter("the memory of an anchored form needs anchor_epochs: it keeps what they leave")
 
 
 def _expect_same(earlier: Checkpoint, begun: Checkpoint) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, MilvusStore, QueryBank, connect, migrate, plan_migration
+from milvus_hubness.quari import QuariConfig, TrainingSettings
 from tests.cli.conftest import DIM, assert_fails
 
 SMALL = (
@@ -47,6 +48,45 @@ def test_a_network_is_trained_shown_and_judged(run, folder):
     shown = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--candidates", "5")
     assert f"{100 * found['raw']['R@1']:.1f}" in shown.stdout
     assert "for 5 candidates" in shown.stdout
+
+
+def test_every_option_is_heard(run, folder):
+    """Each given a value that is not its default, and found again in what the network was trained with."""
+    given = {
+        "rank": 3,
+        "width": 12,
+        "layers": 2,
+        "steps": 1,
+        "form": "anchored",
+        "anchors": 5,
+        "memory": 6,
+        "dropout": 0.3,
+        "adapt_gallery": False,
+        "epochs": 2,
+        "patience": 3,
+        "batch": 9,
+        "learning_rate": 2e-3,
+        "least_rate": 1e-4,
+        "anchor_epochs": 1,
+        "anchor_rate": 3e-3,
+        "weight_decay": 0.04,
+        "temperature": 0.2,
+        "noise": 0.7,
+        "semi_positives": 1,
+        "seed": 6,
+    }
+    options = ["--no-adapt-gallery", "--validation", "0.3"]
+    for name, value in given.items():
+        if name != "adapt_gallery":
+            options += [f"--{name.replace('_', '-')}", str(value)]
+    done = run("quari", "train", "--pairs", "pairs.npz", "--out", "net.safetensors", *options, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["quari"]
+    heard = {**told["config"], **told["settings"]}
+    assert {name: heard[name] for name in given} == given
+    assert "6 pairs" in " ".join(run("quari", "show", "net.safetensors").stdout.split())
+    plain = {**QuariConfig(DIM).to_dict(), **TrainingSettings().to_dict()}
+    assert not [name for name in given if given[name] == plain[name]]
 
 
 def test_a_training_is_taken_up_where_it_was_ended(run, folder):

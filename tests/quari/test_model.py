@@ -6,6 +6,7 @@ import torch
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quari import Quari, QuariConfig
+from milvus_hubness.quari.encoding import encode
 from milvus_hubness.quari.model import sinusoids
 from milvus_hubness.quari.scoring import cosines, transformed_queries
 from tests.quari import explicit
@@ -106,6 +107,18 @@ def test_axes_are_found_anew_when_the_map_has_changed(disturbed):
     wanted = (network.item_map.T @ network.item_map).detach()
     found = lengths.axes.T @ torch.diag(lengths.weights) @ lengths.axes + lengths.base * torch.eye(DIM)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 129])
+def test_the_transformer_says_what_torchs_own_layers_do(disturbed, tokens):
+    """As they are in training, less the dropout, and with the same gradients."""
+    transformer = disturbed(dropout=0.0).transformer.train()
+    ours, theirs = drawn(3, tokens, 8).requires_grad_(), drawn(3, tokens, 8).requires_grad_()
+    found, wanted = encode(transformer, ours), transformer(theirs)
+    torch.testing.assert_close(found, wanted)
+    for each in (found, wanted):
+        (each * drawn(3, tokens, 8, seed=1)).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_items_and_queries_without_a_direction_are_no_nan(disturbed):

@@ -64,10 +64,12 @@ def same(one, other):
         assert torch.equal(one[name], other[name]), name
 
 
-@pytest.mark.parametrize("anchor_epochs", [0, 1, 2, 3])
-def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, anchor_epochs):
+@pytest.mark.parametrize(
+    ("anchor_epochs", "memory"), [(0, 0), (1, 0), (1, 9), (2, 0), (2, 9), (3, 0), (3, 9)]
+)
+def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, anchor_epochs, memory):
     pairs = gallery_seen_otherwise_by_half_of_the_queries(0)
-    config = small(form="anchored" if anchor_epochs else "published")
+    config = small(form="anchored" if anchor_epochs else "published", memory=memory)
     settings = dataclasses.replace(QUICK, anchor_epochs=anchor_epochs)
     whole = train(pairs, config, settings, path=tmp_path / "whole", encoder="e", device="cpu")
     with pytest.raises(Interrupted):

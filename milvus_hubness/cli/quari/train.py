@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
@@ -24,13 +25,13 @@ from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.jobs.quari import read_labelled
 from milvus_hubness.quari import Checkpoint, QuariConfig, TrainingSettings
 from milvus_hubness.quari import train as train_network
-from milvus_hubness.quari.config import Form
 from milvus_hubness.quari.curves import learning_curves
 
 SIZES, TRAINING = QuariConfig(dim=1), TrainingSettings()
 
 
 def train(
+    context: typer.Context,
     pairs: PairsFile,
     out: Annotated[Path, typer.Option(help="Where to keep the network; its curves go beside, as .svg.")],
     collection: Collection = None,
@@ -53,6 +54,9 @@ def train(
     anchors: Annotated[
         int, typer.Option(help="Axes that tell lengths under the anchored form's map.")
     ] = SIZES.anchors,
+    memory: Annotated[
+        int, typer.Option(help="Training pairs that it remembers (ours, not as published); 0 for none.")
+    ] = SIZES.memory,
     dropout: Annotated[float, typer.Option(help="In the transformer, while training.")] = SIZES.dropout,
     adapt_query: Annotated[
         bool, typer.Option(help="Whether the query is customised: an ablation where not.")
@@ -88,29 +92,9 @@ def train(
 ) -> None:
     """Train a network on labelled pairs of vectors. It is written after every epoch, so that a training that
     was ended goes on with --resume."""
-    settings = TrainingSettings(
-        epochs=epochs,
-        patience=patience,
-        batch=batch,
-        learning_rate=learning_rate,
-        least_rate=least_rate,
-        anchor_epochs=anchor_epochs,
-        anchor_rate=anchor_rate,
-        weight_decay=weight_decay,
-        temperature=temperature,
-        noise=noise,
-        semi_positives=semi_positives,
-        seed=seed,
-    )
-    sizes: dict[str, Any] = {
-        "rank": rank,
-        "width": width,
-        "layers": layers,
-        "steps": steps,
-        "anchors": anchors,
-    }
-    switches: dict[str, Any] = {"adapt_query": adapt_query, "adapt_gallery": adapt_gallery}
-    QuariConfig(dim=1, form=cast(Form, form), dropout=dropout, **sizes, **switches)
+    settings = TrainingSettings(**_named(TrainingSettings, context))
+    sizes = _named(QuariConfig, context)
+    QuariConfig(dim=1, **sizes)
     with progress_bars() as progress:
         labelled = read_labelled(
             pairs,
@@ -122,7 +106,7 @@ def train(
         learned, held = labelled.split(validation, seed)
         trained = train_network(
             learned,
-            QuariConfig(learned.dim, form=cast(Form, form), dropout=dropout, **sizes, **switches),
+            QuariConfig(learned.dim, **sizes),
             settings,
             validation=held,
             path=out,
@@ -141,6 +125,11 @@ def train(
         show_json({"quari": found})
     else:
         show_facts(f"Trained on {trained.pairs} pairs, judged on {len(held)}", in_words(found))
+
+
+def _named(kind: type[TrainingSettings] | type[QuariConfig], context: typer.Context) -> dict[str, Any]:
+    """What the options say that are named as its fields are."""
+    return {each.name: context.params[each.name] for each in fields(kind) if each.name in context.params}
 
 
 def told(trained: Checkpoint) -> dict[str, Any]:
@@ -163,6 +152,7 @@ def in_words(found: dict[str, Any]) -> dict[str, object]:
         "encoder": found["encoder"],
         "sizes": f"d {sizes['dim']}, rank {sizes['rank']}, width {sizes['width']}, {sizes['layers']} layers "
         f"× {sizes['steps']} steps, {sizes['form']}; {found['parameters']:,} parameters",
+        "remembers": f"{sizes['memory']} pairs" if sizes["memory"] else None,
         "epochs": f"{found['history'][-1]['epoch']} of {found['settings']['epochs']}, kept {best['epoch']}",
         "validation R@1": f"{100 * before['r1']:.1f}% → {100 * best['r1']:.1f}%",
         "validation MRR": f"{100 * before['mrr']:.1f}% → {100 * best['mrr']:.1f}%",
