@@ -23,7 +23,7 @@ Trained networks are kept in the cache folder of this user under a digest of all
 that the judgement can be repeated, and a training that was ended goes on; --again trains anew. --speed times
 re-ranking only, --ablations trains with pieces turned off only. Each part replaces its own in
 results/quari.json and .md; the curves go to results/quari_*.svg. Exits with 1 where re-ranking 1,000
-candidates of 512-d at batch 16 takes more than 5 ms a query on one thread, or where QuARI's R@1 on
+candidates of 512-d at batch 16 takes more than 5 ms a query on all threads, or where QuARI's R@1 on
 docstring_code is not above raw and both maps by intervals that exclude 0.
 """
 
@@ -194,8 +194,9 @@ def faults(results: dict[str, Any]) -> list[str]:
         gain = results["worlds"]["docstring_code"]["rows"][rival]["QuARI over it, R@1"]
         if gain["low"] <= 0:
             found.append(f"QuARI's R@1 over {rival} is {_gain(gain)}: the interval does not exclude 0")
+    threads = max((each["threads"] for each in results["speed"]), default=0)
     for each in results["speed"]:
-        if each["sizes"] == "default" and each["threads"] == 1 and each["median ms"] > MILLISECONDS:
+        if (each["sizes"], each["threads"]) == ("default", threads) and each["median ms"] > MILLISECONDS:
             found.append(f"re-ranking takes {each['median ms']:.1f} ms a query")
     return found
 
