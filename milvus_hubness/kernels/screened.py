@@ -58,7 +58,7 @@ class _Bank(NamedTuple):
 
 def tiles_for(dim: int) -> Tiles:
     """As many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many columns
-    that their scores would fill the third-level one; smaller and larger tiles were slower."""
+    that their scores would fill the third-level one."""
     rows = min(1024, max(128, cache_bytes(2) // (4 * dim) // 128 * 128))
     whole = GROUP * GROUPS_TOGETHER
     return Tiles(rows, max(LEAST_COLUMNS, cache_bytes(3) // (2 * rows)) // whole * whole)

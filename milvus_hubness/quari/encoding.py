@@ -1,4 +1,4 @@
-"""The transformer of a network that no longer learns: torch's own layers, in less time."""
+"""The transformer of a network that no longer learns: torch's own layers, whose attention is never formed."""
 
 from __future__ import annotations
 
