@@ -20,7 +20,6 @@ from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.jobs import lease
 from milvus_hubness.jobs.migration import steering
 from tests import servers
-from tests.shared_server import SharedServer, asked_for
 
 settings.register_profile("here", deadline=None, max_examples=50)
 settings.load_profile("here")
@@ -38,6 +37,9 @@ lease.WAITS = False
 """Nobody else takes their leases, but in the tests of the lease itself."""
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
+
+ON_THE_SERVER = ("test_bulk.py", "test_writers.py", "test_on_a_server", "outlives_the_server")
+MIGRATIONS = ("/crash/", "test_migrate.py")
 
 _numbers = itertools.count()
 
@@ -80,39 +82,24 @@ class Backend:
         self.made.clear()
 
 
-class ByFile(LoadScopeScheduling):
-    """Tests of one file on one database share a worker, and with it what was made for the module. Those that
-    kill processes go where there is room: each takes long."""
+class ByDatabase(LoadScopeScheduling):
+    """Tests on the server share four workers, as each worker starts a server of its own, and are about as
+    long on each. Others of one file on one database share a worker, and with it what was made for the module;
+    those that kill processes go where there is room: each takes long."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
-        if "/crash/" in file:
-            return nodeid
-        return f"{file} on the server" if "[server-2.3.5" in nodeid else file
+        if "[server-2.3.5" in nodeid or any(part in nodeid for part in ON_THE_SERVER):
+            if any(part in nodeid for part in MIGRATIONS):
+                return "server, migrations"
+            stem = file.rpartition("test_")[2]
+            return "server, " + ("a to d" if stem < "e" else "e to i" if stem < "j" else "j to z")
+        return nodeid if "/crash/" in file else file
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return ByFile(config, log)
-
-
-_shared = pytest.StashKey[SharedServer]()
-
-
-def pytest_sessionstart(session):
-    config = session.config
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        config.stash[_shared] = SharedServer()
-
-
-def pytest_sessionfinish(session):
-    if shared := session.config.stash.get(_shared, None):
-        shared.stop()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node):
-    node.workerinput["shared_server"] = node.config.stash[_shared].folder
+    return ByDatabase(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -121,13 +108,9 @@ def lite_uri(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def served_uri(request):
+def served_uri():
     if reason := servers.MilvusServer.unavailable():
         pytest.skip(reason)
-    worker = getattr(request.config, "workerinput", None)
-    if worker is not None:
-        yield asked_for(worker["shared_server"], worker["workerid"])
-        return
     with servers.MilvusServer() as server:
         yield server.uri
 

@@ -1,7 +1,5 @@
 """The databases of the suites, behind a proxy: collections are made, and corrected, without it."""
 
-from urllib.parse import urlsplit
-
 import pytest
 
 from milvus_hubness import HubnessClient
@@ -30,9 +28,9 @@ class Proxies:
 
     def uri(self, upstream, strength=None):
         if (upstream, strength) not in self.running:
-            address = upstream.removeprefix("http://").partition("/")[0]
+            address = upstream.removeprefix("http://")
             self.running[upstream, strength] = ProxyHere(address, strength=strength, state_ttl=0.0)
-        return self.running[upstream, strength].uri + urlsplit(upstream).path
+        return self.running[upstream, strength].uri
 
 
 @pytest.fixture(scope="session")

@@ -44,14 +44,14 @@ class Questions:
     def assert_same(self, **asked):
         asked = {"data": self.queries, **asked}
         got, expected = (c.search(self.name, **asked) for c in (self.client, self.client.behind))
-        assert_same(got, expected, self.metric)
+        assert_same(got, expected)
         return got
 
 
-def assert_same(got, expected, metric="COSINE"):
+def assert_same(got, expected):
     assert [hits.ids for hits in got] == [hits.ids for hits in expected]
     for a, b in zip(got, expected, strict=True):
-        np.testing.assert_allclose(a.distances, b.distances, atol=ACCURACY[metric])
+        np.testing.assert_allclose(a.distances, b.distances, atol=ACCURACY)
         for one, other in zip(a, b, strict=True):
             assert one["entity"].keys() == other["entity"].keys()
             for name, value in other["entity"].items():
@@ -225,7 +225,7 @@ def test_hybrid_searches_that_are_merged_here(two, ranker):
     ):
         asked = (two.name, two.requests(), RANKERS[ranker])
         expected = two.client.behind.hybrid_search(*asked, **options)
-        assert_same(two.client.hybrid_search(*asked, **options), expected, two.metric)
+        assert_same(two.client.hybrid_search(*asked, **options), expected)
 
 
 def test_each_request_says_how_strongly(two):
@@ -235,7 +235,7 @@ def test_each_request_says_how_strongly(two):
         expected = two.client.behind.hybrid_search(
             two.name, two.requests(), WeightedRanker(0.5, 0.5), strength=strength
         )
-        assert_same(got, expected, two.metric)
+        assert_same(got, expected)
 
 
 def test_hybrid_searches_that_nobody_merges_are_refused(two):
