@@ -38,7 +38,13 @@ lease.WAITS = False
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 
-ON_THE_SERVER = ("test_bulk.py", "test_writers.py", "test_on_a_server", "outlives_the_server")
+ON_THE_SERVER = (
+    "test_bulk.py",
+    "test_writers.py",
+    "test_on_a_server",
+    "outlives_the_server",
+    "of_another_database",
+)
 MIGRATIONS = ("/crash/", "test_migrate.py")
 
 _numbers = itertools.count()

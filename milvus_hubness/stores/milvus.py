@@ -64,7 +64,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
                 rows=self.count(name) if counted else 0,
                 partitions=partitions,
-                aliases=tuple(self.client.list_aliases(name)["aliases"]),
+                aliases=tuple(self._aliases(schema)),
                 states=read_states(schema["properties"]),
                 tuning=read_tuning(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
@@ -73,6 +73,12 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 journal=read_journal(schema["properties"]),
                 living=read_living(schema["properties"]),
             )
+
+    def _aliases(self, schema: dict[str, Any]) -> list[str]:
+        # Asked for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe them.
+        name = schema["collection_name"]
+        found: list[str] = self.client.list_aliases(name)["aliases"] if self.is_lite else schema["aliases"]
+        return found
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)

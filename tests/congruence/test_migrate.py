@@ -40,6 +40,7 @@ from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
 from milvus_hubness.jobs.runner import Runner, started
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, MIRROR_PROPERTY, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
+from tests.conftest import Backend
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
 
 DIM = 32
@@ -300,6 +301,29 @@ def test_the_alias_moves_over_and_back(finished, backend):
     resume(store, name)
     cutover(store, name, alias=alias)
     assert verify(store, alias).rows == 60
+
+
+def test_a_collection_of_another_database_is_migrated_there(served):
+    client, name = served.client(), served.name()
+    client.create_database(f"apart_{name}")
+    apart = Backend(served.kind, f"{served.uri}/apart_{name}")
+    client, bank = apart.client(), QueryBank(vectors(np.random.default_rng(5), 40, DIM))
+    items = vectors(np.random.default_rng(6), 60, DIM)
+    plain_collection(client, name, items, "COSINE")
+    client.create_alias(name, f"{name}_live")
+    store = apart.store()
+    migrate(store, plan_migration(store, name, bank, estimator=NNN(5)))
+    cutover(store, name, alias=f"{name}_live")
+    scores = similarity(bank.vectors[:3], items, "COSINE") - nnn(bank.vectors, items, "COSINE", 5, 0.75)
+    hits = apart.hubness_client().search(f"{name}_live", data=bank.vectors[:3], limit=5)
+    assert [each.ids for each in hits] == np.argsort(-scores, axis=1)[:, :5].tolist()
+    assert refresh(store, f"{name}_live").mode == "pending"
+    rollback(store, f"{name}_live")
+    assert store.alias_target(f"{name}_live") == name
+    client.drop_alias(f"{name}_live")
+    for each in client.list_collections():
+        client.drop_collection(each)
+    served.client().drop_database(f"apart_{name}")
 
 
 def test_an_application_that_uses_the_real_name_is_moved_by_renaming(backend):
