@@ -56,6 +56,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
     mmr_prefetch: int = 4
     _client: HubnessClient = PrivateAttr()
     _aclient: AsyncHubnessClient | None = PrivateAttr(default=None)
+    _sign: int | None = PrivateAttr(default=None)
     _loop: asyncio.AbstractEventLoop | None = PrivateAttr(default=None)
 
     def __init__(self, collection_name: str = "llama_index", **options: Any) -> None:
@@ -217,22 +218,26 @@ class HubnessVectorStore(BasePydanticVectorStore):
         HubnessClient.search. Raises ValueError for other modes and without an embedding.
         """
         search = self._search(query, kwargs)
-        if not self._client.has_collection(self.collection_name):
+        if not self._ready_to_ask():
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
         [hits] = self._client.search(self.collection_name, **search)
-        return self._result(query, hits, self._sign())
+        return self._result(query, hits)
 
     async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
         """As `query`."""
         search = self._search(query, kwargs)
-        if not await self.aclient.has_collection(self.collection_name):
+        if self._sign is None and not await asyncio.to_thread(self._ready_to_ask):
             return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
         [hits] = await self.aclient.search(self.collection_name, **search)
-        return self._result(query, hits, await asyncio.to_thread(self._sign))
+        return self._result(query, hits)
 
-    def _sign(self) -> int:
-        [name, *_] = self._client.list_indexes(self.collection_name, field_name=VECTOR)
-        return -1 if self._client.describe_index(self.collection_name, name)["metric_type"] == "L2" else 1
+    def _ready_to_ask(self) -> bool:
+        """Whether there is a collection; the first time also which way its metric goes."""
+        if self._sign is None and self._client.has_collection(self.collection_name):
+            [name, *_] = self._client.list_indexes(self.collection_name, field_name=VECTOR)
+            metric = self._client.describe_index(self.collection_name, name)["metric_type"]
+            self._sign = -1 if metric == "L2" else 1
+        return self._sign is not None
 
     def _search(self, query: VectorStoreQuery, options: dict[str, Any]) -> dict[str, Any]:
         if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR):
@@ -249,8 +254,8 @@ class HubnessVectorStore(BasePydanticVectorStore):
             **options,
         }
 
-    def _result(self, query: VectorStoreQuery, hits: Sequence[Any], sign: int) -> VectorStoreQueryResult:
-        scores = [sign * float(hit["distance"]) for hit in hits]
+    def _result(self, query: VectorStoreQuery, hits: Sequence[Any]) -> VectorStoreQueryResult:
+        scores = [self._sign * float(hit["distance"]) for hit in hits]
         picked: Iterable[int] = range(len(hits))
         if query.mode == VectorStoreQueryMode.MMR:
             vectors = np.array([hit["entity"][VECTOR] for hit in hits], np.float64)
