@@ -39,7 +39,8 @@ lint: .venv/installed-for-tests
 
 .venv/installed-for-tests: .venv/installed $(wildcard integrations/*/pyproject.toml)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-		--group server --group test --group lint -e integrations/langchain -e integrations/qdrant -e integrations/haystack
+		--group server --group test --group lint -e integrations/langchain -e integrations/qdrant -e integrations/haystack \
+		-e integrations/llamaindex
 	touch $@
 
 clean:

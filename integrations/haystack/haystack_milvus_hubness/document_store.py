@@ -1,11 +1,21 @@
 """milvus-haystack's document store over a client that corrects."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from haystack import Document
+from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.document_stores.types import DuplicatePolicy
+from haystack.errors import FilterError
 from milvus_haystack import MilvusDocumentStore
+from pymilvus import MilvusException
 
+from haystack_milvus_hubness.filters import Fields, expression
 from milvus_hubness import HubnessClient
 from milvus_hubness.state import STATE_TTL
+
+PAGE = 1000
 
 
 class HubnessDocumentStore(MilvusDocumentStore):
@@ -33,6 +43,131 @@ class HubnessDocumentStore(MilvusDocumentStore):
             arguments |= {"strength": self.strength, "state_ttl": self.state_ttl}
             self._hubness_client = HubnessClient(**arguments)
         return self._hubness_client
+
+    # -- reading --------------------------------------------------------------------------------------
+
+    def filter_documents(self, filters: dict[str, Any] | None = None) -> list[Document]:
+        """The documents that match, all of them without filters. Raises FilterError."""
+        return [self._parse_document(dict(row)) for row in self._rows(self._expression(filters))]
+
+    def count_documents_by_filter(self, filters: dict[str, Any]) -> int:
+        """How many documents match. Raises FilterError."""
+        return len(self._ids(self._expression(filters)))
+
+    def _embedding_retrieval(
+        self,
+        query_embedding: list[float],
+        filters: dict[str, Any] | None = None,
+        top_k: int = 10,
+        query_text: str | None = None,
+    ) -> list[Document]:
+        if not self._collection_exists:
+            return []
+        found = self.client.search(
+            self.collection_name,
+            data=[query_embedding],
+            anns_field=self._vector_field,
+            search_params=self.search_params,
+            limit=top_k,
+            filter=self._expression(filters),
+            output_fields=self._get_output_fields(),
+            partition_names=self.partition_names,
+        )
+        return self._parse_search_result(found, distance_to_score_fn=self._select_score_fn())
+
+    # -- writing --------------------------------------------------------------------------------------
+
+    def write_documents(
+        self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
+    ) -> int:
+        """As MilvusDocumentStore.write_documents, with FAIL and SKIP too: how many documents were written.
+
+        Raises ValueError for what is no document, and under FAIL, writing nothing, DuplicateDocumentError.
+        """
+        if not isinstance(documents, list) or not all(isinstance(each, Document) for each in documents):
+            raise ValueError("documents are a list of Document")
+        if policy in (DuplicatePolicy.FAIL, DuplicatePolicy.SKIP):
+            documents = self._new_ones(documents, policy)
+            policy = DuplicatePolicy.NONE
+        return super().write_documents(self._with_embeddings(documents), policy)
+
+    def _with_embeddings(self, documents: list[Document]) -> list[Document]:
+        """milvus-haystack's dummy embedding for the documents that have none, as wide as the collection; by
+        itself it would take that of the others, or 128."""
+        if not self._collection_exists or all(each.embedding is not None for each in documents):
+            return documents
+        fields = self.client.describe_collection(self.collection_name)["fields"]
+        [dim] = [int(each["params"]["dim"]) for each in fields if each["name"] == self._vector_field]
+        dummy = [self._dummy_value] * dim
+        return [each if each.embedding is not None else replace(each, embedding=dummy) for each in documents]
+
+    def _new_ones(self, documents: list[Document], policy: DuplicatePolicy) -> list[Document]:
+        ids = [each.id for each in documents]
+        taken = self._taken(list(dict.fromkeys(ids)))
+        new: list[Document] = []
+        for document in documents:
+            if document.id not in taken:
+                new.append(document)
+            elif policy == DuplicatePolicy.FAIL:
+                raise DuplicateDocumentError(f"a document with id {document.id!r} exists or comes twice")
+            taken.add(document.id)
+        return new
+
+    def delete_all_documents(self) -> None:
+        """Delete every document; the collection, its bank and its correction stay."""
+        self._delete(self._ids(self._expression(None)))
+
+    def delete_by_filter(self, filters: dict[str, Any]) -> int:
+        """Delete the documents that match: how many. Raises FilterError."""
+        ids = self._ids(self._expression(filters))
+        self._delete(ids)
+        return len(ids)
+
+    def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
+        """Set these fields in the meta of the documents that match: how many. Raises FilterError."""
+        found = self.filter_documents(filters)
+        self.write_documents(
+            [replace(each, meta={**each.meta, **meta}) for each in found], DuplicatePolicy.OVERWRITE
+        )
+        return len(found)
+
+    # -- what both need ---------------------------------------------------------------------------------
+
+    def _expression(self, filters: dict[str, Any] | None) -> str:
+        fields = Fields(self._primary_field, frozenset(self.fields))
+        return expression(filters, fields) if filters else fields.all
+
+    def _rows(self, expr: str, fields: list[str] | None = None) -> list[dict[str, Any]]:
+        if not self._collection_exists:
+            return []
+        options = {"output_fields": fields or self._get_output_fields(), "batch_size": PAGE}
+        if self.partition_names:
+            options["partition_names"] = self.partition_names
+        rows: list[dict[str, Any]] = []
+        try:
+            pages = self.client.query_iterator(self.collection_name, filter=expr, **options)
+            while page := pages.next():
+                rows += page
+            pages.close()
+        except MilvusException as error:
+            raise FilterError(f"Milvus refuses the filter {expr}: {error}") from error
+        return rows
+
+    def _ids(self, expr: str) -> list[str]:
+        return [row[self._primary_field] for row in self._rows(expr, [self._primary_field])]
+
+    def _taken(self, ids: Sequence[str]) -> set[str]:
+        if not self._collection_exists:
+            return set()
+        pages = [list(ids[i : i + PAGE]) for i in range(0, len(ids), PAGE)]
+        rows = [
+            self.client.get(self.collection_name, page, output_fields=[self._primary_field]) for page in pages
+        ]
+        return {row[self._primary_field] for page in rows for row in page}
+
+    def _delete(self, ids: Sequence[str]) -> None:
+        for i in range(0, len(ids), PAGE):
+            self.client.delete(self.collection_name, ids=list(ids[i : i + PAGE]))
 
     def to_dict(self) -> dict[str, Any]:
         """As MilvusDocumentStore.to_dict."""

@@ -1,0 +1,131 @@
+"""Haystack's filters as Milvus expressions. No I/O."""
+
+import json
+import math
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from haystack.errors import FilterError
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OPPOSITE = {
+    "==": "!=", "!=": "==", ">": "<=", "<=": ">", "<": ">=", ">=": "<", "in": "not in", "not in": "in",
+    "AND": "OR", "OR": "AND",
+}  # fmt: skip
+_ORDERS = (">", ">=", "<", "<=")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What there is to filter on. declared: the fields of the schema; any other name is a dynamic one."""
+
+    primary: str
+    declared: Collection[str]
+
+    @property
+    def none(self) -> str:
+        """True of no document."""
+        return f"{self.primary} in []"
+
+    @property
+    def all(self) -> str:
+        """True of every document."""
+        return f'{self.primary} != ""'
+
+    def absent(self, name: str) -> str:
+        """True of documents without the field."""
+        return f"{name} is null" if name in self.declared else f"not (exists {name})"
+
+    def present(self, name: str) -> str:
+        """True of documents with the field."""
+        return f"{name} is not null" if name in self.declared else f"exists {name}"
+
+
+def expression(filters: dict[str, Any], fields: Fields) -> str:
+    """The Milvus expression that holds where the filters do: without the field a document is unequal to every
+    value, in no list, and neither more nor less than anything.
+
+    Raises FilterError for what Haystack does not know as a filter, and for values that cannot be compared so.
+    """
+    return _parsed(filters, fields, negated=False)
+
+
+def _parsed(filters: Any, fields: Fields, negated: bool) -> str:
+    if not isinstance(filters, dict):
+        raise FilterError("a filter is a dictionary")
+    asked = ("field", "operator", "value") if "field" in filters else ("operator", "conditions")
+    for key in asked:
+        if key not in filters:
+            raise FilterError(f"{key!r} is missing in the filter {filters}")
+    if "field" in filters:
+        return _comparison(filters["field"], filters["operator"], filters["value"], fields, negated)
+    return _logic(filters["operator"], filters["conditions"], fields, negated)
+
+
+def _logic(operator: str, conditions: Any, fields: Fields, negated: bool) -> str:
+    if operator not in ("AND", "OR", "NOT"):
+        raise FilterError(f"unknown logical operator {operator!r}")
+    if not isinstance(conditions, list) or not conditions:
+        raise FilterError("conditions are a list of at least one")
+    if operator == "NOT":
+        operator, negated = "AND", not negated
+    word = _OPPOSITE[operator] if negated else operator
+    return "(" + f" {word.lower()} ".join(_parsed(each, fields, negated) for each in conditions) + ")"
+
+
+def _comparison(field: Any, operator: Any, value: Any, fields: Fields, negated: bool) -> str:
+    name = str(field).removeprefix("meta.")
+    if not _NAME.fullmatch(name):
+        raise FilterError(f"invalid field name {field!r}")
+    if operator not in _OPPOSITE or operator in ("AND", "OR"):
+        raise FilterError(f"unknown comparison operator {operator!r}")
+    if operator in _ORDERS:
+        _check_order(operator, value)
+    if operator in ("in", "not in") and not isinstance(value, list):
+        raise FilterError(f"{operator!r} takes a list, got {type(value).__name__}")
+    if operator in _ORDERS and value is None:
+        return f"({fields.all if negated else fields.none})"
+    missing = negated if operator in _ORDERS else (operator in ("!=", "not in")) != negated
+    word = _OPPOSITE[operator] if negated else operator
+    if value is None:
+        return f"({fields.absent(name) if word == '==' else fields.present(name)})"
+    if word in ("in", "not in"):
+        return _membership(name, word, value, fields)
+    compared = f"{name} {word} {_literal(value)}"
+    return f"({_or_absent(name, compared, fields) if missing else compared})"
+
+
+def _membership(name: str, word: str, values: list[Any], fields: Fields) -> str:
+    known = [_literal(each) for each in values if each is not None]
+    listed = f"{name} in [{', '.join(known)}]" if known else fields.none
+    unlisted = f"not ({listed})" if known else fields.all
+    if word == "in":
+        return f"({listed} or {fields.absent(name)})" if None in values else f"({listed})"
+    if None in values:
+        return f"({fields.present(name)} and {unlisted})"
+    return f"({_or_absent(name, unlisted, fields)})"
+
+
+def _or_absent(name: str, compared: str, fields: Fields) -> str:
+    return compared if name in fields.declared else f"{fields.absent(name)} or {compared}"
+
+
+def _check_order(operator: str, value: Any) -> None:
+    if isinstance(value, str):
+        try:
+            datetime.fromisoformat(value)
+        except ValueError as error:
+            raise FilterError(f"{operator!r} takes numbers and ISO dates, got {value!r}") from error
+    elif value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise FilterError(f"{operator!r} takes numbers and ISO dates, got {type(value).__name__}")
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str | bool | int):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and math.isfinite(value):
+        return repr(value)
+    raise FilterError(f"cannot compare with {value!r}")

@@ -1,0 +1,318 @@
+"""A LlamaIndex vector store over clients that correct."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from llama_index.core.bridge.pydantic import ConfigDict, Field, PrivateAttr
+from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.vector_stores import MetadataFilters, VectorStoreQuery, VectorStoreQueryResult
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+from pymilvus import DataType
+
+from llama_index_milvus_hubness.filters import (
+    LOWERED,
+    MATCHED,
+    METADATA,
+    expression,
+    filtered,
+    literal,
+    one_of,
+)
+from milvus_hubness import AsyncHubnessClient, DimensionMismatch, Hubness, HubnessClient
+from milvus_hubness.state import STATE_TTL
+
+ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = "id", "embedding", "text", "doc_id", "node", "node_type"
+SHOWN = [ID, TEXT, NODE, NODE_TYPE]
+EVERYTHING = f'{ID} != ""'
+PAGE = 500
+
+
+class HubnessVectorStore(BasePydanticVectorStore):
+    """Nodes in a Milvus collection, found by the corrected score where the collection is corrected.
+
+    collection_name: made on the first add where it is not there. uri, token, db_name: as HubnessClient takes
+    them. hubness: how a collection that is made is corrected from its first node on. metric (COSINE, IP, L2),
+    index_type and index_params: the index of a collection that is made. strength: w of every query, None for
+    the collection's own. state_ttl: the seconds for which what a collection says of its biases is believed.
+    mmr_prefetch: how many candidates MMR picks from for each node it returns.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    stores_text: bool = True
+    collection_name: str = "llama_index"
+    uri: str = "http://localhost:19530"
+    token: str = Field(default="", exclude=True, repr=False)
+    db_name: str = ""
+    hubness: Hubness | None = Field(default=None, exclude=True)
+    metric: str = "COSINE"
+    index_type: str = "AUTOINDEX"
+    index_params: dict[str, Any] = Field(default_factory=dict)
+    consistency_level: str = "Session"
+    strength: float | None = None
+    state_ttl: float = STATE_TTL
+    mmr_prefetch: int = 4
+    _client: HubnessClient = PrivateAttr()
+    _aclient: AsyncHubnessClient | None = PrivateAttr(default=None)
+    _sign: int | None = PrivateAttr(default=None)
+    _loop: asyncio.AbstractEventLoop | None = PrivateAttr(default=None)
+
+    def __init__(self, collection_name: str = "llama_index", **options: Any) -> None:
+        super().__init__(collection_name=collection_name, **options)
+        self._client = HubnessClient(**self._connection())
+
+    def _connection(self) -> dict[str, Any]:
+        names = ("uri", "token", "db_name", "strength", "state_ttl")
+        return {name: getattr(self, name) for name in names}
+
+    @classmethod
+    def class_name(cls) -> str:
+        """What LlamaIndex calls it."""
+        return "HubnessVectorStore"
+
+    @property
+    def client(self) -> HubnessClient:
+        """The client that all calls go through."""
+        return self._client
+
+    @property
+    def aclient(self) -> AsyncHubnessClient:
+        """The client of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if self._aclient is None or self._loop is not loop:
+            self._aclient, self._loop = AsyncHubnessClient(**self._connection()), loop
+        return self._aclient
+
+    # -- nodes in ---------------------------------------------------------------------------------------
+
+    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        """Write the nodes, replacing those with the same ids: the ids.
+
+        Raises ValueError for a node without an embedding and DimensionMismatch where the embeddings are not
+        all as wide as the collection's; nothing is written then.
+        """
+        if not nodes:
+            return []
+        self._make_ready(nodes)
+        for page in _pages(nodes):
+            self._client.upsert(self.collection_name, [_row(node) for node in page])
+        return [node.node_id for node in nodes]
+
+    async def async_add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        """As `add`."""
+        if not nodes:
+            return []
+        await asyncio.to_thread(self._make_ready, nodes)
+        for page in _pages(nodes):
+            await self.aclient.upsert(self.collection_name, [_row(node) for node in page])
+        return [node.node_id for node in nodes]
+
+    def _make_ready(self, nodes: Sequence[BaseNode]) -> None:
+        bare = [node.node_id for node in nodes if node.embedding is None]
+        if bare:
+            raise ValueError(f"{len(bare)} nodes have no embedding, the first is {bare[0]!r}")
+        dim = self._dim() or len(nodes[0].get_embedding())
+        for node in nodes:
+            if len(node.get_embedding()) != dim:
+                raise DimensionMismatch(
+                    f"the embedding of node {node.node_id!r} has {len(node.get_embedding())} numbers, "
+                    f"{self.collection_name!r} takes {dim}"
+                )
+        if not self._client.has_collection(self.collection_name):
+            self._create(dim)
+
+    def _dim(self) -> int | None:
+        if not self._client.has_collection(self.collection_name):
+            return None
+        fields = self._client.describe_collection(self.collection_name)["fields"]
+        [dim] = [int(each["params"]["dim"]) for each in fields if each["name"] == VECTOR]
+        return dim
+
+    def _create(self, dim: int) -> None:
+        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
+        schema.add_field(ID, DataType.VARCHAR, is_primary=True, max_length=512)
+        schema.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field(TEXT, DataType.VARCHAR, max_length=65_535)
+        schema.add_field(DOCUMENT, DataType.VARCHAR, max_length=512)
+        schema.add_field(NODE_TYPE, DataType.VARCHAR, max_length=512)
+        for name in (NODE, METADATA, MATCHED, LOWERED):
+            schema.add_field(name, DataType.JSON)
+        index = self._client.prepare_index_params()
+        index.add_index(VECTOR, index_type=self.index_type, metric_type=self.metric, params=self.index_params)
+        options: dict[str, Any] = {"schema": schema, "index_params": index}
+        options["consistency_level"] = self.consistency_level
+        self._client.create_collection(self.collection_name, hubness=self.hubness, **options)
+
+    # -- nodes out --------------------------------------------------------------------------------------
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        """Delete the nodes of a document."""
+        self._delete(f"{DOCUMENT} == {literal(ref_doc_id)}")
+
+    async def adelete(self, ref_doc_id: str, **_: Any) -> None:
+        """As `delete`."""
+        await self._adelete(f"{DOCUMENT} == {literal(ref_doc_id)}")
+
+    def delete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
+    ) -> None:
+        """Delete the nodes that have one of the ids and match. Raises ValueError where neither is given."""
+        self._delete(_named(node_ids, filters))
+
+    async def adelete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
+    ) -> None:
+        """As `delete_nodes`."""
+        await self._adelete(_named(node_ids, filters))
+
+    def clear(self) -> None:
+        """Delete every node; the collection and its correction stay."""
+        self._delete(EVERYTHING)
+
+    async def aclear(self) -> None:
+        """As `clear`."""
+        await self._adelete(EVERYTHING)
+
+    def _delete(self, expr: str) -> None:
+        if self._client.has_collection(self.collection_name):
+            self._client.delete(self.collection_name, filter=expr)
+
+    async def _adelete(self, expr: str) -> None:
+        if await self.aclient.has_collection(self.collection_name):
+            await self.aclient.delete(self.collection_name, filter=expr)
+
+    # -- questions --------------------------------------------------------------------------------------
+
+    def get_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """The nodes that have one of the ids and match, all without either; without their embeddings."""
+        if not self._client.has_collection(self.collection_name):
+            return []
+        expr = _expression(filters, node_ids=node_ids) or EVERYTHING
+        rows = self._client.query_iterator(
+            self.collection_name, filter=expr, output_fields=SHOWN, batch_size=PAGE
+        )
+        nodes: list[BaseNode] = []
+        try:
+            while page := rows.next():
+                nodes += map(_node, page)
+        finally:
+            rows.close()
+        return nodes
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        """As `get_nodes`, in a thread."""
+        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """The nodes with the highest corrected scores, which are the similarities; under L2 the negated
+        corrected squared distance. Empty node_ids and doc_ids, which an index asks with, restrict nothing.
+
+        In the MMR mode they are picked among mmr_prefetch times as many, each for mmr_threshold (0.5) of its
+        corrected score less the rest of its highest cosine with those picked before. kwargs go to
+        HubnessClient.search. Raises ValueError for other modes and without an embedding.
+        """
+        search = self._search(query, kwargs)
+        if not self._ready_to_ask():
+            return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+        [hits] = self._client.search(self.collection_name, **search)
+        return self._result(query, hits)
+
+    async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        """As `query`."""
+        search = self._search(query, kwargs)
+        if self._sign is None and not await asyncio.to_thread(self._ready_to_ask):
+            return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+        [hits] = await self.aclient.search(self.collection_name, **search)
+        return self._result(query, hits)
+
+    def _ready_to_ask(self) -> bool:
+        """Whether there is a collection; the first time also which way its metric goes."""
+        if self._sign is None and self._client.has_collection(self.collection_name):
+            [name, *_] = self._client.list_indexes(self.collection_name, field_name=VECTOR)
+            metric = self._client.describe_index(self.collection_name, name)["metric_type"]
+            self._sign = -1 if metric == "L2" else 1
+        return self._sign is not None
+
+    def _search(self, query: VectorStoreQuery, options: dict[str, Any]) -> dict[str, Any]:
+        if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR):
+            raise ValueError(f"no query mode {query.mode.value!r}, only 'default' and 'mmr'")
+        if query.query_embedding is None:
+            raise ValueError("a query needs its embedding")
+        diverse = query.mode == VectorStoreQueryMode.MMR
+        return {
+            "data": [query.query_embedding],
+            "anns_field": VECTOR,
+            "limit": query.similarity_top_k * (self.mmr_prefetch if diverse else 1),
+            "filter": _expression(query.filters, query.node_ids or None, query.doc_ids or None),
+            "output_fields": [*SHOWN, VECTOR] if diverse else SHOWN,
+            **options,
+        }
+
+    def _result(self, query: VectorStoreQuery, hits: Sequence[Any]) -> VectorStoreQueryResult:
+        scores = [self._sign * float(hit["distance"]) for hit in hits]
+        picked: Iterable[int] = range(len(hits))
+        if query.mode == VectorStoreQueryMode.MMR:
+            vectors = np.array([hit["entity"][VECTOR] for hit in hits], np.float64)
+            share = 0.5 if query.mmr_threshold is None else query.mmr_threshold
+            picked = _diverse(np.array(scores), vectors, query.similarity_top_k, share)
+        nodes = [_node(hits[i]["entity"]) for i in picked]
+        return VectorStoreQueryResult(
+            nodes=nodes, similarities=[scores[i] for i in picked], ids=[node.node_id for node in nodes]
+        )
+
+
+def _diverse(scores: np.ndarray, vectors: np.ndarray, count: int, share: float) -> list[int]:
+    """Which of n scored vectors (n, d) maximal marginal relevance picks, in its order."""
+    if not len(scores):
+        return []
+    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    picked = [int(scores.argmax())]
+    while len(picked) < min(count, len(scores)):
+        worth = share * scores - (1 - share) * (units @ units[picked].T).max(axis=1)
+        worth[picked] = -np.inf
+        picked.append(int(worth.argmax()))
+    return picked
+
+
+def _named(node_ids: list[str] | None, filters: MetadataFilters | None) -> str:
+    expr = _expression(filters, node_ids=node_ids)
+    if not expr:
+        raise ValueError("say which nodes to delete, by node_ids or filters; clear() deletes all")
+    return expr
+
+
+def _expression(
+    filters: MetadataFilters | None, node_ids: list[str] | None = None, doc_ids: list[str] | None = None
+) -> str:
+    parts = [expression(filters)] if filters is not None else []
+    parts += [one_of(ID, node_ids)] if node_ids is not None else []
+    parts += [one_of(DOCUMENT, doc_ids)] if doc_ids is not None else []
+    return " and ".join(f"({part})" for part in parts if part)
+
+
+def _pages(nodes: Sequence[BaseNode]) -> Iterable[Sequence[BaseNode]]:
+    return (nodes[i : i + PAGE] for i in range(0, len(nodes), PAGE))
+
+
+def _row(node: BaseNode) -> dict[str, Any]:
+    kept = node_to_metadata_dict(node, remove_text=True)
+    return {
+        ID: node.node_id,
+        VECTOR: node.get_embedding(),
+        TEXT: node.get_content(metadata_mode=MetadataMode.NONE),
+        DOCUMENT: node.ref_doc_id or "",
+        NODE: {"content": kept["_node_content"]},
+        NODE_TYPE: kept["_node_type"],
+        **filtered(node.metadata),
+    }
+
+
+def _node(row: dict[str, Any]) -> BaseNode:
+    kept = {"_node_content": row[NODE]["content"], "_node_type": row[NODE_TYPE]}
+    return metadata_dict_to_node(kept, text=row[TEXT])
