@@ -46,6 +46,7 @@ ON_THE_SERVER = (
     "of_another_database",
 )
 MIGRATIONS = ("/crash/", "test_migrate.py")
+LONG = ("/crash/", "[server-2.3.5", "/demo/", "/beyond/", "test_example", "/kernels/", "/estimators/")
 
 _numbers = itertools.count()
 
@@ -101,6 +102,15 @@ class ByDatabase(LoadScopeScheduling):
             stem = file.rpartition("test_")[2]
             return "server, " + ("a to d" if stem < "e" else "e to i" if stem < "j" else "j to z")
         return nodeid if "/crash/" in file else file
+
+
+def pytest_collection_modifyitems(items):
+    """What takes long comes first, so that no worker is alone with it in the end."""
+
+    def place(item):
+        return next((i for i, part in enumerate(LONG) if part in item.nodeid), len(LONG))
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
