@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from time import monotonic
 from typing import Any, NoReturn
 
 import grpc
@@ -23,6 +25,15 @@ from milvus_hubness.proxy.steps import Refused
 
 Context = Any
 """grpc.aio's ServicerContext."""
+
+Ending = tuple[grpc.StatusCode, str | None, Metadata]
+"""The status of a call, its details and the trailing metadata."""
+
+_NOT_WRITTEN = "Internal error from Core"
+"""gRPC's details of a call whose messages could not be written (set_internal_error, aio/call.pyx.pxi)."""
+
+_WORD_FOLLOWS = 2.0
+"""Seconds in which the upstream's own word is waited for then."""
 
 log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
@@ -69,13 +80,16 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
                 metadata=passed_on(context.invocation_metadata()),
                 timeout=context.time_remaining(),
             )
+            ended = _how_it_ends(call)
             try:
                 await context.send_initial_metadata(passed_on(await call.initial_metadata()))
-                async for message in call:
-                    yield message
-                context.set_trailing_metadata(passed_on(await call.trailing_metadata()))
-            except grpc.aio.AioRpcError as error:
-                await _abort(context, error)
+                with suppress(grpc.aio.AioRpcError):
+                    async for message in call:
+                        yield message
+                code, details, trailing = await ended()
+                if code != grpc.StatusCode.OK:
+                    await context.abort(code, details or "", trailing)
+                context.set_trailing_metadata(trailing)
             finally:
                 call.cancel()
 
@@ -155,6 +169,41 @@ async def _relay_metadata(call: Any, context: Context) -> None:
             await context.send_initial_metadata(initial)
         trailing: Metadata = passed_on(await call.trailing_metadata())
         context.set_trailing_metadata(trailing)
+
+
+def _how_it_ends(call: Any) -> Callable[[], Awaitable[Ending]]:
+    """What tells the end of a stream, once it has come.
+
+    Where the upstream ends one before all is written to it, gRPC puts its failure to write in the place of
+    the upstream's own word, or the word in the place of the failure: both are listened to.
+    """
+    first: list[Ending] = []
+    call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
+
+    async def told() -> Ending:
+        given_up = monotonic() + _WORD_FOLLOWS
+        while (end := await _ending(call))[1] == _NOT_WRITTEN:
+            if first[0][1] != _NOT_WRITTEN:
+                return first[0]
+            if monotonic() > given_up:
+                break
+            await asyncio.sleep(0.005)
+        return end
+
+    return told
+
+
+async def _ending(call: Any) -> Ending:
+    return await call.code(), await call.details(), passed_on(await call.trailing_metadata())
+
+
+def _at_hand(answer: Any) -> Any:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as returned:
+        return returned.value
+    raise RuntimeError("a call that has ended does not know how")
 
 
 async def _abort(context: Context, error: Any) -> NoReturn:

@@ -53,13 +53,21 @@ def test_streams_pass_message_by_message(channel):
     assert list(channel.unary_stream(SERVICE + "DumpMessages")(b"one", timeout=20)) == [b"one"]
 
 
+@pytest.mark.parametrize("size", [0, 3 << 20])
 @pytest.mark.parametrize("path", [SERVICE + "Fail", "/grpc.health.v1.Health/Fail"])
-def test_statuses_pass_with_details_and_metadata(channel, path):
-    with pytest.raises(grpc.RpcError) as failed:
-        channel.unary_unary(path)(b"", timeout=20)
-    assert failed.value.code() == grpc.StatusCode.PERMISSION_DENIED
-    assert failed.value.details() == "not you"
-    assert ("last", "2") in failed.value.trailing_metadata()
+def test_statuses_pass_with_details_and_metadata(channel, path, size):
+    for _ in range(20):  # The upstream's word and the failure to write the rest to it come in either order.
+        with pytest.raises(grpc.RpcError) as failed:
+            channel.unary_unary(path)(bytes(size), timeout=20)
+        assert failed.value.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert failed.value.details() == "not you"
+        assert ("last", "2") in failed.value.trailing_metadata()
+
+
+def test_an_upstream_may_end_well_before_all_is_said(channel):
+    for _ in range(20):
+        call = channel.stream_stream("/grpc.health.v1.Health/Enough")
+        assert list(call(iter([bytes(3 << 20)] * 2), timeout=20)) == [b"enough"]
 
 
 def test_a_deadline_holds_here_and_there(upstream, channel):

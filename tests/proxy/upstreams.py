@@ -8,7 +8,8 @@ import grpc
 
 class FakeUpstream:
     """calls: (path, metadata, seconds left) of each. A call of Slow waits until it is cancelled, Fail ends
-    with details and trailing metadata; others echo, streams message by message."""
+    with details and trailing metadata, Enough with a word of its own, neither listening; others echo, streams
+    message by message."""
 
     def __init__(self):
         self.calls = []
@@ -36,6 +37,9 @@ class Handler(grpc.GenericRpcHandler):
                 self.upstream.cancelled.wait(20)
             if details.method.endswith("Fail"):
                 context.abort(grpc.StatusCode.PERMISSION_DENIED, "not you")
+            if details.method.endswith("Enough"):
+                yield b"enough"
+                return
             yield from messages
 
         return grpc.stream_stream_rpc_method_handler(answer)
