@@ -105,6 +105,7 @@ class Reader(_Client):
 
     def _turn(self) -> None:
         fields = ["vec", *([self._epochs] if self._epochs else [])]
+        began = time.monotonic()
         answer = self._client.search(
             self._corrected.name,
             data=list(vectors(self._rng, QUERIES, DIM)),
@@ -113,8 +114,9 @@ class Reader(_Client):
             with_raw_score=True,
             consistency_level="Strong",
         )
+        halves = self._corrected.half_written(since=began)
         for hits in answer:
-            found = [hit for hit in hits if self._has_bias(hit)]
+            found = [hit for hit in hits if self._has_bias(hit) and hit.pk not in halves]
             if len(found) > 1:
                 self._judge(found)
 

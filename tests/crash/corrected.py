@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +101,7 @@ class Corrected:
         self.bank, self.side = f"{stem}__bank", f"{stem}__bias"
         self.wanted: Rows = {}
         self._new = NEW_KEYS
+        self._written_until: dict[Any, float] = {}
 
     def make(self, client: MilvusClient, biases: Biases, former: Biases | None = None) -> None:
         """With a bias for each row. former: what these come from at first, before they are refreshed."""
@@ -157,9 +160,19 @@ class Corrected:
         if client is None:
             client = self.client()
             client.load_collection(self.name)
+        keys = [*(row["pk"] for row in change.rows), *change.gone]
+        self._written_until |= dict.fromkeys(keys, math.inf)
         client.upsert(self.name, change.rows, partition_name=change.partition)
         client.delete(self.name, filter=is_one_of("pk", change.gone))
+        self._written_until |= dict.fromkeys(keys, time.monotonic())
         change.made(self.wanted)
+
+    def half_written(self, since: float) -> set[Any]:
+        """Keys of rows that may have been seen, since this time.monotonic(), when of vector and bias one was
+        written and the other not yet: only in a side collection, which is written by a request of its own."""
+        if self.placement != "side":
+            return set()
+        return {key for key, until in self._written_until.copy().items() if until >= since}
 
     # -- the end ------------------------------------------------------------------------------------------
 
