@@ -1,5 +1,6 @@
 """From a plain collection to its corrected copy: everything carried over, the source untouched."""
 
+import itertools
 import json
 import math
 import os
@@ -413,6 +414,35 @@ def test_writers_without_our_client_keep_the_switch_from_happening(lite):
     assert not store.info(name).mirror.required
     assert cutover(store, name, alias=alias, steering=Steering(frozen=True)).phase == "switched"
     assert verify(store, name).rows == 60
+
+
+def test_no_pass_runs_after_rows_of_rising_keys_for_ever(lite):
+    """However fast the keys go on: between any two pages there is a new row."""
+    client, name, bank = small(lite)
+    alias, application, keys = lite.name("live"), lite.hubness_client(state_ttl=0.0), itertools.count(1_000)
+    client.create_alias(name, alias)
+
+    class Beset(MilvusStore):
+        def insert(self):
+            key = next(keys)
+            assert key < 1_400, "the rows are read for ever"
+            application.insert(alias, {"id": key, "vector": np.random.rand(8), "group": 1})
+
+        def scan(self, *args, **options):
+            self.insert()
+            return super().scan(*args, **options)
+
+        def scan_keys(self, *args, **options):
+            self.insert()
+            return super().scan_keys(*args, **options)
+
+    store = Beset(client)
+    plan = plan_migration(store, name, bank, estimator=NNN(4))
+    migrate(store, plan)
+    verify(store, name)
+    cutover(store, name, alias=alias)
+    written = set(range(60)) | set(range(1_000, next(keys)))
+    assert set(lite.store().keys(alias)) == written
 
 
 def test_another_process_at_work_is_not_disturbed(lite):

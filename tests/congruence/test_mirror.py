@@ -442,7 +442,7 @@ def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
             return others, await waiting
 
     others, [hits] = asyncio.run(search())
-    assert others > 5
+    assert others > 1, "the loop stood still"
     wanted = moving.items[:1] @ moving.items.T - moving.biases(moving.items)
     assert next(hit["id"] for hit in hits if hit["id"] < ITEMS) == int(wanted.argmax())
     assert 100 in moving.held(moving.target)

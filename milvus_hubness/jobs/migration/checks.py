@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milvus_hubness.errors import VerificationFailed, name_some
+from milvus_hubness.jobs.key_pages import key_pages
 from milvus_hubness.jobs.migration.catch_up import Pass
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.differences import Pair
@@ -23,7 +24,6 @@ SEARCHED = 100
 
 FEWER_ALLOWED = 0.1
 FEWEST_MISSES = 3
-KEYS_PER_PAGE = 16_384
 
 
 @dataclass(frozen=True)
@@ -70,9 +70,7 @@ def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None
         return
     keys = 0
     for partition in partitions:
-        after: Key | None = None
-        while page := store.scan_keys(copy, after=after, limit=KEYS_PER_PAGE, partition=partition):
-            keys, after = keys + len(page), page[-1]
+        keys += sum(map(len, key_pages(store, copy, partition)))
     if counted != keys and store.count(copy) == counted:
         raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")
 

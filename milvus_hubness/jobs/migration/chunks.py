@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from milvus_hubness.jobs.key_pages import key_pages
 from milvus_hubness.jobs.progress import Progress, silent
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
-KEYS_PER_PAGE = 16_384
 SAMPLE_ROWS = 4_096
 
 
@@ -56,10 +57,8 @@ def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress:
     for partition in info.partitions:
         sample[partition] = []
         waiting: list[Key] = []
-        after: Key | None = None
         cut_at: Key | None = None
-        while True:
-            page = store.scan_keys(info.name, after=after, limit=KEYS_PER_PAGE, partition=partition)
+        for page in chain(key_pages(store, info.name, partition), [[]]):
             waiting += page
             while len(waiting) >= rows_per_chunk or (waiting and not page):
                 part, waiting = waiting[:rows_per_chunk], waiting[rows_per_chunk:]
@@ -69,10 +68,7 @@ def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress:
                     )
                 )
                 cut_at = part[-1]
-            if not page:
-                break
             sample[partition] += page[-seen % every :: every]
             seen += len(page)
-            after = page[-1]
             progress("reading the keys", seen, info.rows)
     return Survey(chunks, sample)

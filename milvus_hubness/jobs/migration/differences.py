@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from milvus_hubness.halves import SMALLEST, SPACING
+from milvus_hubness.jobs.key_pages import last_key
 from milvus_hubness.jobs.migration.faces import Face, Flags
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState
@@ -37,9 +38,11 @@ class Pair:
         return wanted, copied
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
-        """Both collections in key order, a page at a time, each pair of pages over the same keys."""
+        """Both collections in key order, a page at a time, each pair of pages over the same keys; of rows
+        that are written meanwhile those behind the greatest key that there was near the end are left out."""
         for face in (self.origin, self.copy):
             self.store.count(face.collection)
+        last: Key | None = None
         with ThreadPoolExecutor(2, "reading") as pool:
 
             def ask(after: Key | None) -> list[Future[Batch]]:
@@ -49,6 +52,7 @@ class Pair:
                         face.collection,
                         self.state.field,
                         after=after,
+                        upto=last,
                         limit=rows,
                         partition=partition,
                     )
@@ -61,9 +65,16 @@ class Pair:
                 ends = [page.keys[-1] for page in pages if page.keys]
                 if not ends:
                     return
+                if last is None and all(len(page) < rows for page in pages):
+                    last = max(
+                        self._last_key(face, max(ends), partition) for face in (self.origin, self.copy)
+                    )
                 asked = ask(min(ends))
                 wanted, copied = (_upto(page, min(ends)) for page in pages)
                 yield wanted, copied
+
+    def _last_key(self, face: Face, after: Key, partition: str | None) -> Key:
+        return last_key(self.store, face.collection, after=after, partition=partition)
 
     def differences(self, wanted: Batch, copied: Batch) -> dict[Key, str]:
         """What is wrong with the copy of each row that is not right."""

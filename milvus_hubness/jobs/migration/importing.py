@@ -18,9 +18,10 @@ import numpy as np
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.errors import StoreError
+from milvus_hubness.jobs.key_pages import KEYS_PER_PAGE
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.catch_up import BYTES_PER_NUMBER, carried
-from milvus_hubness.jobs.migration.chunks import KEYS_PER_PAGE, Chunk
+from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.recording import Recorder, with_unsound
