@@ -126,6 +126,8 @@ def initial_state(
         dtype=dtype,
         offset=layout.offset,
         scale=layout.scale,
+        anchor=layout.anchor,
+        pull=layout.pull,
         source=source,
         phase=phase,
         profiles={"default": profile},

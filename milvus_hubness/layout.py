@@ -1,7 +1,9 @@
 """The stored form <r, b> and the asked form <q, −1>: widths, slots, metrics, scores back. No I/O.
 
-    stored   < r or r/‖r‖ ,  [(½‖r‖² − m)/s] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 >   width a multiple of 16
-    asked    < q or q/‖q‖ ,  [−s]            ,  0 … −w·s at one slot … 0 ,  0 … 0 >   s = 1 unless L2
+    stored   < r or r/‖r‖ ,  [(½‖r‖² − m)/s] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [a − p·b] >
+    asked    < q or q/‖q‖ ,  [−s]            ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0]       >
+
+The width is a multiple of 16; s = 1 unless L2.
 
 Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014, section 3):
 IP as it is, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² on its own column.
@@ -14,7 +16,16 @@ h = ½‖r‖², a typical half square h₀ and m = h₀ + s² these are
 the order of the L2 index itself, up to a term that vanishes as s grows: the stored vectors are then of nearly
 equal length, on which inner product and distance agree (as in the reduction of the same paper from products
 to distances). With m = 0 and s = 1 the graph links everything to the longest items instead.
-`Layout.measured_on` chooses m and s; benchmarks/l2_graph.py shows what they are worth.
+
+No query asks the link column a − p·b, where b is the mean of the slots: with λ = a·p it adds
+
+    −λ(b + b') + p²·b·b' + a constant
+
+to the products of stored vectors. Without it the graph links items by r·r' alone, while a corrected search
+looks for items of low bias, which are nobody's neighbours; with it, an item's neighbours are those that a
+corrected search with the item for its query finds.
+`Layout.measured_on` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/link.py show what they are
+worth.
 """
 
 from __future__ import annotations
@@ -49,6 +60,9 @@ LEAST_LENGTH = 1e-9
 SPREADS = 3
 """s² over the range of half squares: an item links to others as if it lay at most a third further out."""
 
+LINK = 0.5
+"""λ. More is better for corrected searches and, where vectors lie in clusters, worse for raw ones."""
+
 
 def as_metric(name: str) -> Metric:
     """`name` as one of IP, COSINE, L2, in any case; raises InvalidParameter otherwise."""
@@ -65,7 +79,8 @@ class Layout:
     idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
     quantisation with m sub-vectors needs lcm(16, m)).
     offset, scale: m and s of the stored form, for L2 only; s is a power of two, so that biases are stored and
-    asked exactly.
+    asked exactly. anchor, pull: a and p of the link column; it takes the last one, which the width must have
+    to spare, and there is none where a is 0.
     """
 
     dim: int
@@ -74,6 +89,8 @@ class Layout:
     multiple_of: int = ALIGNMENT
     offset: float = 0.0
     scale: float = 1.0
+    anchor: float = 0.0
+    pull: float = 0.0
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -86,6 +103,12 @@ class Layout:
             raise InvalidParameter(
                 f"an offset and a scale, a power of two, are for L2: got {self.offset} and {self.scale} "
                 f"for {self.metric}"
+            )
+        if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
+            raise InvalidParameter(f"a link column needs a finite anchor, got {self.anchor} and {self.pull}")
+        if self.anchor and not self.has_spare:
+            raise InvalidParameter(
+                f"a width of {self.width} has no column to spare beside dimension {self.dim} and its slots"
             )
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
@@ -103,27 +126,48 @@ class Layout:
         """Stored width: the least multiple of `multiple_of` with room for r, ½‖r‖² (L2) and the slots."""
         return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether the slots leave room for a link column."""
+        return self.first_slot + self.slots < self.width
+
     def rows(self, vectors: npt.ArrayLike) -> Floats:
         """`vectors` as (n, d) float32. Raises DimensionMismatch, InvalidInput."""
         return _matrix(vectors, self.dim, "vectors")
 
-    def measured_on(self, vectors: npt.ArrayLike) -> Layout:
-        """This layout with the offset and the scale under L2 that keep a graph index as good as the raw one.
+    def measured_on(
+        self, vectors: npt.ArrayLike, queries: npt.ArrayLike | None = None, *, link: bool = True
+    ) -> Layout:
+        """This layout with the constants under which a graph index finds most.
 
-        vectors (n, d): items, or a sample of them; unsound rows are left out. With H the median of ½‖r‖² and
-        R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and
-        m = H + s². R bounds the term that distorts the graph; H does, where all rows are of one length, what
-        others will bring. Percentiles, since scores are rounded in proportion to s²: no single long row costs
-        all others their accuracy.
+        vectors (n, d): items, or a sample of them; unsound rows are left out. queries (m, d): of the bank,
+        for IP, where their lengths may differ from those of the items.
+
+        offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th
+        percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds the term that
+        distorts the graph; H does, where all rows are of one length, what others will bring. Percentiles,
+        since scores are rounded in proportion to s²: no single long row costs all others their accuracy.
+        anchor, pull: a the power of two at the median length, under L2 s; p = LINK/a, under IP times the
+        median length of the items over that of the queries, as biases grow with the queries. There is no
+        link column where it is not wanted, or where the width has none to spare.
         """
         rows = self.rows(vectors)
         halves = _half_squares64(rows[~self.unsound(rows)])
-        low, middle, high = np.percentile(halves, [1, 50, 99]).tolist() if len(halves) else (0.0, 0.0, 0.0)
-        least = middle + SPREADS * (high - low)
-        if self.metric != "L2" or least == 0:
+        if not len(halves) or not halves.any():
             return self
-        scale = 2.0 ** math.ceil(math.log2(least) / 2)
-        return replace(self, offset=middle + scale**2, scale=scale)
+        low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
+        found = self
+        if self.metric == "L2":
+            scale = 2.0 ** math.ceil(math.log2(middle + SPREADS * (high - low)) / 2)
+            found = replace(self, offset=middle + scale**2, scale=scale)
+        if not (link and self.has_spare):
+            return found
+        if self.metric != "IP":
+            return replace(found, anchor=found.scale, pull=LINK / found.scale)
+        length = math.sqrt(2 * middle) or 1.0
+        asked = _lengths(self.rows(queries)) if queries is not None else np.array([length])
+        anchor = 2.0 ** round(math.log2(length))
+        return replace(found, anchor=anchor, pull=LINK * length / (float(np.median(asked)) or 1.0) / anchor)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
@@ -171,6 +215,7 @@ class Layout:
             stored[:, self.dim] = (_half_squares64(rows) - self.offset) / self.scale
         scaled = slots / np.float32(self.scale)
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
+        self._link(stored)
         return stored
 
     def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
@@ -178,6 +223,7 @@ class Layout:
         changed = self._stored(stored).copy()
         for slot, column in biases.items():
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
+        self._link(changed)
         return changed
 
     def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
@@ -303,6 +349,12 @@ class Layout:
         return cast(
             "npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite
         )
+
+    def _link(self, stored: Floats) -> None:
+        """Set the link column of (n, width) stored vectors by their slots, in place."""
+        if self.anchor:
+            mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
+            stored[:, -1] = self.anchor - self.pull * mean
 
     @property
     def _slot_columns(self) -> slice:

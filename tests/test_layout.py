@@ -15,7 +15,8 @@ from milvus_hubness.errors import (
     NonFiniteVectors,
     ZeroVectors,
 )
-from milvus_hubness.layout import Layout
+from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
+from milvus_hubness.layout import LINK, Layout
 
 METRICS = ["IP", "COSINE", "L2"]
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
@@ -125,8 +126,65 @@ def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
     stored = layout.augment(items, 0.5 * biases)
     changed = layout.with_biases(stored, {layout.slots - 1: biases})
     np.testing.assert_allclose(layout.biases(changed, layout.slots - 1), biases, rtol=0, atol=1e-37)
-    others = np.delete(np.arange(layout.width), layout.first_slot + layout.slots - 1)
+    slot = layout.first_slot + layout.slots - 1
+    others = np.delete(np.arange(layout.width), [slot, layout.width - 1] if layout.anchor else slot)
     np.testing.assert_array_equal(changed[:, others], stored[:, others])
+
+
+@given(cases())
+def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
+    layout, items, queries, biases = case
+    layout = layout.measured_on(items, queries)
+    stored = layout.augment(items, biases)
+    if layout.anchor == 0:
+        return
+    assert not layout.wrap(queries)[:, -1].any()
+    link = stored[:, -1].astype(float)
+    np.testing.assert_allclose(link, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6)
+    assert not stored[:, layout.first_slot + layout.slots : -1].any()
+    other = layout.with_biases(stored, {0: biases + 1})
+    falls = layout.pull / layout.slots
+    np.testing.assert_allclose(link - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(link).max()))
+
+
+def test_the_link_column_takes_what_the_width_has_to_spare():
+    items = np.random.default_rng(0).normal(size=(50, 30)).astype(np.float32)
+    assert Layout(30, "IP").measured_on(items).anchor == 0
+    items = items[:, :29]
+    assert Layout(29, "IP").measured_on(items).anchor > 0
+    assert Layout(29, "L2").measured_on(items).anchor == 0
+    assert Layout(29, "IP").measured_on(items, link=False) == Layout(29, "IP")
+    with pytest.raises(InvalidParameter, match="no column to spare"):
+        Layout(30, "IP", anchor=1.0)
+    with pytest.raises(InvalidParameter, match="finite anchor"):
+        Layout(29, "IP", pull=0.5)
+
+
+def test_the_pull_is_in_proportion_to_what_biases_are_of():
+    items = np.random.default_rng(0).normal(size=(50, 20)).astype(np.float32)
+    layout = Layout(20, "IP")
+    near, far = (layout.measured_on(items, factor * items) for factor in (1, 10))
+    assert near.anchor == far.anchor
+    assert far.pull == pytest.approx(near.pull / 10)
+    assert near.anchor * near.pull == pytest.approx(LINK, rel=1e-3)
+
+
+def test_corrected_searches_of_a_graph_find_more_with_the_link():
+    rng = np.random.default_rng(5)
+    items, queries = rng.normal(size=(3_000, 24)), rng.normal(size=(100, 24))
+    items *= np.exp(0.3 * rng.normal(size=3_000))[:, None]
+    items, queries = items.astype(np.float32), queries.astype(np.float32)
+    scores = similarity(Layout(24, "L2"), queries, items)
+    biases = np.sort(similarity(Layout(24, "L2"), rng.normal(size=(200, 24)), items), axis=0)[-16:].mean(0)
+    biases -= biases.mean()
+    exact = np.argsort(-(scores - biases), axis=1)[:, :10]
+    spec, shares = IndexSpec.of("HNSW", {"M": 8, "efConstruction": 60}), []
+    for link in (False, True):
+        layout = Layout(24, "L2").measured_on(items, queries, link=link)
+        index = AnnIndex(layout.augment(items, biases), spec, metric="IP")
+        found = index.search(layout.wrap(queries), 10, 20)
+        shares.append(np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)]))
+    assert shares[1] > shares[0] + 0.02
 
 
 def test_without_constants_the_half_square_is_stored_as_it_is():
@@ -137,9 +195,9 @@ def test_without_constants_the_half_square_is_stored_as_it_is():
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
-def test_only_l2_has_constants(metric):
-    layout = Layout(4, metric)
-    assert layout.measured_on(np.random.default_rng(0).normal(size=(9, 4))) == layout
+def test_only_l2_has_an_offset_and_a_scale(metric):
+    measured = Layout(4, metric).measured_on(np.random.default_rng(0).normal(size=(9, 4)))
+    assert (measured.offset, measured.scale) == (0, 1)
     with pytest.raises(InvalidParameter, match="for L2"):
         Layout(4, metric, scale=2.0)
 

@@ -101,7 +101,7 @@ def with_profile(
     state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
 ) -> tuple[CollectionState, bool]:
     """The state with that profile as the active one; and whether it is a new one, in two columns that the
-    stored vectors have to spare, as yet without biases."""
+    stored vectors have to spare, as yet without biases. The last two take that of the link."""
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
@@ -114,7 +114,9 @@ def with_profile(
         raise InvalidParameter("a profile needs a name")
     if bank is None:
         raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
-    wider = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE})
+    unlinked = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE, "anchor": 0.0, "pull": 0.0})
+    linked = {"anchor": state.anchor, "pull": state.pull} if unlinked.layout.has_spare else {}
+    wider = unlinked.model_copy(update=linked)
     fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
     if state.beside is not None or not fits:
         raise NoRoom(

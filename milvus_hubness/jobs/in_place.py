@@ -249,7 +249,7 @@ def _fit(
     """Fitted on the bank and the gallery, centred on the mean bias, the layout's constants measured."""
     gallery = read_gallery(store, info, field, progress=progress)
     fitted = Correction.fit(
-        layout.measured_on(gallery.vectors),
+        layout.measured_on(gallery.vectors, bank.vectors, link=store.takes_link(info, field)),
         estimator,
         bank,
         gallery=gallery.vectors if estimator.needs_gallery else None,

@@ -91,6 +91,7 @@ def measure_recall(
     at_most: int | None = None,
     k: int = 10,
     value: int | None = None,
+    link: bool = True,
     seed: int = 0,
 ) -> RecallGate:
     """What recall@k the index finds in each form, and at which ef or nprobe it is the raw one again.
@@ -98,7 +99,8 @@ def measure_recall(
     vectors (n, d) as the user inserted them, biases (n,) b − c, queries (m, d), m ≥ 2; rows that no bias can
     be computed for, and such queries, are left out. rows_total: of the collection, n unless given. at_most:
     rows to measure, `affordable_rows` unless given and never more than ROWS; of the queries it is QUERIES,
-    all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given.
+    all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given. link: with a link
+    column where the width has one to spare, see Layout.
 
     About 10 s on two cores. In a sample the nearest are easier to find than in the whole: compare the three
     recalls with each other. Raises DimensionMismatch, InvalidParameter, FaissConflict, and InvalidInput where
@@ -124,8 +126,8 @@ def measure_recall(
     scores = layout.reduce_queries(asked).astype(np.float64) @ layout.reduce_items(rows).astype(np.float64).T
     raw = _Form(*_raw(layout, rows, asked), scores, k, spec).recalls(value)
     scores -= subtracted
-    stored = _Form(*_stored(layout, rows, subtracted, asked), "IP", scores, k, spec)
-    centred = _Form(*_centred(layout, rows, subtracted, asked), "IP", scores, k, spec)
+    stored = _Form(*_stored(layout, rows, subtracted, asked, link), "IP", scores, k, spec)
+    centred = _Form(*_centred(layout, rows, subtracted, asked, link), "IP", scores, k, spec)
     recalls = {STORED: stored.recalls(value), CENTRED: centred.recalls(value)}
 
     needed, picked = _needed(stored, raw, value), STORED
@@ -189,16 +191,18 @@ def _raw(layout: Layout, rows: Floats, asked: Floats) -> tuple[Floats, Floats, L
     return layout.reduce_items(rows), layout.reduce_queries(asked), "IP"
 
 
-def _stored(layout: Layout, rows: Floats, biases: Floats, asked: Floats) -> tuple[Floats, Floats]:
-    fitted = layout.measured_on(rows)
+def _stored(layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool) -> tuple[Floats, Floats]:
+    fitted = layout.measured_on(rows, asked, link=link)
     return fitted.augment(rows, biases), fitted.wrap(asked)
 
 
-def _centred(layout: Layout, rows: Floats, biases: Floats, asked: Floats) -> tuple[Floats, Floats]:
+def _centred(
+    layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool
+) -> tuple[Floats, Floats]:
     if layout.metric == "L2":
         mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return _stored(layout, rows - mean, biases, asked - mean)
-    stored, wrapped = _stored(layout, rows, biases, asked)
+        return _stored(layout, rows - mean, biases, asked - mean, link)
+    stored, wrapped = _stored(layout, rows, biases, asked, link)
     stored[:, : layout.dim] -= stored[:, : layout.dim].mean(axis=0, dtype=np.float64).astype(np.float32)
     return stored, wrapped
 

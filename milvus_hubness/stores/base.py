@@ -205,6 +205,11 @@ class Store(Protocol):
         """What the stored width must divide by for the field's index."""
         ...
 
+    def takes_link(self, source: CollectionInfo, field: str) -> bool:
+        """Whether a link column, whose numbers lie apart from those of the vector, costs the field's index
+        nothing. See Layout."""
+        ...
+
     def normalises(self) -> bool:
         """Whether the database brings vectors under COSINE to length 1 by itself, and so may change their
         last place."""

@@ -89,6 +89,10 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def width_multiple(self, field: VectorField) -> int:
         return milvus_schema.width_multiple(field)
 
+    def takes_link(self, source: CollectionInfo, field: str) -> bool:
+        """Milvus's quantisers give each column, or each few, a range of its own."""
+        return True
+
     def normalises(self) -> bool:
         return False
 

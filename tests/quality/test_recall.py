@@ -64,7 +64,7 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
     scores = similarity(queries, vectors, metric)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if metric == "COSINE" else vectors
     raw = AnnIndex(unit, spec, metric="L2" if metric == "L2" else "IP").search(queries, 10, 12)
-    fitted = layout.measured_on(vectors)
+    fitted = layout.measured_on(vectors, queries)
     stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(fitted.wrap(queries), 10, 12)
     assert gate.raw.estimate == pytest.approx(oracle(raw, scores, 10), abs=1e-3)
     assert gate.stored.estimate == pytest.approx(oracle(stored, scores - biases, 10), abs=1e-3)
@@ -77,7 +77,7 @@ def test_centred_rows_are_searched_as_such():
     vectors, biases, queries = gallery(rows=1_500)
     vectors = vectors + np.float32(0.8)
     gate = measure_recall(Layout(24, "IP"), vectors, biases, queries, "HNSW", SMALL, value=10)
-    fitted = Layout(24, "IP")
+    fitted = Layout(24, "IP").measured_on(vectors, queries)
     stored = fitted.augment(vectors, biases)
     stored[:, :24] -= vectors.mean(0)
     index = AnnIndex(stored, IndexSpec.of("HNSW", SMALL), metric="IP")
@@ -100,14 +100,17 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
     vectors, _, queries = gallery()
     biases = spread * np.random.default_rng(1).uniform(-1, 1, len(vectors))
     arguments = Layout(24, metric), vectors, biases, queries, "HNSW", SMALL
-    gate = measure_recall(*arguments, value=20)
+    gate = measure_recall(*arguments, value=20, link=False)
     assert gate.stored.high < gate.raw.low
     assert (gate.search_parameter, gate.layout) == ("ef", STORED)
     assert gate.needed is not None
     assert 20 < gate.needed <= recall.LIMIT * 20
     standard_error = (gate.raw.high - gate.raw.low) / 2
-    assert measure_recall(*arguments, value=gate.needed).stored.estimate >= gate.raw.estimate - standard_error
-    assert measure_recall(*arguments, value=gate.needed - 1).stored.estimate < gate.raw.estimate
+    needed, less = (
+        measure_recall(*arguments, value=gate.needed - by, link=False).stored.estimate for by in (0, 1)
+    )
+    assert needed >= gate.raw.estimate - standard_error
+    assert less < gate.raw.estimate
 
 
 def test_nothing_need_change_where_nothing_is_lost():
@@ -120,7 +123,8 @@ def test_nothing_need_change_where_nothing_is_lost():
 def test_the_centred_form_is_picked_where_it_wins_and_widening_does_not_help(spread, layout):
     """Items far from the queries, as texts and images can be: no search but one for r − μ finds its way."""
     vectors, biases, queries = gallery(rows=1_500, spread=spread)
-    gate = measure_recall(Layout(24, "IP"), vectors + np.float32(2), biases, queries, "HNSW", SMALL, value=10)
+    far = vectors + np.float32(2)
+    gate = measure_recall(Layout(24, "IP"), far, biases, queries, "HNSW", SMALL, value=10, link=False)
     assert gate.centred.low > gate.stored.high
     assert (gate.layout, gate.needed) == (layout, 10)
 

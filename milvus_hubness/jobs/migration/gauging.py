@@ -91,9 +91,9 @@ def recall_gate(
             ).vectors
         )
         left -= len(parts[-1])
-    vectors = np.concatenate(parts)
+    vectors, link = np.concatenate(parts), store.takes_link(info, field)
     correction = Correction.fit(
-        layout.measured_on(vectors),
+        layout.measured_on(vectors, bank.vectors, link=link),
         estimator,
         bank,
         gallery=vectors if estimator.needs_gallery else None,
@@ -112,6 +112,7 @@ def recall_gate(
         vector.index_params,
         rows_total=looked.rows,
         value=value,
+        link=link,
     )
 
 

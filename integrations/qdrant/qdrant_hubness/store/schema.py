@@ -64,6 +64,13 @@ def width_multiple(field: VectorField) -> int:
     return ALIGNMENT
 
 
+def takes_link(source: CollectionInfo, field: str) -> bool:
+    """Not where it is quantised: Qdrant's scalar quantiser has one range for all columns."""
+    described: Described = source.schema["described"]
+    own = dense(described)[field].quantization_config
+    return own is None and described.config.quantization_config is None
+
+
 def obstacles(source: CollectionInfo, field: str) -> list[str]:
     """Why the collection cannot be carried over."""
     described: Described = source.schema["described"]
