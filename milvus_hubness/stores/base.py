@@ -205,9 +205,9 @@ class Store(Protocol):
         """What the stored width must divide by for the field's index."""
         ...
 
-    def normalises(self) -> bool:
-        """Whether the database brings vectors under COSINE to length 1 by itself, and so may change their
-        last place."""
+    def units_moved(self) -> int:
+        """By how many units in the last place the database may change numbers of vectors under COSINE, which
+        it brings to length 1 by itself; 0 where it leaves them as they are."""
         ...
 
     def renames(self) -> bool:

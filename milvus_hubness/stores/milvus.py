@@ -89,8 +89,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def width_multiple(self, field: VectorField) -> int:
         return milvus_schema.width_multiple(field)
 
-    def normalises(self) -> bool:
-        return False
+    def units_moved(self) -> int:
+        return 0
 
     def renames(self) -> bool:
         return True

@@ -206,7 +206,8 @@ def test_the_name_moves_and_moves_back_with_what_was_written(everywhere):
     found = everything(everywhere.client, name)
     assert {each: row[0] for each, row in found.items()} == {each: row[0] for each, row in wanted.items()}
     for each, (_, vector) in wanted.items():
-        np.testing.assert_allclose(found[each][1], vector, rtol=3e-7, atol=1e-9)
+        moved = 64 * 2.0**-23 if everywhere.is_local else 3e-7  # by searches, see below
+        np.testing.assert_allclose(found[each][1], vector, rtol=moved, atol=1e-9)
     clean(store, name, drop=plan.target)
     assert not everywhere.client.collection_exists(plan.target)
     assert Ledger(store).migrations() == []
@@ -246,6 +247,18 @@ def test_a_copy_that_was_tampered_with_is_found_out(backend):
     backend.client.set_payload(target, {"n": -1}, [key(7)])
     with pytest.raises(VerificationFailed, match="differs in n"):
         verify(store, name)
+
+
+def test_searches_that_move_vectors_are_no_difference(backend):
+    """qdrant-client's local mode divides the vectors that it keeps by their lengths at every search, by which
+    some move by a few units in the last place, again and again."""
+    rng = np.random.default_rng(0)
+    name = backend.fill(vectors(rng, 400, 8), "Cosine")
+    store, asked = backend.store(), vectors(rng, 100, 8)
+    migrate(store, plan_migration(store, name, QueryBank(asked[:40]), estimator=NNN(4)))
+    for query in asked:
+        backend.client.query_points(name, query.tolist(), limit=1)
+    assert verify(store, name)
 
 
 def test_the_gallery_is_learnt_from_where_the_estimator_does(backend):

@@ -86,8 +86,8 @@ class QdrantStore(QdrantJournal):
     def width_multiple(self, field: VectorField) -> int:
         return schema.width_multiple(field)
 
-    def normalises(self) -> bool:
-        return True
+    def units_moved(self) -> int:
+        return self.units
 
     def renames(self) -> bool:
         return False
