@@ -58,6 +58,10 @@ class Held(ABC):
         return name
 
     @abstractmethod
+    def key(self, number: int) -> Key:
+        """Of a row by its number, where keys are of several kinds in turn."""
+
+    @abstractmethod
     def keys_of(self, kind: str) -> list[Key]:
         """Some hundred of this kind, odd ones among them."""
 
@@ -127,6 +131,16 @@ class OnMilvus(Held):
         super().__init__(kind, MilvusDatabase(uri, client()))
         self.uri, self._client = uri, client
 
+    @classmethod
+    def of(cls, backend: Any) -> OnMilvus:
+        """What is made there is the backend's."""
+        here = cls(backend.kind, backend.uri, backend.client)
+        here.made = backend.made
+        return here
+
+    def key(self, number: int) -> Key:
+        return number
+
     def keys_of(self, kind: str) -> list[Key]:
         numbers = range(-20, 480)
         return list(numbers) if kind == "int" else [*filter(None, AWKWARD), *(f"k{i}" for i in numbers)]
@@ -174,6 +188,9 @@ class OnQdrant(Held):
     def __init__(self, kind: str, client: QdrantClient) -> None:
         super().__init__(kind, QdrantDatabase(client))
         self._client = client
+
+    def key(self, number: int) -> Key:
+        return number if number % 2 else str(uuid.UUID(int=(number * 2**97 + 77) % 2**128))
 
     def keys_of(self, kind: str) -> list[Key]:
         numbers: list[Key] = [0, 3, 7, 2**63 + 5, 2**64 - 1, *range(100, 300)]
