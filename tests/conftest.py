@@ -139,6 +139,14 @@ def current_uri():
         yield server.uri
 
 
+@pytest.fixture(scope="session")
+def qdrant_uri():
+    if reason := servers.QdrantServer.unavailable():
+        pytest.skip(reason)
+    with servers.QdrantServer() as server:
+        yield server.uri
+
+
 @pytest.fixture(scope="session", params=DATABASES)
 def running(request):
     """(kind, uri) of each database in turn."""

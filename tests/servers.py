@@ -240,16 +240,7 @@ class CurrentMilvus:
 
     @staticmethod
     def unavailable() -> str | None:
-        if importlib.util.find_spec("testcontainers") is None:
-            return "the package testcontainers is not installed"
-        from docker.errors import DockerException
-        from testcontainers.core.docker_client import DockerClient
-
-        try:
-            DockerClient(timeout=5).client.ping()
-        except (DockerException, OSError) as error:
-            return f"no Docker engine answers: {error}"
-        return None
+        return _no_docker()
 
     @property
     def uri(self) -> str:
@@ -267,3 +258,55 @@ class CurrentMilvus:
 
     def __exit__(self, *exc_info: object) -> None:
         self.stop()
+
+
+class QdrantServer:
+    """A Qdrant in Docker, removed by testcontainers even if the tests are killed."""
+
+    IMAGE = os.environ.get("QDRANT_IMAGE", "qdrant/qdrant:v1.16.3")
+    PORT = 6333
+
+    def __init__(self) -> None:
+        from testcontainers.core.container import DockerContainer
+
+        self._container = DockerContainer(self.IMAGE).with_exposed_ports(self.PORT)
+
+    @staticmethod
+    def unavailable() -> str | None:
+        return _no_docker()
+
+    @property
+    def uri(self) -> str:
+        host, port = self._container.get_container_host_ip(), self._container.get_exposed_port(self.PORT)
+        return f"http://{host}:{port}"
+
+    def start(self) -> None:
+        from testcontainers.core.waiting_utils import wait_for_logs
+
+        self._container.start()
+        wait_for_logs(self._container, "Qdrant HTTP listening", timeout=STARTUP_SECONDS)
+
+    def stop(self) -> None:
+        self._container.stop()
+
+    def __enter__(self) -> QdrantServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
+
+
+@functools.cache
+def _no_docker() -> str | None:
+    """Why nothing can be started in Docker."""
+    if importlib.util.find_spec("testcontainers") is None:
+        return "the package testcontainers is not installed"
+    from docker.errors import DockerException
+    from testcontainers.core.docker_client import DockerClient
+
+    try:
+        DockerClient(timeout=5).client.ping()
+    except (DockerException, OSError) as error:
+        return f"no Docker engine answers: {error}"
+    return None

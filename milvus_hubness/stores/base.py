@@ -210,9 +210,9 @@ class Store(Protocol):
         nothing. See Layout."""
         ...
 
-    def normalises(self) -> bool:
-        """Whether the database brings vectors under COSINE to length 1 by itself, and so may change their
-        last place."""
+    def units_moved(self) -> int:
+        """By how many units in the last place the database may change numbers of vectors under COSINE, which
+        it brings to length 1 by itself; 0 where it leaves them as they are."""
         ...
 
     def renames(self) -> bool:

@@ -93,8 +93,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
         """Milvus's quantisers give each column, or each few, a range of its own."""
         return True
 
-    def normalises(self) -> bool:
-        return False
+    def units_moved(self) -> int:
+        return 0
 
     def renames(self) -> bool:
         return True

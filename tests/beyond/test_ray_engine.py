@@ -11,6 +11,7 @@ import pytest
 from milvus_hubness import NNN, Blend, DualInvertedSoftmax, QueryBank, Sinkhorn, refresh
 from milvus_hubness.beyond import RayBiases, fit_on_ray
 from tests.congruence.test_refresh import ITEMS, Corrected
+from tests.databases import OnMilvus
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +43,7 @@ def biases(corrected):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_collection_is_refreshed_by_workers(cluster, lite, monkeypatch):
-    here, alone, told = Corrected(lite), Corrected(lite), []
+    here, alone, told = Corrected(OnMilvus.of(lite)), Corrected(OnMilvus.of(lite)), []
     real = RayBiases.__call__
 
     def counted(self, items):

@@ -16,12 +16,13 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction import Correction
 from tests.congruence.test_refresh import ITEMS, Corrected
+from tests.databases import OnMilvus
 from tests.galleries import METRICS, plain_collection, vectors
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_server_tells_the_biases(backend, monkeypatch, metric):
-    here = Corrected(backend, metric)
+    here = Corrected(OnMilvus.of(backend), metric)
     asked = []
     real = type(here.store).bank_scores
 
@@ -87,7 +88,7 @@ def test_a_migration_that_the_server_cannot_serve_writes_nothing(lite):
 
 
 def test_what_the_server_cannot_tell(lite):
-    here = Corrected(lite)
+    here = Corrected(OnMilvus.of(lite))
     with pytest.raises(InvalidParameter, match="NNN and CSLS"):
         refresh(here.store, here.name, estimator=Sinkhorn(), engine="server", force=True)
     with pytest.raises(InvalidParameter, match="engine is"):

@@ -20,10 +20,8 @@ from milvus_hubness import (
     EmptyCollection,
     InvalidInput,
     MigrationRunning,
-    NoMigration,
     NotCaughtUp,
     QueryBank,
-    ResumeRefused,
     Steering,
     StoreError,
     VerificationFailed,
@@ -37,7 +35,7 @@ from milvus_hubness import (
     rollback,
 )
 from milvus_hubness.jobs import verify
-from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.runner import Runner, started
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, MIRROR_PROPERTY, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
@@ -156,16 +154,6 @@ def collections(client):
     return set(client.list_collections())
 
 
-def test_a_plan_writes_nothing(backend):
-    client, name, bank = small(backend)
-    before = collections(client)
-    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4))
-    assert collections(client) == before
-    assert plan.target == f"{name}_hubness"
-    assert plan.to_dict()["width"] == 16
-    assert plan.to_dict()["bank"]["queries"] == 40
-
-
 @pytest.mark.parametrize("metric", ["COSINE", "IP", "L2"])
 def test_rows_without_direction_are_carried_over_counted_and_listed(backend, metric):
     if metric != "COSINE" and not backend.is_lite:
@@ -276,32 +264,6 @@ def test_the_bank_is_kept_beside_the_collection(finished):
     assert store.load_bank(reference).fingerprint == bank.fingerprint
     counted = client.query(f"{name}__bank", output_fields=["count(*)"], consistency_level="Strong")
     assert counted[0]["count(*)"] == 40
-
-
-def test_the_alias_moves_over_and_back(finished, backend):
-    _, name, bank, store, alias = finished
-    assert store.alias_target(alias) == f"{name}_hubness"
-    corrected = backend.hubness_client()
-    assert len(corrected.search(alias, data=[bank.vectors[0]], limit=3)[0]) == 3
-    corrected.insert(alias, {"id": 9_999, "vector": bank.vectors[0], "group": 0})
-    corrected.upsert(alias, {"id": 3, "vector": bank.vectors[1], "group": 7})
-    corrected.delete(alias, ids=[4])
-    done = rollback(store, alias)
-    assert store.alias_target(alias) == name
-    assert done.carried == 3
-    plain = {row["id"]: row for row in backend.client().get(name, [3, 4, 9_999])}
-    assert plain.keys() == {3, 9_999}
-    assert plain[3]["group"] == 7
-    assert np.array_equal(np.float32(plain[3]["vector"]), bank.vectors[1])
-    with pytest.raises(WrongPhase, match="rolled back"):
-        rollback(store, alias)
-    with pytest.raises(NoMigration):
-        rollback(store, "no_such_alias")
-    corrected.delete(alias, ids=[9_999])
-    corrected.insert(alias, {"id": 4, "vector": bank.vectors[1], "group": 7})
-    resume(store, name)
-    cutover(store, name, alias=alias)
-    assert verify(store, alias).rows == 60
 
 
 def test_a_collection_of_another_database_is_migrated_there(served):
@@ -548,34 +510,6 @@ class Failing(MilvusStore):
         raise StoreError("the connection broke")
 
 
-@pytest.mark.shown_on_lite
-@pytest.mark.parametrize(
-    ("at", "error"), [("write", StoreError), ("interrupt", KeyboardInterrupt), ("state", StoreError)]
-)
-def test_what_failed_carries_on_or_is_taken_back_whole(backend, at, error):
-    client, name, bank = small(backend)
-    before = collections(client)
-    description = client.describe_collection(name)
-    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4))
-    with pytest.raises(error):
-        migrate(Failing(client, at), plan)
-    clean(backend.store(), name, drop=plan.target)
-    assert collections(client) - {LEDGER} == before - {LEDGER}
-    assert without_mirror(client.describe_collection(name)) == without_mirror(description)
-    with pytest.raises(error):
-        migrate(Failing(client, at), plan)
-    assert migrate(backend.store(), plan).rows == 60
-
-
-def without_mirror(description):
-    """Milvus 2.3 cannot take a property away: an empty one says as little."""
-    said = {key: value for key, value in description.items() if key != "update_timestamp"}
-    properties = {
-        key: value for key, value in said["properties"].items() if (key, value) != (MIRROR_PROPERTY, "")
-    }
-    return {**said, "properties": properties}
-
-
 def test_two_copies_may_share_a_bank_until_one_of_them_adopts_another(lite):
     _, name, bank = small(lite)
     store, second = lite.store(), lite.name("second")
@@ -646,21 +580,6 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
     with pytest.raises(VerificationFailed, match="bank gives: rows 0"):
         verify(store, name)
     client.upsert(target, dict(row))
-
-
-@pytest.mark.shown_on_lite
-def test_a_copy_begun_otherwise_is_named_and_can_be_begun_anew(backend):
-    client, name, bank = small(backend)
-    store = backend.store()
-    with pytest.raises(StoreError):
-        migrate(Failing(client, "write"), plan_migration(store, name, bank, estimator=NNN(4)))
-    with pytest.raises(ResumeRefused, match="estimator"):
-        plan_migration(store, name, bank, estimator=NNN(5))
-    with pytest.raises(ResumeRefused, match="bank"):
-        plan_migration(store, name, QueryBank(bank.vectors[:30]), estimator=NNN(4))
-    result = migrate(store, plan_migration(store, name, bank, estimator=NNN(5), restart=True))
-    assert result.rows == 60
-    assert store.info(result.target).state.profile.estimator["k"] == 5
 
 
 def test_duplicates_in_the_source_are_told_and_copied_once(backend):

@@ -2,14 +2,27 @@
 
 import numpy as np
 import pytest
-from pymilvus import DataType
 
-from milvus_hubness import NNN, CollectionExists, Layout
+from milvus_hubness import (
+    NNN,
+    CollectionExists,
+    CollectionNotFound,
+    Layout,
+    QueryBank,
+)
 from milvus_hubness.correction import initial_state
 from milvus_hubness.jobs.migration.chunks import survey
 from milvus_hubness.state import BankReference, Mirror
-from milvus_hubness.stores.base import Record
-from tests.galleries import plain_collection, vectors
+from milvus_hubness.stores.base import Batch, Record, StoredBank
+from tests.galleries import vectors
+
+
+def copying(source):
+    """The state of a copy that is still to be filled."""
+    bank = BankReference(collection="b", generation=1, fingerprint="f", count=1)
+    [field] = source.vector_fields
+    made = {"field": field, "suffix": "", "dtype": "float32", "source": source.name, "phase": "copying"}
+    return initial_state(Layout(8, "IP"), NNN(1), bank, **made)
 
 
 def test_keys_are_all_that_were_written_whatever_the_consistency_level(backend):
@@ -25,90 +38,155 @@ def test_keys_are_all_that_were_written_whatever_the_consistency_level(backend):
         assert len(store.fetch(name, store.keys(name), "vector")) == start + 30
 
 
-@pytest.mark.parametrize("kind", [DataType.INT64, DataType.VARCHAR], ids=["int", "varchar"])
-def test_a_scan_shows_every_row_once_in_the_order_of_keys(backend, kind):
-    client, store, name = backend.client(), backend.store(), backend.name("scanned")
-    schema = client.create_schema(enable_dynamic_field=True)
-    schema.add_field("id", kind, is_primary=True, **({"max_length": 64} if kind == DataType.VARCHAR else {}))
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
-    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
-    client.create_collection(name, schema=schema, index_params=index)
-    keys = list(range(-20, 480))
-    if kind == DataType.VARCHAR:
-        keys = ['"', "'", "\\", "\n", "ü€", "😀", 'a"b\\c', *(f"k{i}" for i in keys)]
-    rows = vectors(np.random.default_rng(0), len(keys), 8)
-    order = np.random.default_rng(1).permutation(len(keys))
-    client.upsert(name, [{"id": keys[i], "vector": rows[i], "place": int(i)} for i in order])
-    ordered = sorted(keys)
-    assert store.count(name) == len(keys)
+@pytest.mark.parametrize("kind", ["int", "varchar", "uuid", "mixed"])
+def test_a_scan_shows_every_row_once_in_the_order_of_keys(database, kind):
+    if kind not in database.keys:
+        pytest.skip("it has no such keys")
+    keys = database.keys_of(kind)
+    items = vectors(np.random.default_rng(0), len(keys), 8)
+    shuffled = [keys[i] for i in np.random.default_rng(1).permutation(len(keys))]
+    name, store, field = database.fill(items, "IP", keys=shuffled), database.store(), database.field
+    info = store.info(name)
+    assert store.count(name) == info.rows == len(keys)
+    looked = survey(store, info, 64)
+    everything = []
+    for partition in info.partitions:
+        ordered = sorted(each for each in keys if database.is_in(each, partition))
+        everything += ordered
+        found, after = [], None
+        while len(page := store.scan(name, field, after=after, limit=37, partition=partition)):
+            assert len(page) <= 37
+            for key, vector, row in zip(page.keys, page.vectors, page.rows, strict=True):
+                place = int(row["note"][1:])
+                assert np.array_equal(vector, items[place])
+                assert shuffled[place] == key
+            found += page.keys
+            after = page.keys[-1]
+        assert found == ordered
+        assert store.scan(name, field, partition=partition).keys == ordered
+        assert store.keys(name, partition=partition) == ordered
+        assert looked.sample.get(partition, []) == ordered
+        pieces = [each.rows for each in looked.chunks if each.partition == partition]
+        rest = len(ordered) % 64
+        assert pieces == [64] * (len(ordered) // 64) + ([rest] if rest else [])
+        if ordered:
+            part = store.scan(name, field, after=ordered[7], upto=ordered[90], partition=partition)
+            assert part.keys == ordered[8:91]
+            assert store.scan_keys(name, after=ordered[4], limit=9, partition=partition) == ordered[5:14]
+            assert store.scan_keys(name, after=ordered[-1], limit=9, partition=partition) == []
+    assert store.keys(name) == everything
+    read = [
+        store.scan(name, field, after=each.after, upto=each.upto, partition=each.partition).keys
+        for each in looked.chunks
+    ]
+    assert [key for piece in read for key in piece] == everything
 
-    found, after = [], None
-    while len(page := store.scan(name, "vector", after=after, limit=37)):
-        assert len(page) <= 37
-        for key, vector, row in zip(page.keys, page.vectors, page.rows, strict=True):
-            assert np.array_equal(vector, rows[row["place"]])
-            assert row["id"] == key == keys[row["place"]]
-        found += page.keys
-        after = page.keys[-1]
-    assert found == ordered
-    assert store.scan(name, "vector", after=ordered[7], upto=ordered[300]).keys == ordered[8:301]
-    assert store.scan(name, "vector").keys == ordered
-    assert store.scan_keys(name, after=ordered[4], limit=9) == ordered[5:14]
 
-    looked = survey(store, store.info(name), 100)
-    assert [chunk.rows for chunk in looked.chunks] == [100] * (len(keys) // 100) + (
-        [len(keys) % 100] if len(keys) % 100 else []
-    )
-    pieces = [store.scan(name, "vector", after=each.after, upto=each.upto).keys for each in looked.chunks]
-    assert [key for piece in pieces for key in piece] == ordered
-    assert looked.sample == {None: ordered}
+@pytest.mark.shown_on_lite
+def test_rows_are_replaced_fetched_and_deleted_by_key(database):
+    items = vectors(np.random.default_rng(0), 40, 8)
+    name, store, field = database.fill(items, "IP"), database.store(), database.field
+    batch = store.fetch(name, [7, 900, 3], field)
+    assert batch.keys == [7, 3], "those that are there, in the order asked for"
+    assert np.array_equal(batch.vectors, items[[7, 3]])
+    assert [row["note"] for row in batch.rows] == ["n7", "n3"]
+    store.write(name, Batch([7, 3], batch.vectors[::-1].copy(), batch.rows), field)
+    again = store.fetch(name, [3, 7], field)
+    assert np.array_equal(again.vectors, items[[7, 3]])
+    assert [row["note"] for row in again.rows] == ["n3", "n7"], "and the other fields are those of the batch"
+    store.delete(name, [3, 900])
+    assert store.keys(name) == [i for i in range(40) if i != 3]
+    assert store.count(name) == 39
+    with pytest.raises(CollectionNotFound, match="nowhere"):
+        store.info("nowhere")
 
 
-def test_a_ledger_keeps_what_it_was_given_last(backend):
-    store, name = backend.store(), backend.name("ledger")
+def test_a_ledger_keeps_what_it_was_given_last(database):
+    store, name = database.store(), database.name("ledger")
     assert store.records(name, "anything") == []
     first = [Record(f"a/{i:03}", "a", f'{{"n": {i}, "said": "\\"quoted\\" ü"}}') for i in range(700)]
     store.put_records(name, [*first, Record("b/0", "b", "{}")])
     store.put_records(name, [Record("a/003", "a", '{"n": 33}')])
-    again = backend.store()
+    again = database.store()
     assert again.records(name, "a") == [*first[:3], Record("a/003", "a", '{"n": 33}'), *first[4:]]
     again.drop_records(name, "a", ["a/000", "b/0"])
     assert [each.key for each in store.records(name, "a")] == [each.key for each in first[1:]]
     again.drop_records(name, "a")
     assert store.records(name, "a") == []
-    assert len(store.records(name, "b")) == 1
+    assert store.record(name, "b/0") == Record("b/0", "b", "{}")
 
 
-def test_a_ledger_takes_no_collection_of_somebody_else(lite):
-    client, name = lite.client(), lite.name("theirs")
-    client.create_collection(name, dimension=8)
+@pytest.mark.shown_on_lite
+def test_nothing_takes_a_collection_of_somebody_else(database):
+    store, name = database.store(), database.fill(np.ones((1, 4), np.float32), "IP")
     with pytest.raises(CollectionExists, match="no ledger"):
-        lite.store().put_records(name, [Record("a", "a", "{}")])
+        store.put_records(name, [Record("a", "a", "{}")])
+    with pytest.raises(CollectionExists, match="no query bank"):
+        store.next_generation(name)
 
 
-def test_a_mirror_is_told_and_taken_back(backend):
-    client, store, name = backend.client(), backend.store(), backend.name("mirrored")
-    client.create_collection(name, dimension=8)
+@pytest.mark.shown_on_lite
+def test_a_bank_keeps_its_generations_apart(database):
+    """Those that no collection's state names are dropped when they are no longer asked for."""
+    store, name = database.store(), database.name("bank")
+    rng = np.random.default_rng(0)
+    banks = [StoredBank(QueryBank(vectors(rng, n, 8)), np.empty((n, 0), np.float32)) for n in (30, 50)]
+    saved = [store.save_bank(name, each, "IP")[0] for each in banks]
+    assert store.next_generation(name).generation == saved[1].generation + 1
+    for reference, bank in zip(saved, banks, strict=True):
+        kept = database.store().load_bank(reference)
+        assert kept.fingerprint == bank.fingerprint
+        assert np.array_equal(kept.queries.vectors, bank.queries.vectors)
+    assert database.database.generations(name) == {saved[0].generation: 30, saved[1].generation: 50}
+    store.drop_bank_generation(saved[0])
+    assert database.database.generations(name) == {saved[1].generation: 50}
+    assert store.info(name).is_bank
+
+
+def test_what_a_collection_is_told_it_says_by_any_name(database):
+    store, name = database.store(), database.fill(np.ones((1, 4), np.float32), "IP")
+    alias = f"{name}_live"
+    store.point_alias(alias, name)
     assert store.info(name).mirror is None
     store.write_mirror(name, Mirror(collection="other", required=True))
     assert store.info(name).mirror == Mirror(collection="other", required=True)
+    assert store.info(alias).mirror == store.info(name).mirror
+    assert (store.info(alias).name, store.info(alias).aliases) == (name, (alias,))
     store.write_mirror(name, None)
     assert store.info(name).mirror is None
+    store.write_mirror(name, Mirror(collection="other"))
+    store.drop_alias(alias)
+    store.drop(name)
+    database.make(name, 4, "IP")
+    assert store.info(name).mirror is None, "another of the same name says nothing of it"
 
 
-def test_a_copy_left_half_made_is_made_whole(backend):
-    client, store, name = backend.client(), backend.store(), backend.name("whole")
-    plain_collection(client, name, vectors(np.random.default_rng(0), 20, 8), "IP")
-    info = store.info(name)
-    layout = Layout(8, "IP")
-    bank = BankReference(collection="b", generation=1, fingerprint="f", count=1)
-    made = {"field": "vector", "suffix": "", "dtype": "float32", "source": name, "phase": "copying"}
-    state = initial_state(layout, NNN(1), bank, **made)
-    target = f"{name}_hubness"
-    store._create_copy(info, target, state)
+@pytest.mark.shown_on_lite
+def test_an_alias_moves(database):
+    store = database.store()
+    first, second = (database.fill(np.ones((1, 4), np.float32), "IP") for _ in range(2))
+    alias = f"{first}_live"
+    assert store.alias_target(alias) is None
+    for name in (first, second):
+        store.point_alias(alias, name)
+        assert store.alias_target(alias) == name
+        assert store.exists(alias)
+    assert store.info(first).aliases == ()
+    store.drop_alias(alias)
+    assert store.alias_target(alias) is None
+    with pytest.raises(CollectionNotFound):
+        store.info(alias)
+
+
+def test_a_copy_left_half_made_is_made_whole_and_gone_on_with_until_it_is_ready(database):
+    store = database.store()
+    name = database.fill(vectors(np.random.default_rng(0), 20, 8), "IP")
+    info, target = store.info(name), f"{name}_hubness"
+    state = copying(info)
+    database.begin_copy(store, info, target, state)
     store.create_copy(info, target, state)
-    assert client.get_load_state(target)["state"].name == "Loaded"
-    assert client.list_indexes(target) == client.list_indexes(name)
+    assert database.served(target) == database.served(name)
+    assert list(store.info(target).states.values()) == [state]
     store.write_state(target, state.model_copy(update={"phase": "ready"}))
     with pytest.raises(CollectionExists):
         store.create_copy(info, target, state)

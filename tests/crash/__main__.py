@@ -46,12 +46,13 @@ def main() -> None:
             running[suite] = [pool.submit(run, chosen.seed, *part) for part in parts if part[1]]
         writing, rivalling = [], []
         if not chosen.only and "migrations" in suites:
-            beside = [(backend, rename) for backend in backends for rename in (False, True)]
+            beside = [(backend, rename) for backend in backends for rename in _moves(backend)]
             writing = [
                 pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside
             ]
         if not chosen.only and "refreshes" in suites:
-            rivalling = [pool.submit(run_rivals, chosen.seed, backend) for backend in backends]
+            shared = [backend for backend in backends if BACKENDS[backend].hosts]
+            rivalling = [pool.submit(run_rivals, chosen.seed, backend) for backend in shared]
         outcomes = {
             suite: [outcome for each in parts for outcome in each.result()]
             for suite, parts in running.items()
@@ -69,6 +70,11 @@ def main() -> None:
         kept["migrations"]["writers"], kept["refreshes"]["rivals"] = writers, rivals
         save("crash", {"seed": chosen.seed, **kept, "environment": environment(began)})
     sys.exit(1 if failed else 0)
+
+
+def _moves(backend: str) -> list[bool]:
+    """Whether the application keeps its own name, of all that the backend can do."""
+    return [False, True] if BACKENDS[backend].renames else [False]
 
 
 if __name__ == "__main__":

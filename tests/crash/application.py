@@ -1,5 +1,5 @@
-"""An application that goes on throughout a refresh: it writes, and it searches, and each answer's biases are
-all old or all new."""
+"""An application that goes on throughout a refresh, on Milvus: it writes, and it searches, and each answer's
+biases are all old or all new."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import HubnessError
+from milvus_hubness import HubnessClient, HubnessError
 from milvus_hubness.state import PENDING
 from tests.crash.corrected import Biases, Corrected
 from tests.crash.places import PATIENCE
@@ -36,7 +36,7 @@ class _Client(ABC):
 
     def __init__(self, corrected: Corrected, state_ttl: float, *, sure: bool) -> None:
         self._corrected, self._sure = corrected, sure
-        self._client = corrected.client(state_ttl)
+        self._client = HubnessClient(corrected.place.uri, state_ttl=state_ttl)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name=type(self).__name__, daemon=True)
         self.problem = ""

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
-from pymilvus import MilvusClient
 
-from milvus_hubness import MilvusStore
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.jobs.lease import LEASES, Entry
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.renewal import REFRESHES
 from milvus_hubness.jobs.runner import LEDGER
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores import Store
 from milvus_hubness.stores.base import CollectionInfo
 from tests.crash.corrected import Biases, Corrected, expected_biases
-from tests.crash.sources import assert_same, counted, held
+from tests.crash.ports import Database
+from tests.crash.sources import assert_same
 
 OFF = 1e-4
 
 
 def assert_refreshed(
-    client: MilvusClient,
+    database: Database,
     corrected: Corrected,
     biases: Biases,
     *,
@@ -34,37 +32,37 @@ def assert_refreshed(
     went_back: rows whose standby slot still held the bias were left alone, and show the other one. wrote_on:
     rows were deleted by a filter since, whose biases in a side collection the next refresh takes away.
     """
-    store = MilvusStore(client)
+    store = database.store
     info = store.info(corrected.name)
-    state = info.states["vec"]
-    _assert_rows(client, corrected, wrote_on)
+    state = info.state
+    assert state is not None
+    _assert_rows(database, corrected, wrote_on)
     assert state.profile.estimator == to_dict(biases.estimator), f"biases are of {state.profile.estimator}"
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
     assert info.journal is None, "clients are still told to note what they write"
     journal = f"{corrected.name}__journal"
-    there = corrected.ours(client) - {journal, f"{journal}_rows"}  # which stay from one refresh to the next
+    there = corrected.ours(database) - {journal, f"{journal}_rows"}  # which stay from one refresh to the next
     left = there - corrected.collections
     assert not left, f"left lying about: {sorted(left)}"
     assert there == corrected.collections
-    _assert_banks(client, state)
+    _assert_banks(database, state)
     _assert_ledger(store, corrected.name)
 
 
-def _assert_rows(client: MilvusClient, corrected: Corrected, wrote_on: bool) -> None:
-    within = corrected.shape.metric == "COSINE" and corrected.placement == "vectors"
-    found = held(corrected.client(), corrected.name)
-    assert_same(found, corrected.wanted, within_a_unit=within)
-    there = counted(client, corrected.name)
+def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> None:
+    metric, converted = corrected.shape.metric, corrected.placement == "vectors"
+    found = database.shown(corrected.name)
+    assert_same(found, corrected.wanted, database.sameness(metric, converted=converted))
+    there = database.counted(corrected.name)
     assert there == len(corrected.wanted), f"{there} rows for {len(corrected.wanted)} keys"
     if corrected.placement == "side" and not wrote_on:
-        client.load_collection(corrected.side)
-        there = counted(client, corrected.side)
+        there = database.counted(corrected.side)
         assert there == len(corrected.wanted), f"{there} biases for {len(corrected.wanted)} keys"
 
 
 def _assert_biases(
-    store: MilvusStore,
+    store: Store,
     info: CollectionInfo,
     state: CollectionState,
     corrected: Corrected,
@@ -93,18 +91,13 @@ def _assert_biases(
     assert not differs, f"{len(differs)} rows show another bias than they carry: {differs[:5]}"
 
 
-def _assert_banks(client: MilvusClient, state: CollectionState) -> None:
-    collection = state.profile.bank.collection
-    client.load_collection(collection)
-    rows = client.query(
-        collection, filter="", output_fields=["generation"], limit=16_384, consistency_level="Strong"
-    )
-    there = Counter(row["generation"] for row in rows)
+def _assert_banks(database: Database, state: CollectionState) -> None:
+    there = database.generations(state.profile.bank.collection)
     named = {bank.generation: bank.count for bank in state.banks}
     assert there == named, f"the bank holds generations {dict(there)}, the state names {named}"
 
 
-def _assert_ledger(store: MilvusStore, name: str) -> None:
+def _assert_ledger(store: Store, name: str) -> None:
     lease = store.record(LEDGER, f"{LEASES}/{name}")
     assert lease is not None, "no lease was taken"
     assert Entry.model_validate_json(lease.body).expires_at is None, "the lease was not given back"

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
@@ -21,9 +20,7 @@ from milvus_hubness import (
     Blend,
     Correction,
     Estimator,
-    HubnessClient,
     HubnessError,
-    MilvusStore,
     QueryBank,
     enable,
     migrate,
@@ -36,31 +33,14 @@ from milvus_hubness.jobs.lease import LEASES
 from milvus_hubness.jobs.renewal import REFRESHES
 from milvus_hubness.jobs.restored import restored
 from milvus_hubness.jobs.runner import LEDGER
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SLOT_FIELDS, STORED_FIELD, CollectionState
+from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS, STORED_FIELD, CollectionState
+from milvus_hubness.stores import Store
 from milvus_hubness.stores.milvus_rpc import is_one_of
-from tests.crash.places import Place
-from tests.crash.sources import DIM, Rows, Shape, drawn_change, held, make_source
+from tests.crash.ports import Application, Database, Place
+from tests.crash.sources import DIM, Rows, Shape, drawn_change
 from tests.galleries import nnn, rich_rows
 
-PLACEMENTS = ("vectors", "fields", "side", "second")
 COUNT, PENDING_ROWS, NEW_KEYS = 300, 45, 7_000_000
-STORED_WIDTH = 32
-_FLOAT, _EPOCH = (
-    {"datatype": DataType.FLOAT, "default_value": 0.0},
-    {"datatype": DataType.INT64, "default_value": 0},
-)
-FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
-    "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
-    "second": {
-        STORED_FIELD: (
-            {"datatype": DataType.FLOAT_VECTOR, "dim": STORED_WIDTH},
-            np.zeros(STORED_WIDTH, np.float32),
-        ),
-        BIAS_FIELD: (_FLOAT, 0.0),
-        EPOCH_FIELD: (_EPOCH, 0),
-    },
-}
-"""What Milvus Lite cannot add to a collection later."""
 
 
 class Biases(NamedTuple):
@@ -103,11 +83,10 @@ class Corrected:
         self._new = NEW_KEYS
         self._written_until: dict[Any, float] = {}
 
-    def make(self, client: MilvusClient, biases: Biases, former: Biases | None = None) -> None:
+    def make(self, database: Database, biases: Biases, former: Biases | None = None) -> None:
         """With a bias for each row. former: what these come from at first, before they are refreshed."""
-        store, first = MilvusStore(client), former or biases
-        more = FURTHER_FIELDS.get(self.placement)
-        make_source(client, self._stem, self.shape, self._seed, count=COUNT, more=more)
+        store, first = database.store, former or biases
+        database.make_source(self._stem, self.shape, self._seed, count=COUNT, biases=self.placement)
         bank = QueryBank.load(str(first.bank))
         if self.placement == "vectors":
             plan = plan_migration(store, self._stem, bank, estimator=first.estimator, target=self.name)
@@ -123,7 +102,7 @@ class Corrected:
         if former is not None:
             new = QueryBank.load(str(biases.bank))
             refresh(store, self.name, bank=new, estimator=biases.estimator, force=True, client_ttl=0.0)
-        self.wanted = {key: self._as_the_user_sees(row) for key, row in held(client, self._stem).items()}
+        self.wanted = {key: self._as_the_user_sees(row) for key, row in database.held(self._stem).items()}
 
     @staticmethod
     def _as_the_user_sees(row: dict[str, Any]) -> dict[str, Any]:
@@ -132,38 +111,27 @@ class Corrected:
 
     # -- the application ----------------------------------------------------------------------------------
 
-    def client(self, state_ttl: float = 0.0) -> HubnessClient:
-        return HubnessClient(self.place.uri, state_ttl=state_ttl)
-
-    def insert_pending(self, count: int = PENDING_ROWS) -> None:
+    def insert_pending(self, database: Database, count: int = PENDING_ROWS) -> None:
         """Rows that are to get their biases from the next refresh."""
         self._new += count
         made = rich_rows(np.random.default_rng(self._new), count, self.shape.key, DIM)
         tenant = {"tenant": "tenant 1"} if self.shape.placement == "partitions" else {}
         rows = [
-            {**row, "pk": type(row["pk"])(self._new + i), "vec": row["vec"].tolist(), **tenant}
+            {**row, "pk": self.shape.key_of(self._new + i), "vec": row["vec"].tolist(), **tenant}
             for i, row in enumerate(made)
         ]
-        partition = "north" if tenant else ""
-        self.client().insert(self.name, rows, partition_name=partition, bias="pending")
-        keys = [row["pk"] for row in rows]
-        found = self.client().query(
-            self.name, filter=is_one_of("pk", keys), output_fields=["*"], consistency_level="Strong"
-        )
-        assert len(found) == count, f"{len(found)} of {count} rows inserted are there"
-        self.wanted |= {row["pk"]: dict(row) for row in found}
+        database.put_pending(self.name, rows, partition="north" if tenant else "")
+        there = database.shown(self.name)
+        self.wanted |= {row["pk"]: there[row["pk"]] for row in rows}
 
-    def write(self, rng: random.Random, client: HubnessClient | None = None) -> None:
+    def write(self, rng: random.Random, application: Application) -> None:
         """Rows changed, added and deleted."""
         self._new += 1_000
         change = drawn_change(self.wanted, self.shape, rng, self._new)
-        if client is None:
-            client = self.client()
-            client.load_collection(self.name)
         keys = [*(row["pk"] for row in change.rows), *change.gone]
         self._written_until |= dict.fromkeys(keys, math.inf)
-        client.upsert(self.name, change.rows, partition_name=change.partition)
-        client.delete(self.name, filter=is_one_of("pk", change.gone))
+        application.upsert(self.name, change.rows, partition_name=change.partition)
+        application.delete(self.name, filter=is_one_of("pk", change.gone))
         self._written_until |= dict.fromkeys(keys, time.monotonic())
         change.made(self.wanted)
 
@@ -181,22 +149,21 @@ class Corrected:
         """Those that are to be there."""
         return {self._stem, self.name, self.bank, *([self.side] if self.placement == "side" else [])}
 
-    def ours(self, client: MilvusClient) -> set[str]:
+    def ours(self, database: Database) -> set[str]:
         """Those that are."""
-        return {name for name in client.list_collections() if name.startswith(self._stem)}
+        return {name for name in database.collections() if name.startswith(self._stem)}
 
     def drop(self) -> None:
         """Of a server that did not come back there is nothing to drop."""
-        with contextlib.suppress(MilvusException, HubnessError), self.place.open() as client:
-            for name in self.ours(client):
-                client.drop_collection(name)
-            store = MilvusStore(client)
+        with contextlib.suppress(MilvusException, HubnessError), self.place.open() as database:
+            for name in self.ours(database):
+                database.drop(name)
             for group in (LEASES, REFRESHES):
-                store.drop_records(LEDGER, group, [f"{group}/{self.name}"])
+                database.store.drop_records(LEDGER, group, [f"{group}/{self.name}"])
 
 
 def expected_biases(
-    store: MilvusStore, state: CollectionState, biases: Biases, items: Sequence[Any]
+    store: Store, state: CollectionState, biases: Biases, items: Sequence[Any]
 ) -> npt.NDArray[np.float64]:
     """(n,) what the active slot is to hold: freshly computed, or, where the method learns from the gallery,
     by what was fitted on it."""

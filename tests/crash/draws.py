@@ -12,6 +12,7 @@ import numpy as np
 
 from milvus_hubness import CSLS, NNN, Blend, Estimator
 from tests.crash.corrected import Biases
+from tests.crash.places import BACKENDS
 from tests.crash.sources import DIM, Shape
 from tests.galleries import vectors
 
@@ -25,19 +26,30 @@ HABITS = ((True, "between"), (True, ""), (False, "between"), (False, "throughout
 PLACEMENTS = {
     "lite": ["vectors", "vectors", "vectors", "fields", "side", "second"],
     "server-2.3.5": ["vectors", "vectors", "vectors", "side"],
+    "qdrant-local": ["vectors", "vectors", "vectors", "fields"],
 }
 BANK_SIZES = (64, 300, 80)
 """Of the banks at first, then, and after that: a fifth of the second is enough to judge by."""
 EARLY = {"starting", "taking the lease", "looking", "judging"}
 REQUESTS = {
-    "full": {
-        "starting": 12, "taking the lease": 12, "looking": 36, "judging": 40, "announcing": 24, "filling": 30,
-        "writing": 84, "flipping": 12, "cleaning up": 12,
+    "milvus": {
+        "full": {
+            "starting": 12, "taking the lease": 12, "looking": 36, "judging": 40, "announcing": 24,
+            "filling": 30, "writing": 84, "flipping": 12, "cleaning up": 12,
+        },
+        "pending": {"starting": 12, "taking the lease": 12, "looking": 40, "filling": 30, "cleaning up": 16},
     },
-    "pending": {"starting": 12, "taking the lease": 12, "looking": 40, "filling": 30, "cleaning up": 16},
+    "qdrant": {
+        "full": {
+            "starting": 7, "taking the lease": 5, "looking": 16, "judging": 37, "announcing": 39,
+            "filling": 29, "writing": 55, "flipping": 8, "cleaning up": 14,
+        },
+        "pending": {"starting": 3, "taking the lease": 5, "looking": 25, "filling": 21, "cleaning up": 12},
+    },
 }  # fmt: skip
-REQUESTS["back"] = {stage: REQUESTS["full"][stage] for stage in REQUESTS["full"] if stage not in EARLY}
 """About how many requests each stage of a command makes. Whoever asks for a later one gets the next stage."""
+for _stages in REQUESTS.values():
+    _stages["back"] = {stage: count for stage, count in _stages["full"].items() if stage not in EARLY}
 SHORT_TTL, LONG_TTL = 0.3, 2.5
 """Of clients that go on throughout, in seconds."""
 
@@ -87,14 +99,21 @@ class Trial:
 
 def trials(seed: int, backend: str) -> list[Trial]:
     """The twenty of a backend."""
-    is_lite = backend == "lite"
-    stages = {kind: _shuffled(requests, f"{seed} {backend} {kind}") for kind, requests in REQUESTS.items()}
+    there = BACKENDS[backend]
+    requests = REQUESTS[there.database]
+    stages = {kind: _shuffled(requests[kind], f"{seed} {backend} {kind}") for kind in requests}
     made = []
     for number, kind in enumerate(KINDS):
         rng = random.Random(f"refresh trial {seed} {backend} {number}")
-        killed = not is_lite and number in SERVER_KILLS
+        killed = not there.is_embedded and number in SERVER_KILLS
         again = rng.choice(["plain", "same", *(["other"] if kind == "full" else [])])
         reads, writes = HABITS[number % len(HABITS)]
+        if not there.hosts:
+            reads, writes = False, writes and "between"
+        victim = rng.choice(["server", "both"]) if killed else "process"
+        changes = rng.choice(["bank", "parameters", "both"])
+        method = rng.choice(["nnn", "nnn", "csls"] if reads else ["nnn", "csls", "blend"])
+        placement = rng.choice(PLACEMENTS[backend])
         made.append(
             Trial(
                 seed,
@@ -102,20 +121,14 @@ def trials(seed: int, backend: str) -> list[Trial]:
                 number,
                 kind,
                 next(stages[kind]),
-                rng.choice(["server", "both"]) if killed else "process",
+                victim,
                 again,
-                rng.choice(["bank", "parameters", "both"]),
-                rng.choice(["nnn", "nnn", "csls"] if reads else ["nnn", "csls", "blend"]),
-                rng.choice(PLACEMENTS[backend]),
+                changes,
+                method,
+                placement,
                 writes=writes,
                 reads=reads,
-                shape=Shape(
-                    key=rng.choice(["int", "varchar"]),
-                    metric=rng.choice(["IP", "COSINE", "L2"]),
-                    index=rng.choice(["FLAT", "HNSW"]),
-                    placement=rng.choice(["partition key", "partitions", "none"]),
-                    nullable=is_lite,
-                ),
+                shape=there.shape(rng, rng.choice(there.keys), biases=placement),
             )
         )
     return made

@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pymilvus.grpc_gen import milvus_pb2_grpc
-
-from milvus_hubness import cli
-from milvus_hubness.stores import milvus
+from tests.crash.ports import Program
 from tests.crash.stages import COURSES, Course
 
 
@@ -40,10 +37,11 @@ class Moment:
 
 @dataclass(frozen=True)
 class Order:
-    """argv: of milvus-hubness. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
+    """argv: of the program. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
     its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
     number of requests in each stage."""
 
+    program: type[Program]
     argv: tuple[str, ...]
     log: Path
     moment: Moment | None = None
@@ -109,8 +107,8 @@ class Watch:
             self._order.counts.write_text(json.dumps(self._counts))
 
 
-class _Counted:
-    """A method of the database's stub."""
+class Counted:
+    """A request to the database. `future` is for those of gRPC."""
 
     def __init__(self, name: str, call: Any, watch: Watch) -> None:
         self._name, self._call, self._watch = name, call, watch
@@ -140,24 +138,14 @@ def run(order: Order) -> None:
     log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(log, stream)
-    watch = Watch(order)
-    milvus.CHUNK_BYTES = order.course.rows_per_chunk * (milvus.ROW_OVERHEAD_BYTES + 4 * 16)
-    _count_requests(watch)
-    order.course.follow(watch.enter)
-    sys.argv = ["milvus-hubness", *order.argv]
+    watch, program = Watch(order), order.program
+    program.take_in_chunks(order.course.rows_per_chunk)
+    program.count_requests(watch)
+    order.course.follow(watch.enter, program.store)
+    sys.argv = [program.name, *order.argv]
     try:
-        cli.main()
+        program.main()
     finally:
         watch.write_down()
         # A forked process ends without these, by which Milvus Lite closes its file.
         atexit._run_exitfuncs()
-
-
-def _count_requests(watch: Watch) -> None:
-    class Stub(milvus_pb2_grpc.MilvusServiceStub):
-        def __init__(self, channel: Any) -> None:
-            super().__init__(channel)
-            for name, call in list(vars(self).items()):
-                setattr(self, name, _Counted(name, call, watch))
-
-    milvus_pb2_grpc.MilvusServiceStub = Stub

@@ -5,69 +5,113 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
+import os
+import random
 import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
-from milvus_lite.server_manager import server_manager_instance
-from pymilvus import MilvusClient
 
-from milvus_hubness.stores.milvus_rpc import connect
 from tests.crash import driver
 from tests.crash.driver import Moment, Order
-from tests.servers import MilvusServer, lite_uri
+from tests.crash.milvus import MilvusPlace
+from tests.crash.ports import Place
+from tests.crash.qdrant import QdrantPlace
+from tests.crash.sources import Shape
+from tests.servers import MilvusServer
 
-BACKENDS = ("server-2.3.5", "lite")
 PATIENCE = 180
+MEMORY = "/dev/shm"
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.crash.driver"])
+_forks.set_forkserver_preload(["tests.crash.places"])
 
 
-class Place:
-    """server: None on Milvus Lite, where a file has one process at a time; and where nobody may kill it."""
+@dataclass(frozen=True)
+class Backend:
+    """A database that trials run on, and what it has that others have not.
 
-    def __init__(self, folder: Path, server: MilvusServer | None, uri: str) -> None:
-        self.folder, self.server, self.uri = folder, server, uri
+    place: the class of its places. database: what it is one of. is_embedded: in one process at a time;
+    hosts: which can serve it to others. renames: collections. nullable: its fields may be. keys, indexes and
+    partitions: what shapes are drawn from; names: whether their vectors have one. rows_per_second: that an
+    application may write beside a migration.
+    """
 
-    @classmethod
-    def within(cls, folder: Path, server: MilvusServer | None, uri: str = "") -> Place:
-        """A new one of the server, or of that at `uri`, or else a file of Milvus Lite's, in `folder`."""
-        made = Path(tempfile.mkdtemp(prefix="trial-", dir=folder))
-        return cls(made, server, (server.uri if server else uri) or lite_uri(made))
+    place: type[Place]
+    database: str
+    is_embedded: bool
+    hosts: bool
+    renames: bool
+    nullable: bool
+    keys: tuple[str, ...]
+    indexes: tuple[str, ...]
+    partitions: tuple[str, ...]
+    names: tuple[bool, ...]
+    rows_per_second: int
 
-    @property
-    def is_served(self) -> bool:
-        return "://" in self.uri
+    def server(self) -> contextlib.AbstractContextManager[MilvusServer | None]:
+        """One of its own, that may be killed."""
+        return contextlib.nullcontext() if self.is_embedded else MilvusServer()
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[MilvusClient]:
-        client = connect(self.uri)
-        try:
-            yield client
-        finally:
-            client.close()
-            if not self.is_served:
-                server_manager_instance.release_server(self.uri)
+    def shape(self, rng: random.Random, key: str, *, biases: str = "vectors") -> Shape:
+        """Drawn. biases: where they are to lie. Qdrant's score of L2 is a root, off which none is taken."""
+        roots = self.database == "qdrant" and biases == "fields"
+        return Shape(
+            key,
+            metric=rng.choice(["IP", "COSINE"] if roots else ["IP", "COSINE", "L2"]),
+            index=rng.choice(self.indexes),
+            placement=rng.choice(self.partitions),
+            nullable=self.nullable,
+            is_named=rng.choice(self.names),
+        )
 
-    @contextlib.contextmanager
-    def hosted(self) -> Iterator[Place]:
-        """The same file of Milvus Lite's, served by this process to others until it ends."""
-        uri = server_manager_instance.start_and_get_uri(self.uri)
-        assert uri, f"Milvus Lite did not open {self.uri}"
-        try:
-            yield Place(self.folder, None, uri)
-        finally:
-            server_manager_instance.release_server(self.uri)
+    def folder(self, prefix: str) -> tempfile.TemporaryDirectory[str]:
+        """For its trials: in memory, where there is such, for Qdrant's local mode, which waits for the disk
+        at every point."""
+        in_memory = self.database == "qdrant" and os.access(MEMORY, os.W_OK)
+        return tempfile.TemporaryDirectory(prefix=prefix, dir=MEMORY if in_memory else None)
+
+
+_MILVUS = Backend(
+    place=MilvusPlace,
+    database="milvus",
+    is_embedded=False,
+    hosts=True,
+    renames=True,
+    nullable=False,
+    keys=("int", "varchar"),
+    indexes=("FLAT", "HNSW"),
+    partitions=("partition key", "partitions", "none"),
+    names=(True,),
+    rows_per_second=200,
+)
+BACKENDS = {
+    "server-2.3.5": _MILVUS,
+    # It shares one interpreter with the application and the migration.
+    "lite": replace(_MILVUS, is_embedded=True, nullable=True, rows_per_second=60),
+    "qdrant-local": Backend(
+        place=QdrantPlace,
+        database="qdrant",
+        is_embedded=True,
+        hosts=False,
+        renames=False,
+        nullable=False,
+        keys=("int", "uuid", "mixed"),
+        indexes=("HNSW",),
+        partitions=("none",),
+        names=(True, False),
+        rows_per_second=60,
+    ),
+}
 
 
 class Command:
-    """milvus-hubness with these arguments, run in processes of its own. Its output is added to a log."""
+    """The place's program with these arguments, run in processes of its own. Its output is added to a log."""
 
     def __init__(self, place: Place, argv: tuple[str, ...]) -> None:
         self._place, self._argv = place, argv
@@ -82,7 +126,7 @@ class Command:
         return lines[-1][-400:] if lines else "nothing was printed"
 
     def order(self, **facts: object) -> Order:
-        return Order(self._argv, self.log, **facts)
+        return Order(self._place.program, self._argv, self.log, **facts)
 
     def started(self, **facts: object) -> BaseProcess:
         """facts: of the order."""
@@ -125,7 +169,7 @@ class Command:
 
 def be_quiet() -> None:
     torch.set_num_threads(1)
-    for library in ("pymilvus", "milvus_lite", "milvus_hubness"):
+    for library in ("pymilvus", "milvus_lite", "milvus_hubness", "qdrant_hubness"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -13,16 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pymilvus import MilvusClient
-
-from milvus_hubness import MilvusStore
 from milvus_hubness.state import CollectionState
 from tests.crash.application import Reader, Writer
 from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Biases, Corrected
 from tests.crash.draws import REQUESTS, SURE_REQUESTS, Trial, drawn_biases, trials
 from tests.crash.driver import Moment
-from tests.crash.places import Command, Place, be_quiet, said
+from tests.crash.places import BACKENDS, Command, be_quiet, said
+from tests.crash.ports import Database, Place
 from tests.servers import MilvusServer
 
 _numbers = itertools.count()
@@ -71,7 +68,7 @@ class Runner:
     def run(self, trial: Trial) -> Outcome:
         """What happened. Its `problem` is empty where all that must hold does."""
         outcome, began = Outcome(trial), time.monotonic()
-        place = Place.within(self._folder, self._server, self._uri)
+        place = BACKENDS[trial.backend].place.within(self._folder, self._server, self._uri)
         is_shared = trial.ttl > 0 and not place.is_served
         try:
             with place.hosted() if is_shared else contextlib.nullcontext(place) as at:
@@ -95,18 +92,19 @@ class _Attempt:
     def run(self) -> None:
         trial, corrected = self._trial, self._corrected
         try:
-            with self._place.open() as client:
-                corrected.make(client, self._old, self._new if trial.kind == "back" else None)
+            with self._place.open() as database:
+                corrected.make(database, self._old, self._new if trial.kind == "back" else None)
                 if trial.kind == "pending" or trial.writes:
-                    corrected.insert_pending()
-                before = self._state(client)
+                    corrected.insert_pending(database)
+                before = self._state(database)
             with contextlib.ExitStack() as stack:
                 beside = [stack.enter_context(each) for each in self._beside()]
                 self._kill()
-                with self._place.open() as client:
-                    wanted = self._expected(before, self._state(client))
+                with self._place.open() as database:
+                    wanted = self._expected(before, self._state(database))
                     if trial.writes == "between":
-                        corrected.write(trial.random)
+                        database.load(corrected.name)
+                        corrected.write(trial.random, database.application())
                 code = self._command(trial.again).run()
                 assert code == 0, f"run again, it exited with {code}: {self._command('').told()}"
                 for each in beside:
@@ -114,9 +112,9 @@ class _Attempt:
                         each.wait_for(wanted)
             for each in beside:
                 assert not each.problem, each.problem
-            with self._place.open() as client:
+            with self._place.open() as database:
                 assert_refreshed(
-                    client,
+                    database,
                     corrected,
                     wanted,
                     went_back=trial.kind == "back",
@@ -127,8 +125,8 @@ class _Attempt:
 
     def _kill(self) -> None:
         rng, stage = self._trial.random, self._trial.stage
-        requests = REQUESTS[self._trial.kind][stage] if self._trial.victim == "process" else SURE_REQUESTS
-        number = rng.randint(1, requests)
+        most = REQUESTS[BACKENDS[self._trial.backend].database][self._trial.kind][stage]
+        number = rng.randint(1, most if self._trial.victim == "process" else SURE_REQUESTS)
         moment = Moment(stage, number, edge=rng.choice(["before", "after"]))
         self._outcome.moment = str(moment)
         self._outcome.first_exit = self._command("same").struck(self._trial.victim, moment)
@@ -154,8 +152,10 @@ class _Attempt:
         if trial.writes == "throughout":
             yield Writer(self._corrected, ttl, trial.random, sure=sure)
 
-    def _state(self, client: MilvusClient) -> CollectionState:
-        return MilvusStore(client).info(self._corrected.name).states["vec"]
+    def _state(self, database: Database) -> CollectionState:
+        state = database.store.info(self._corrected.name).state
+        assert state is not None
+        return state
 
     def _expected(self, before: CollectionState, now: CollectionState) -> Biases:
         """What all biases are to come from once it was run again."""
@@ -175,13 +175,14 @@ def run_refreshes(seed: int, backend: str, numbers: Collection[int]) -> list[Out
     """These trials of a backend, one after the other; prints a line for each."""
     be_quiet()
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="crash-") as folder, contextlib.ExitStack() as stack:
+    there = BACKENDS[backend]
+    with there.folder("crash-") as folder, contextlib.ExitStack() as stack:
         runner: Runner | None = None
         for trial in trials(seed, backend):
             if trial.number not in numbers:
                 continue
             if runner is None or not runner.is_served:
-                server = stack.enter_context(MilvusServer()) if backend != "lite" else None
+                server = stack.enter_context(there.server())
                 runner = Runner(Path(folder), server=server)
             outcomes.append(runner.run(trial))
             print(outcomes[-1].line, flush=True)

@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pymilvus import MilvusClient
 
-from milvus_hubness import MilvusStore
 from milvus_hubness.jobs.lease import LEASES, Entry
 from milvus_hubness.jobs.runner import LEDGER, now
+from milvus_hubness.stores import Store
 from milvus_hubness.stores.base import Record
 from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Corrected
 from tests.crash.draws import drawn_biases
 from tests.crash.driver import Moment
-from tests.crash.places import PATIENCE, Command, Place, be_quiet, said
+from tests.crash.milvus import MilvusDatabase, MilvusPlace
+from tests.crash.places import BACKENDS, PATIENCE, Command, be_quiet, said
 from tests.crash.sources import Shape
-from tests.servers import MilvusServer
 
 READS = {"announcing": 4, "filling": 4, "writing": 16, "flipping": 2}
 """About how many times each stage reads rows."""
@@ -39,7 +38,7 @@ PAIRS = 2
 _numbers = itertools.count()
 
 
-def assert_one_writes(place: Place, rng: random.Random, *, waits: bool = False) -> str:
+def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = False) -> str:
     """A full refresh is paused; another of the same is refused, and changes nothing; when the lease has
     expired, one takes over and ends; the first, revived, says that it lost the lease. Returns when it was
     paused. waits: for the lease to expire, where else its end is moved to the present. Raises AssertionError.
@@ -55,24 +54,24 @@ def assert_one_writes(place: Place, rng: random.Random, *, waits: bool = False) 
     stage = rng.choice(list(READS))
     moment = Moment(stage, rng.randint(1, READS[stage]), only="Query")
     try:
-        with place.open() as client:
-            corrected.make(client, old)
-            corrected.insert_pending()
+        with place.open() as database:
+            corrected.make(database, old)
+            corrected.insert_pending(database)
             with _paused(command, moment) as paused:
-                before = _seen(client, corrected)
+                before = _seen(database, corrected)
                 _assert_refused(command)
-                assert _seen(client, corrected) == before, "a process without the lease changed something"
-                corrected.write(rng)
-                _expire(MilvusStore(client), corrected.name, waits=waits)
+                assert _seen(database, corrected) == before, "a process without the lease changed something"
+                corrected.write(rng, database.application())
+                _expire(database.store, corrected.name, waits=waits)
                 code = command.run()
                 assert code == 0, f"the process that took over exited with {code}: {command.told()}"
-                after = _seen(client, corrected)
+                after = _seen(database, corrected)
                 os.kill(paused.pid, signal.SIGCONT)
                 code = command.finished(paused)
                 assert code == 1, f"revived, it exited with {code}: {command.told()}"
                 assert "was lost" in _last_lines(command), f"revived, it says {_last_lines(command)!r}"
-            assert_refreshed(client, corrected, new)
-            assert _seen(client, corrected) == after, "revived, it changed something"
+            assert_refreshed(database, corrected, new)
+            assert _seen(database, corrected) == after, "revived, it changed something"
     finally:
         corrected.drop()
     return str(moment)
@@ -83,11 +82,11 @@ def run_rivals(seed: int, backend: str) -> list[dict[str, Any]]:
     be_quiet()
     found = []
     with tempfile.TemporaryDirectory(prefix="rivals-") as folder, contextlib.ExitStack() as stack:
-        server = stack.enter_context(MilvusServer()) if backend != "lite" else None
+        server = stack.enter_context(BACKENDS[backend].server())
         for number in range(PAIRS):
             rng = random.Random(f"rivals {seed} {backend} {number}")
             facts: dict[str, Any] = {"backend": backend, "number": number, "paused": "", "problem": ""}
-            place = Place.within(Path(folder), server)
+            place = MilvusPlace.within(Path(folder), server)
             began = time.monotonic()
             try:
                 with place.hosted() if server is None else contextlib.nullcontext(place) as at:
@@ -133,7 +132,7 @@ def _last_lines(command: Command) -> str:
     return " ".join(command.log.read_text(errors="replace").split())[-600:]
 
 
-def _expire(store: MilvusStore, name: str, *, waits: bool) -> None:
+def _expire(store: Store, name: str, *, waits: bool) -> None:
     key = f"{LEASES}/{name}"
     held = store.record(LEDGER, key)
     assert held is not None, "the paused process holds no lease"
@@ -146,8 +145,9 @@ def _expire(store: MilvusStore, name: str, *, waits: bool) -> None:
     store.put_records(LEDGER, [Record(key, held.group, over.model_dump_json())])
 
 
-def _seen(client: MilvusClient, corrected: Corrected) -> object:
+def _seen(database: MilvusDatabase, corrected: Corrected) -> object:
     """All that a refresh changes: what the collection says of itself, and its rows, as they are stored."""
+    client = database.client
     properties = client.describe_collection(corrected.name)["properties"]
     rows = client.query(
         corrected.name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
@@ -156,4 +156,4 @@ def _seen(client: MilvusClient, corrected: Corrected) -> object:
     banks = client.query(
         corrected.bank, filter="", output_fields=["id"], limit=16_384, consistency_level="Strong"
     )
-    return properties, stored, sorted(row["id"] for row in banks), corrected.ours(client)
+    return properties, stored, sorted(row["id"] for row in banks), corrected.ours(database)

@@ -9,18 +9,17 @@ from typing import Any, NamedTuple
 
 from milvus_hubness.jobs import lease, renewal
 from milvus_hubness.jobs.migration import events, ledger
-from milvus_hubness.stores import MilvusStore
 
 Enter = Callable[[str | None], None]
 
 
 class Course(NamedTuple):
-    """stages in their order. rows_per_chunk: of rows with vectors of 16 numbers. follow: has `enter` called
-    with each stage when it begins, or with None where none does."""
+    """stages in their order. rows_per_chunk: how many a job takes at once. follow: has `enter` called with
+    each stage when it begins, or with None where none does; of jobs through this class of Store."""
 
     stages: tuple[str, ...]
     rows_per_chunk: int
-    follow: Callable[[Enter], None]
+    follow: Callable[[Enter, type], None]
 
 
 _BEGUN_BY_EVENT = {
@@ -37,7 +36,7 @@ _BEGUN_BY_EVENT = {
 _BEGUN_BY_PHASE = {"copying": "creating", "switching": "moving", "rolling back": "moving back"}
 
 
-def follow_migration(enter: Enter) -> None:
+def follow_migration(enter: Enter, store: type) -> None:
     """Have `enter` called with each stage of a migration when it begins."""
     tell, write = events.Events.tell, ledger.Ledger.write
 
@@ -52,21 +51,21 @@ def follow_migration(enter: Enter) -> None:
     events.Events.tell, ledger.Ledger.write = telling, writing
 
 
-def follow_refresh(enter: Enter, store: Any = MilvusStore) -> None:
-    """The same of a refresh. store: the class of the database."""
+def follow_refresh(enter: Enter, store: Any) -> None:
+    """The same of a refresh. store: the class whose methods begin some."""
     refresh = importlib.import_module("milvus_hubness.jobs.refresh")
     for owner, name, stage in (
-        (lease.Lease, "__enter__", "taking the lease"),
+        (lease.Lease, "_claim", "taking the lease"),
         (refresh, "sampled", "judging"),
         (store, "save_bank", "announcing"),
         (renewal.Renewal, "fill_pending", "filling"),
         (renewal.Renewal, "run", "writing"),
         (store, "settle", "flipping"),
-        (store, "drop_bank_generation", "cleaning up"),
-        (lease.Lease, "__exit__", "cleaning up"),
+        (store, "end_journal", "cleaning up"),
+        (lease.Lease, "_give_back", "cleaning up"),
     ):
         _begins(owner, name, stage, enter)
-    _begins(lease.Lease, "__enter__", "looking", enter, at_end=True)
+    _begins(lease.Lease, "_claim", "looking", enter, at_end=True)
     write_state, write_journal = store.write_state, store.write_journal
 
     def writing_state(self: Any, collection: str, state: Any) -> None:
@@ -114,4 +113,5 @@ COURSES = {
         follow_refresh,
     ),
 }  # fmt: skip
+COURSES["rollback"] = COURSES["migrate"]
 """By command."""

@@ -1,4 +1,5 @@
-"""Kill it anywhere, run it again: the same result. `make crash` does sixty of these, see trials.py."""
+"""Kill it anywhere, run it again: the same result. `make crash` does thirty of these a database, see
+trials.py."""
 
 import os
 import random

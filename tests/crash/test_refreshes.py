@@ -1,4 +1,4 @@
-"""Kill a refresh anywhere, run it again: the same biases. `make crash` does forty of these."""
+"""Kill a refresh anywhere, run it again: the same biases. `make crash` does twenty of these a database."""
 
 import os
 import random
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.crash.draws import trials
-from tests.crash.places import Place
+from tests.crash.milvus import MilvusPlace
 from tests.crash.refreshes import Runner
 from tests.crash.rivals import assert_one_writes
 
@@ -34,5 +34,5 @@ def test_on_a_server(served_uri, tmp_path, number):
 
 def test_one_that_was_paused_changes_nothing_more(served_uri, tmp_path):
     """A second process has done its work meanwhile, and a third was refused."""
-    place = Place.within(tmp_path, None, served_uri)
+    place = MilvusPlace.within(tmp_path, None, served_uri)
     print(SEED, assert_one_writes(place, random.Random(SEED)))

@@ -3,7 +3,9 @@
 import pytest
 
 from tests.conftest import Backend
-from tests.crash.writers import ROWS_PER_SECOND, migrate_beside_writers
+from tests.crash.milvus import MilvusDatabase
+from tests.crash.places import BACKENDS
+from tests.crash.writers import migrate_beside_writers
 
 SECONDS = 12
 
@@ -22,7 +24,11 @@ def test_nothing_is_lost_and_nothing_comes_back(served, rename):
     name = served.name("written")
     served.made.append(f"{name}__before_hubness")
     application = migrate_beside_writers(
-        served.client, name, SECONDS, rename=rename, rows_per_second=ROWS_PER_SECOND[served.kind]
+        MilvusDatabase(served.uri, served.client()),
+        name,
+        SECONDS,
+        rename=rename,
+        rows_per_second=BACKENDS[served.kind].rows_per_second,
     )
     assert application.reads
     assert all(application.written.values())

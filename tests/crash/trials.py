@@ -9,7 +9,6 @@ import random
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -18,18 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import HubnessClient, HubnessError, MilvusStore, QueryBank, migrate, plan_migration
+from milvus_hubness import HubnessError, QueryBank, migrate, plan_migration
 from milvus_hubness.estimators import NNN
 from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
-from milvus_hubness.state import MIRROR_PROPERTY
 from milvus_hubness.stores.milvus_rpc import is_one_of
 from tests.crash.driver import Moment
-from tests.crash.places import Command, Place, be_quiet, said
-from tests.crash.sources import DIM, Rows, Shape, assert_same, counted, drawn_change, held, make_source
+from tests.crash.places import BACKENDS, Command, be_quiet, said
+from tests.crash.ports import Database, Place
+from tests.crash.sources import DIM, ROWS, Rows, Shape, assert_same, drawn_change
 from tests.galleries import nnn, vectors
 from tests.servers import MilvusServer
 
@@ -37,12 +35,22 @@ K, ALPHA, QUERIES = 8, 0.75, 64
 CONSOLE_LINES = 12
 KINDS = ["run"] * 20 + ["rollback"] * 7 + ["plan"] * 3
 REQUESTS = {
-    "run": {
-        "planning": 24, "preparing": 70, "creating": 26, "copying": 120, "catching up": 96, "verifying": 170,
-        "verified": 28, "switching": 100, "moving": 11,
+    "milvus": {
+        "run": {
+            "planning": 24, "preparing": 70, "creating": 26, "copying": 120, "catching up": 96,
+            "verifying": 170, "verified": 28, "switching": 100, "moving": 11,
+        },
+        "rollback": {"planning": 31, "rolling back": 300, "moving back": 9},
+        "plan": {"planning": 24},
     },
-    "rollback": {"planning": 31, "rolling back": 300, "moving back": 9},
-    "plan": {"planning": 24},
+    "qdrant": {
+        "run": {
+            "planning": 14, "preparing": 53, "creating": 25, "copying": 126, "catching up": 94,
+            "verifying": 167, "verified": 34, "switching": 103, "moving": 12,
+        },
+        "rollback": {"planning": 13, "rolling back": 340, "moving back": 11},
+        "plan": {"planning": 15},
+    },
 }  # fmt: skip
 """About how many requests each stage of a command makes. Whoever asks for a later one gets the next stage."""
 SERVER_KILLS = {0, 1, 5, 8, 11, 14, 17, 20, 22, 24}
@@ -86,14 +94,15 @@ class Trial:
 
 def trials(seed: int, backend: str) -> list[Trial]:
     """The thirty of a backend."""
-    is_lite = backend == "lite"
+    there = BACKENDS[backend]
     made = []
     for number, kind in enumerate(KINDS):
         rng = random.Random(f"trial {seed} {backend} {number}")
         victim = "process"
-        if not is_lite and number in SERVER_KILLS:
+        if not there.is_embedded and number in SERVER_KILLS:
             victim = rng.choice(["server", "both"])
-        how = "console" if number in CONSOLE else rng.choice(["request", "request", "request", "time"])
+        is_seen = number in CONSOLE and there.place.program.prints
+        how = "console" if is_seen else rng.choice(["request", "request", "request", "time"])
         frozen = number % 2 == 0
         made.append(
             Trial(
@@ -104,16 +113,10 @@ def trials(seed: int, backend: str) -> list[Trial]:
                 "request" if victim != "process" else how,
                 victim,
                 frozen,
-                rename=rng.random() < 0.3,
+                rename=rng.random() < 0.3 and there.renames,
                 app_writes=not frozen and kind == "run",
                 method=rng.choice(["nnn", "nnn", "blend"]),
-                shape=Shape(
-                    key=["int", "varchar"][number // 2 % 2],
-                    metric=rng.choice(["IP", "COSINE", "L2"]),
-                    index=rng.choice(["FLAT", "HNSW"]),
-                    placement=rng.choice(["partition key", "partitions", "none"]),
-                    nullable=is_lite,
-                ),
+                shape=there.shape(rng, there.keys[number // 2 % len(there.keys)]),
             )
         )
     return made
@@ -184,8 +187,8 @@ class Runner:
     def bank(self) -> Path:
         return self._bank
 
-    def place(self) -> Place:
-        return Place.within(self._folder, self._server, self._uri)
+    def place(self, backend: str) -> Place:
+        return BACKENDS[backend].place.within(self._folder, self._server, self._uri)
 
     def seconds(self, trial: Trial) -> float:
         """How long the trial's command takes from its first request on, if nothing disturbs it."""
@@ -197,7 +200,7 @@ class Runner:
 class _Attempt:
     def __init__(self, runner: Runner, trial: Trial, outcome: Outcome) -> None:
         self._runner, self._trial, self._outcome = runner, trial, outcome
-        self._place = runner.place()
+        self._place = runner.place(trial.backend)
         stem = f"crash_{os.getpid()}_{next(_numbers)}"
         application = stem if trial.rename else f"{stem}_live"
         self._names = _Names(
@@ -220,10 +223,10 @@ class _Attempt:
         try:
             self._prepare()
             self._outcome.first_exit = self._killed(seconds)
-            with self._place.open() as client:
-                self._outcome.ledger = self._phase(client)
+            with self._place.open() as database:
+                self._outcome.ledger = self._phase(database)
                 if self._trial.app_writes:
-                    self._write_as_the_application(client, 9_000_000)
+                    self._write_as_the_application(database, 9_000_000)
             self._run_again()
             self._check()
         finally:
@@ -242,16 +245,17 @@ class _Attempt:
 
     def _prepare(self) -> None:
         trial, names = self._trial, self._names
-        with self._place.open() as client:
-            self._others = set(client.list_collections()) | {LEDGER}
-            make_source(client, names.source, trial.shape, trial.seed * 100 + trial.number)
+        with self._place.open() as database:
+            store = database.store
+            self._others = database.collections() | {LEDGER}
+            seed = trial.seed * 100 + trial.number
+            database.make_source(names.source, trial.shape, seed, count=ROWS)
             if not trial.rename:
-                client.create_alias(names.source, names.alias)
-            self._source = held(client, names.source)
+                store.point_alias(names.alias, names.source)
+            self._source = database.held(names.source)
             self._wanted = dict(self._source)
-            self._before = self._described(client, names.source)
+            self._before = database.described(names.source)
             if trial.kind == "rollback":
-                store = MilvusStore(client)
                 plan = plan_migration(
                     store,
                     names.source,
@@ -261,7 +265,7 @@ class _Attempt:
                     **self._switch,
                 )
                 migrate(store, plan, frozen=True)
-                self._write_as_the_application(client, 8_000_000)
+                self._write_as_the_application(database, 8_000_000)
 
     def _killed(self, seconds: float) -> int | None:
         """Run the command and kill it. Its exit code."""
@@ -275,7 +279,7 @@ class _Attempt:
     def _moment(self, seconds: float, rng: random.Random) -> Moment:
         if self._trial.how == "time":
             return Moment(None, seconds=rng.uniform(0, seconds))
-        requests = REQUESTS[self._trial.kind]
+        requests = REQUESTS[BACKENDS[self._trial.backend].database][self._trial.kind]
         stage = rng.choice(list(requests))
         return Moment(stage, rng.randint(1, requests[stage]), rng.choice(["before", "after"]))
 
@@ -291,17 +295,17 @@ class _Attempt:
 
     @property
     def _argv(self) -> tuple[str, ...]:
-        trial, names = self._trial, self._names
+        trial, names, program = self._trial, self._names, self._place.program
         writers = ("--frozen",) if trial.frozen else ("--client-ttl", "0")
         common = ("--uri", self._place.uri, "--json")
         if trial.kind == "rollback":
-            return ("migrate", "rollback", names.application, *writers, *common)
+            return program.roll_back(names.application, *writers, *common)
         method = ("--k", str(K), "--alpha", str(ALPHA)) if trial.method == "nnn" else ("--method", "blend")
-        planned = (names.source, "--bank", str(self._runner.bank), "--target", names.target, *method)
+        planned = ("--bank", str(self._runner.bank), "--target", names.target, *method)
         switch = ("--rename",) if trial.rename else ("--alias", names.alias)
         if trial.kind == "plan":
-            return ("migrate", "plan", *planned, *switch, *common)
-        return ("migrate", "run", *planned, *switch, *writers, *common)
+            return program.plan(names.source, *planned, *switch, *common)
+        return program.migrate(names.source, *planned, *switch, *writers, *common)
 
     @property
     def _command(self) -> Command:
@@ -314,7 +318,7 @@ class _Attempt:
         """Run the command as it is installed, and kill it a moment after it has printed some lines."""
         lines, seconds = rng.randint(1, CONSOLE_LINES), rng.uniform(0, 0.2)
         self._outcome.moment = f"{seconds:.2f} s after line {lines}"
-        command = [str(Path(sys.executable).with_name("milvus-hubness")), *self._argv]
+        command = [str(Path(sys.executable).with_name(self._place.program.name)), *self._argv]
         with self._command.log.open("w") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
             with process:
@@ -326,124 +330,105 @@ class _Attempt:
 
     # -- what the application does, and what must hold ------------------------------------------------------
 
-    def _write_as_the_application(self, client: MilvusClient, new: int) -> None:
+    def _write_as_the_application(self, database: Database, new: int) -> None:
         """Insert, update and delete some rows through the name that the application uses."""
-        names, trial = self._names, self._trial
-        if not client.has_collection(names.application):
-            return  # in the middle of a renaming, when a HubnessClient waits
-        leads_to = client.describe_collection(names.application)["collection_name"]
+        names, trial, store = self._names, self._trial, database.store
+        if not store.exists(names.application):
+            return  # in the middle of a renaming, when a client of ours waits
+        leads_to = store.info(names.application, counted=False).name
         reads_source = leads_to in {names.source, names.kept_as}
         change = drawn_change(self._wanted, trial.shape, trial.random, new)
-        client.load_collection(leads_to)
-        hubness = HubnessClient(self._place.uri, state_ttl=0.0)
-        hubness.upsert(names.application, change.rows, partition_name=change.partition)
-        hubness.delete(names.application, filter=is_one_of("pk", change.gone))
+        database.load(leads_to)
+        application = database.application()
+        application.upsert(names.application, change.rows, partition_name=change.partition)
+        application.delete(names.application, filter=is_one_of("pk", change.gone))
         for reference in (self._wanted, *([self._source] if reads_source else [])):
             change.made(reference)
 
-    def _phase(self, client: MilvusClient) -> str:
-        known = Ledger(MilvusStore(client)).of_target(self._names.target)
+    def _phase(self, database: Database) -> str:
+        known = Ledger(database.store).of_target(self._names.target)
         return known.phase if known else "none"
 
-    def _described(self, client: MilvusClient, name: str) -> dict[str, Any]:
-        """All that a user set up. An empty property says as little as none, see MilvusStore.write_mirror."""
-        found = client.describe_collection(name)
-        properties = {k: v for k, v in found["properties"].items() if (k, v) != (MIRROR_PROPERTY, "")}
-        indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]
-        counts = {"total_rows", "indexed_rows", "pending_index_rows"}
-        return {
-            "fields": found["fields"],
-            "properties": properties,
-            "partitions": sorted(client.list_partitions(name)),
-            "indexes": [{k: v for k, v in each.items() if k not in counts} for each in indexes],
-        }
-
     def _check(self) -> None:
-        with self._place.open() as client:
+        with self._place.open() as database:
             if self._trial.kind == "plan":
-                self._check_plan(client)
+                self._check_plan(database)
             elif self._trial.kind == "run":
-                self._check_switched(client)
+                self._check_switched(database)
             else:
-                self._check_rolled_back(client)
+                self._check_rolled_back(database)
 
-    def _check_plan(self, client: MilvusClient) -> None:
+    def _check_plan(self, database: Database) -> None:
         names = self._names
-        made = set(client.list_collections()) - self._others
+        made = database.collections() - self._others
         assert made == {names.source}, f"a plan left {made - {names.source}}"
-        assert self._phase(client) == "none", "a plan is in the ledger"
-        assert_same(held(client, names.source), self._source)
-        assert self._described(client, names.source) == self._before, "the source was changed"
+        assert self._phase(database) == "none", "a plan is in the ledger"
+        self._check_source(database, names.source, self._source, converted=False)
         if not self._trial.rename:
-            assert self._behind(client) == {names.source}
+            assert self._behind(database) == {names.source}
 
-    def _check_switched(self, client: MilvusClient) -> None:
-        names, trial = self._names, self._trial
-        self._check_collections(client, names.kept_as)
-        assert_same(held(client, names.kept_as), self._source)
-        assert self._described(client, names.kept_as) == self._before, "the source was changed"
-        self._check_copy(client)
-        assert self._behind(client) == {names.target}, f"the alias leads to {self._behind(client)}"
-        known = Ledger(MilvusStore(client)).of_target(names.target)
+    def _check_switched(self, database: Database) -> None:
+        names, trial, store = self._names, self._trial, database.store
+        self._check_collections(database, names.kept_as)
+        self._check_source(database, names.kept_as, self._source, converted=False)
+        self._check_copy(database)
+        assert self._behind(database) == {names.target}, f"the alias leads to {self._behind(database)}"
+        known = Ledger(store).of_target(names.target)
         assert known is not None
         assert known.phase == "switched", f"the ledger says {known.phase!r}"
-        state = MilvusStore(client).info(names.target).state
+        state = store.info(names.target).state
         assert state is not None
         assert (state.phase, state.source) == ("ready", names.kept_as)
         if self._source == self._wanted:
-            verify(MilvusStore(client), names.target)
+            verify(store, names.target)
         if trial.method == "nnn":
-            self._check_biases(client)
+            self._check_biases(database)
 
-    def _check_rolled_back(self, client: MilvusClient) -> None:
+    def _check_rolled_back(self, database: Database) -> None:
         names = self._names
-        self._check_collections(client, names.source)
-        assert_same(
-            held(client, names.source), self._wanted, within_a_unit=self._trial.shape.metric == "COSINE"
-        )
-        assert counted(client, names.source) == len(self._wanted), "rows of the source are doubled"
-        assert self._described(client, names.source) == self._before, "the source was changed"
-        self._check_copy(client)
+        self._check_collections(database, names.source)
+        self._check_source(database, names.source, self._wanted, converted=True)
+        there = database.counted(names.source)
+        assert there == len(self._wanted), "rows of the source are doubled"
+        self._check_copy(database)
         wanted = set() if self._trial.rename else {names.source}
-        assert self._behind(client) == wanted, f"the alias leads to {self._behind(client)}"
-        assert self._phase(client) == "rolled back", f"the ledger says {self._phase(client)!r}"
-        info = MilvusStore(client).info(names.target)
+        assert self._behind(database) == wanted, f"the alias leads to {self._behind(database)}"
+        assert self._phase(database) == "rolled back", f"the ledger says {self._phase(database)!r}"
+        info = database.store.info(names.target)
         assert info.mirror is None, "clients are still told to write from the copy to the source"
         assert info.state is not None
         assert info.state.source == names.source
 
-    def _check_collections(self, client: MilvusClient, source: str) -> None:
-        names = self._names
-        made = set(client.list_collections()) - self._others
-        assert made == {source, names.target, names.bank}, f"there are {sorted(made)}"
-        assert counted(client, names.bank) == QUERIES, "the bank is there twice, or not whole"
+    def _check_source(self, database: Database, name: str, wanted: Rows, *, converted: bool) -> None:
+        sameness = database.sameness(self._trial.shape.metric, converted=converted)
+        assert_same(database.held(name), wanted, sameness)
+        assert database.described(name) == self._before, "the source was changed"
 
-    def _check_copy(self, client: MilvusClient) -> None:
+    def _check_collections(self, database: Database, source: str) -> None:
         names = self._names
-        hubness = HubnessClient(self._place.uri, state_ttl=0.0)
-        within = self._trial.shape.metric == "COSINE"
-        assert_same(held(hubness, names.target), self._wanted, within_a_unit=within)
-        there = counted(client, names.target)
+        made = database.collections() - self._others
+        assert made == {source, names.target, names.bank}, f"there are {sorted(made)}"
+        assert database.counted(names.bank) == QUERIES, "the bank is there twice, or not whole"
+
+    def _check_copy(self, database: Database) -> None:
+        names = self._names
+        sameness = database.sameness(self._trial.shape.metric, converted=True)
+        assert_same(database.shown(names.target), self._wanted, sameness)
+        there = database.counted(names.target)
         assert there == len(self._wanted), f"{there} rows for {len(self._wanted)} keys"
 
-    def _check_biases(self, client: MilvusClient) -> None:
-        found = client.query(
-            self._names.target,
-            filter="",
-            output_fields=["pk", "hubness_bias"],
-            limit=16_384,
-            consistency_level="Strong",
-        )
-        got = np.array([row["hubness_bias"] for row in found])
-        items = np.float32([self._wanted[row["pk"]]["vec"] for row in found])
+    def _check_biases(self, database: Database) -> None:
+        found = database.biases(self._names.target)
+        got = np.array(list(found.values()))
+        items = np.float32([self._wanted[key]["vec"] for key in found])
         wanted = nnn(np.load(self._runner.bank), items, self._trial.shape.metric, K, ALPHA)
         off = (got - wanted) - np.median(got - wanted)
         assert np.abs(off).max() < 1e-4, f"biases are off by up to {np.abs(off).max()}"
 
-    def _behind(self, client: MilvusClient) -> set[str]:
+    def _behind(self, database: Database) -> set[str]:
         """The collections that the application's name is an alias of."""
-        there = set(client.list_collections()) - self._others
-        return {name for name in there if self._names.application in client.list_aliases(name)["aliases"]}
+        there = database.collections() - self._others
+        return {name for name in there if self._names.application in database.aliases(name)}
 
     def _clean(self) -> None:
         """Of a server that did not come back there is nothing to clean."""
@@ -454,26 +439,24 @@ class _Attempt:
 
     def _drop_collections(self) -> None:
         names = self._names
-        with self._place.open() as client:
-            there = {names.source, names.target, names.kept_as, names.bank} & set(client.list_collections())
-            for name in there:
-                for alias in client.list_aliases(name)["aliases"]:
-                    client.drop_alias(alias)
-                client.drop_collection(name)
-            Ledger(MilvusStore(client)).forget(names.target)
+        with self._place.open() as database:
+            for name in {names.source, names.target, names.kept_as, names.bank} & database.collections():
+                database.drop(name)
+            Ledger(database.store).forget(names.target)
 
 
 def run_trials(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
     """These trials of a backend, one after the other; prints a line for each."""
     be_quiet()
     outcomes = []
-    with tempfile.TemporaryDirectory(prefix="crash-") as folder, contextlib.ExitStack() as stack:
+    there = BACKENDS[backend]
+    with there.folder("crash-") as folder, contextlib.ExitStack() as stack:
         runner: Runner | None = None
         for trial in trials(seed, backend):
             if trial.number not in numbers:
                 continue
             if runner is None or not runner.is_served:
-                server = stack.enter_context(MilvusServer()) if backend != "lite" else None
+                server = stack.enter_context(there.server())
                 runner = Runner(Path(folder), server=server)
             outcomes.append(runner.run(trial))
             print(outcomes[-1].line, flush=True)

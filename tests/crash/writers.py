@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import tempfile
 import threading
 import time
 import traceback
@@ -13,12 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pymilvus import MilvusClient
 
 from milvus_hubness import (
     NNN,
-    HubnessClient,
-    MilvusStore,
     QueryBank,
     Steering,
     cutover,
@@ -27,15 +22,13 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs import run
 from milvus_hubness.jobs.migration.throttle import Throttle
-from milvus_hubness.stores import Store
-from tests.crash.places import be_quiet
-from tests.galleries import plain_collection, vectors
-from tests.servers import MilvusServer, lite_uri
+from tests.crash.places import BACKENDS, be_quiet
+from tests.crash.ports import Application as Client
+from tests.crash.ports import Database
+from tests.galleries import vectors
 
 DIM, STEADY, RANGE = 16, 300, 1_200
 BATCH = 10
-ROWS_PER_SECOND = {"lite": 60, "server-2.3.5": 200}
-"""Milvus Lite shares one interpreter with the application and the migration."""
 STATE_TTL, CLIENT_TTL = 1.0, 1.2
 ENDLESS = 10**6
 
@@ -50,7 +43,7 @@ class Application:
     rows_per_second: of all writers together."""
 
     def __init__(
-        self, client: Callable[[], HubnessClient], uses: str, items: np.ndarray, rows_per_second: float
+        self, client: Callable[[], Client], uses: str, items: np.ndarray, rows_per_second: float
     ) -> None:
         self.uses, self._client, self._items = uses, client, items
         self.failures: list[str] = []
@@ -85,7 +78,7 @@ class Application:
         stuck = [thread.name for thread in self._threads if thread.is_alive()]
         self.failures += [f"{name} did not end" for name in stuck]
 
-    def _repeat(self, make: Callable[[HubnessClient], Iterator[None]], pause: float) -> None:
+    def _repeat(self, make: Callable[[Client], Iterator[None]], pause: float) -> None:
         try:
             due = time.monotonic()
             for _ in make(self._client()):
@@ -104,7 +97,7 @@ class Application:
     def _take(self, rows: list[dict[str, Any]]) -> None:
         self.reference.update({row["id"]: (row["group"], row["vector"].tobytes()) for row in rows})
 
-    def _inserts(self, client: HubnessClient) -> Iterator[None]:
+    def _inserts(self, client: Client) -> Iterator[None]:
         rng = np.random.default_rng(1)
         for first in itertools.count(ENDLESS, BATCH):
             rows = self._rows(list(range(first, first + BATCH)), rng)
@@ -114,7 +107,7 @@ class Application:
             self.written["insert"] += BATCH
             yield
 
-    def _updates(self, client: HubnessClient) -> Iterator[None]:
+    def _updates(self, client: Client) -> Iterator[None]:
         rng = np.random.default_rng(2)
         while True:
             keys = rng.choice(np.arange(STEADY, STEADY + RANGE), BATCH, replace=False).tolist()
@@ -124,7 +117,7 @@ class Application:
             self.written["update"] += BATCH
             yield
 
-    def _deletes(self, client: HubnessClient) -> Iterator[None]:
+    def _deletes(self, client: Client) -> Iterator[None]:
         """By key or by filter, and some of what was deleted comes back."""
         rng = np.random.default_rng(3)
         mine = np.arange(STEADY + RANGE, STEADY + 2 * RANGE)
@@ -146,7 +139,7 @@ class Application:
                 self.written["delete"] += len(there)
             yield
 
-    def _reads(self, client: HubnessClient) -> Iterator[None]:
+    def _reads(self, client: Client) -> Iterator[None]:
         rng = np.random.default_rng(4)
         while True:
             found = client.search(self.uses, data=[self._items[rng.integers(STEADY)]], limit=10)
@@ -159,52 +152,29 @@ class Application:
 
 
 def migrate_beside_writers(
-    connected: Callable[..., MilvusClient],
+    database: Database,
     name: str,
     seconds: float,
     *,
     rename: bool,
     rows_per_second: float,
 ) -> Application:
-    """There and back while the application goes on, for so many seconds at least. connected: a new client of
-    the class given, with its options. Raises AssertionError for what the application would notice."""
-    plain = connected(MilvusClient)
+    """There and back while the application goes on, for so many seconds at least, through its own name or an
+    alias. Raises AssertionError for what the application would notice."""
     items = vectors(np.random.default_rng(5), STEADY + 2 * RANGE, DIM)
-    plain_collection(plain, name, items, "IP")
+    database.make_plain(name, items)
     uses = name if rename else f"{name}_live"
+    store = database.store
     if not rename:
-        plain.create_alias(name, uses)
-    application = there_and_back(
-        MilvusStore(connected(MilvusClient)),
-        lambda state_ttl: connected(HubnessClient, state_ttl=state_ttl),
-        items,
-        name,
-        uses,
-        seconds,
-        rows_per_second=rows_per_second,
-    )
-    [counted] = plain.query(uses, filter="", output_fields=["count(*)"], consistency_level="Strong")
-    assert counted["count(*)"] == len(application.reference), "rows are there twice"
-    return application
-
-
-def there_and_back(
-    store: Store,
-    client: Callable[[float], Any],
-    items: np.ndarray,
-    name: str,
-    uses: str,
-    seconds: float,
-    *,
-    rows_per_second: float,
-) -> Application:
-    """The same of any database, where collection `name` holds `items` and the application uses that name, or
-    an alias. client: a new one of ours with this state_ttl, that is asked as a HubnessClient is."""
-    rename = uses == name
+        store.point_alias(uses, name)
     bank = QueryBank(vectors(np.random.default_rng(6), 64, DIM))
     copying = Throttle(rows_per_second=4 * len(items) / seconds)
     steering = Steering(client_ttl=CLIENT_TTL, throttle=copying)
     ends = time.monotonic() + seconds
+
+    def client(state_ttl: float) -> Client:
+        return database.application(state_ttl, plain=True)
+
     with Application(lambda: client(STATE_TTL), uses, items, rows_per_second) as application:
         time.sleep(min(1.0, seconds / 10))
         plan = plan_migration(store, name, bank, estimator=NNN(8))
@@ -219,6 +189,7 @@ def there_and_back(
         _go_on(application, ends - time.monotonic())
     assert not application.failures, application.failures[0]
     assert_nothing_lost(client(0.0), application, sure=True)
+    assert database.counted(uses) == len(application.reference), "rows are there twice"
     return application
 
 
@@ -227,17 +198,13 @@ def run_writers(backend: str, seconds: float, *, rename: bool) -> dict[str, Any]
     be_quiet()
     began = time.monotonic()
     facts: dict[str, Any] = {"backend": backend, "moves": "its own name" if rename else "an alias"}
-    with tempfile.TemporaryDirectory(prefix="writers-") as folder, contextlib.ExitStack() as stack:
-        is_lite = backend == "lite"
-        uri = lite_uri(Path(folder)) if is_lite else stack.enter_context(MilvusServer()).uri
-
-        def connected(cls: type[MilvusClient], **options: Any) -> MilvusClient:
-            return cls(uri, **options)
-
+    there = BACKENDS[backend]
+    with there.folder("writers-") as folder, there.server() as server:
         try:
-            done = migrate_beside_writers(
-                connected, "written", seconds, rename=rename, rows_per_second=ROWS_PER_SECOND[backend]
-            )
+            with there.place.within(Path(folder), server).open() as database:
+                done = migrate_beside_writers(
+                    database, "written", seconds, rename=rename, rows_per_second=there.rows_per_second
+                )
             facts |= {"written": done.written, "reads": done.reads, "problem": ""}
         except Exception as error:
             facts["problem"] = f"{type(error).__name__}: {error}"
@@ -253,7 +220,7 @@ def _go_on(application: Application, seconds: float) -> None:
         time.sleep(0.05)
 
 
-def assert_nothing_lost(client: HubnessClient, application: Application, *, sure: bool) -> None:
+def assert_nothing_lost(client: Client, application: Application, *, sure: bool) -> None:
     """What the application's name leads to holds what was acknowledged; while it writes, only the rows that
     it never writes are sure."""
     ends = [

@@ -66,6 +66,8 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert run("refresh", "live", "--back", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
     back = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (back["alias"], back["source"]) == ("live", "items")
+    again = run("rollback", "live", "--client-ttl", "0")["rollback"]
+    assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
     assert run("clean", "items", "--drop", "items_hubness")["clean"]["dropped"] == "items_hubness"
     assert run("status", "items")["status"]["aliases"] == ["live"]
 

@@ -19,23 +19,18 @@ from milvus_hubness import (
     InvalidInput,
     NoMigration,
     QueryBank,
-    ResumeRefused,
     Steering,
-    StoreError,
     VerificationFailed,
     clean,
-    cutover,
     migrate,
     plan_migration,
     resume,
     rollback,
     status,
 )
-from milvus_hubness.jobs import run, verify
+from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.state import MIRROR_PROPERTY
-from qdrant_hubness import QdrantStore
-from qdrant_hubness.store import store as qdrant_store
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
 
@@ -97,6 +92,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     store, stages = everywhere.store(), []
     plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(16, 0.75), field="image")
     assert plan.to_dict()["rows"] == count
+    assert plan.to_dict()["index_params"] == {"M": 16, "efConstruction": 100}
     json.dumps(plan.to_dict())
     result = migrate(store, plan, progress=lambda *stage: stages.append(stage))
     assert (result.rows, result.unsound) == (count, 0)
@@ -129,16 +125,6 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     wanted = nnn(bank, images[[numbers[each] for each in batch.keys]], METRICS[distance], 16, 0.75)
     np.testing.assert_allclose(stored + state.profile.centre, wanted, atol=1e-5)
     assert verify(store, name).rows == count
-
-
-def test_a_plan_writes_nothing(backend):
-    name, bank = small(backend)
-    before = {each.name for each in backend.client.get_collections().collections}
-    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4))
-    assert {each.name for each in backend.client.get_collections().collections} == before
-    assert plan.target == f"{name}_hubness"
-    assert plan.to_dict()["width"] == 16
-    assert plan.to_dict()["index_params"] == {"M": 16, "efConstruction": 100}
 
 
 def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_listed(backend):
@@ -178,11 +164,11 @@ def test_halves_are_stored_as_halves(backend):
     np.testing.assert_allclose([p.score for p in found], [wanted[p.id] for p in found], atol=5e-4)
 
 
-def test_the_name_moves_and_moves_back_with_what_was_written(everywhere):
-    name, bank = small(everywhere, "Cosine")
-    store, client = everywhere.store(), everywhere.hubness()
+def test_what_was_set_in_payloads_goes_back_too(backend):
+    name, bank = small(backend, "Cosine")
+    store, client = backend.store(), backend.hubness()
     store.point_alias("live", name)
-    everywhere.made.append("live")
+    backend.made.append("live")
     plan = plan_migration(store, name, bank, estimator=NNN(4), alias="live")
     assert migrate(store, plan).alias == "live"
     assert store.alias_target("live") == plan.target
@@ -203,40 +189,14 @@ def test_the_name_moves_and_moves_back_with_what_was_written(everywhere):
     assert (back.alias, back.source) == ("live", name)
     assert store.alias_target("live") == name
     assert store.info(plan.target).mirror is None
-    found = everything(everywhere.client, name)
+    found = everything(backend.client, name)
     assert {each: row[0] for each, row in found.items()} == {each: row[0] for each, row in wanted.items()}
     for each, (_, vector) in wanted.items():
-        np.testing.assert_allclose(found[each][1], vector, rtol=3e-7, atol=1e-9)
+        moved = 64 * 2.0**-23 if backend.is_local else 3e-7  # by searches, see below
+        np.testing.assert_allclose(found[each][1], vector, rtol=moved, atol=1e-9)
     clean(store, name, drop=plan.target)
-    assert not everywhere.client.collection_exists(plan.target)
+    assert not backend.client.collection_exists(plan.target)
     assert Ledger(store).migrations() == []
-
-
-def test_one_that_broke_is_carried_on_with(everywhere, monkeypatch):
-    monkeypatch.setattr(qdrant_store, "CHUNK_BYTES", 16 * (qdrant_store.ROW_OVERHEAD_BYTES + 4 * 8))
-    name, bank = small(everywhere, "Euclid", count=200)
-    written = []
-
-    class Breaking(QdrantStore):
-        def write(self, collection, batch, field, **options):
-            if collection.endswith("_hubness"):
-                written.append(len(batch))
-                if len(written) == 4:
-                    raise StoreError("the connection broke")
-            super().write(collection, batch, field, **options)
-
-    with pytest.raises(StoreError):
-        run(everywhere.store(Breaking), plan_migration(everywhere.store(), name, bank, estimator=NNN(4)))
-    store = everywhere.store()
-    assert Ledger(store).find(name).phase == "copying"
-    with pytest.raises(ResumeRefused, match="estimator"):
-        plan_migration(store, name, bank, estimator=NNN(5))
-    done = resume(store, name)
-    assert (done.phase, done.verified["rows"]) == ("verified", 200)
-    copied = sum(written) - written[3]
-    assert copied >= 48, "chunks were small enough for this to say anything"
-    cutover(store, name, alias="live")
-    assert store.alias_target("live") == done.target
 
 
 def test_a_copy_that_was_tampered_with_is_found_out(backend):
@@ -246,6 +206,18 @@ def test_a_copy_that_was_tampered_with_is_found_out(backend):
     backend.client.set_payload(target, {"n": -1}, [key(7)])
     with pytest.raises(VerificationFailed, match="differs in n"):
         verify(store, name)
+
+
+def test_searches_that_move_vectors_are_no_difference(backend):
+    """qdrant-client's local mode divides the vectors that it keeps by their lengths at every search, by which
+    some move by a few units in the last place, again and again."""
+    rng = np.random.default_rng(0)
+    name = backend.fill(vectors(rng, 400, 8), "Cosine")
+    store, asked = backend.store(), vectors(rng, 100, 8)
+    migrate(store, plan_migration(store, name, QueryBank(asked[:40]), estimator=NNN(4)))
+    for query in asked:
+        backend.client.query_points(name, query.tolist(), limit=1)
+    assert verify(store, name)
 
 
 def test_the_gallery_is_learnt_from_where_the_estimator_does(backend):

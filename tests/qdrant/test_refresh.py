@@ -1,21 +1,13 @@
 """Biases kept right, by the jobs that refresh Milvus: only vectors that moved are written."""
 
-import threading
-
 import numpy as np
 import pytest
 from qdrant_client import models
 
 from milvus_hubness import (
     NNN,
-    BankTooSmall,
-    DimensionMismatch,
-    InvalidInput,
     LeaseHeld,
-    NotCorrected,
     QueryBank,
-    Stopped,
-    StoreError,
     migrate,
     plan_migration,
     refresh,
@@ -24,7 +16,6 @@ from milvus_hubness import (
 from milvus_hubness.jobs import lease, rebuild
 from milvus_hubness.jobs.lease import Lease
 from qdrant_hubness import QdrantStore
-from qdrant_hubness.store import store as qdrant_store
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import Corrected, key
 
@@ -32,31 +23,6 @@ from tests.qdrant.worlds import Corrected, key
 def everything(backend, name):
     found, _ = backend.client.scroll(name, limit=10_000, with_vectors=True)
     return {record.id: record for record in found}
-
-
-def banked(corrected):
-    return corrected.backend.client.count(corrected.state.profile.bank.collection).count
-
-
-def test_a_new_bank_is_adopted_and_one_command_goes_back(of_each_distance):
-    corrected = of_each_distance
-    before, profile = corrected.scores(), corrected.state.profile
-    done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
-    assert (done.mode, done.scanned, done.written) == ("full", corrected.ITEMS, corrected.ITEMS)
-    corrected.assert_scores(bank=corrected.other, k=3, alpha=1.0)
-    assert banked(corrected) == len(corrected.other) + len(corrected.bank), "the former one is kept"
-    assert corrected.store.info(corrected.name).journal is None
-    left = [each.name for each in corrected.backend.client.get_collections().collections]
-    assert not [name for name in left if "journal" in name]
-    done = refresh(corrected.store, corrected.name, back=True)
-    assert (done.mode, done.written) == ("full", 0), "the other slot holds them still"
-    assert corrected.scores() == pytest.approx(before, abs=1e-6)
-    for name in ("estimator", "centre", "strength", "slot", "bank"):
-        assert getattr(corrected.state.profile, name) == getattr(profile, name), name
-    third = vectors(np.random.default_rng(5), 40, corrected.DIM)
-    refresh(corrected.store, corrected.name, bank=QueryBank(third), estimator=NNN(8))
-    assert banked(corrected) == len(third) + len(corrected.bank), "and only that"
-    corrected.assert_scores(bank=third)
 
 
 def test_it_touches_vectors_only(corrected):
@@ -80,6 +46,8 @@ def test_it_touches_vectors_only(corrected):
     layout = corrected.state.layout
     for each, record in before.items():
         assert after[each].vector[: layout.dim] == record.vector[: layout.dim], "bit for bit"
+    left = [each.name for each in corrected.backend.client.get_collections().collections]
+    assert not [name for name in left if "journal" in name]
 
 
 def test_payloads_are_the_users_own(corrected):
@@ -87,18 +55,6 @@ def test_payloads_are_the_users_own(corrected):
     source = everything(corrected.backend, corrected.source)
     for each, record in everything(corrected.backend, corrected.name).items():
         assert record.payload == source[each].payload
-
-
-def test_only_points_that_moved_are_written(corrected):
-    store = corrected.store
-    assert refresh(store, corrected.name).mode == "pending"
-    unmoved = refresh(store, corrected.name, estimator=NNN(8, 0.75 + 1e-9), tolerance=1e-3)
-    assert (unmoved.mode, unmoved.written, unmoved.scanned) == ("full", 0, corrected.ITEMS)
-    nudged = np.vstack([corrected.bank, corrected.items[:1] * 10])
-    done = refresh(store, corrected.name, bank=QueryBank(nudged), estimator=NNN(8), tolerance=1e-3)
-    assert 0 < done.written < corrected.ITEMS
-    found, wanted = corrected.scores(), corrected.wanted(bank=nudged)
-    np.testing.assert_allclose([found[i] for i in range(corrected.ITEMS)], wanted, atol=1.1e-3)
 
 
 def test_points_without_a_bias_get_theirs(corrected):
@@ -119,62 +75,6 @@ def test_points_without_a_bias_get_theirs(corrected):
     assert status(corrected.store, corrected.name).pending == 0
     test_payloads_are_the_users_own(corrected)
     corrected.assert_scores()
-
-
-def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
-    monkeypatch.setattr(qdrant_store, "CHUNK_BYTES", 40 * (qdrant_store.ROW_OVERHEAD_BYTES + 4 * 16))
-    stop, before = threading.Event(), corrected.scores()
-
-    class Stopping(QdrantStore):
-        def rewrite(self, collection, *args, **kwargs):
-            super().rewrite(collection, *args, **kwargs)
-            stop.set()
-
-    store = corrected.backend.store(Stopping)
-    with pytest.raises(Stopped):
-        refresh(store, corrected.name, bank=QueryBank(corrected.other), stop=stop)
-    assert corrected.state.incoming is not None
-    assert corrected.scores() == pytest.approx(before, abs=1e-6)
-    new = models.PointStruct(id=900, vector=corrected.items[4].tolist(), payload={})
-    corrected.client.upsert(corrected.name, [new])
-    done = refresh(corrected.store, corrected.name)
-    assert (done.mode, done.reason) == ("full", "one was not finished")
-    assert done.written == corrected.ITEMS - 40, "not what was written, nor what a client wrote"
-    assert (corrected.state.incoming, corrected.state.profile.bank.count) == (None, len(corrected.other))
-    corrected.assert_scores(bank=corrected.other)
-    found = corrected.scores()
-    assert found[900] == pytest.approx(found[4], abs=1e-6)
-
-
-def test_a_search_sees_the_old_biases_until_all_new_ones_are_there(corrected):
-    seen = []
-
-    class Watching(QdrantStore):
-        def rewrite(self, *args, **kwargs):
-            super().rewrite(*args, **kwargs)
-            seen.append(corrected.scores())
-
-    before = corrected.scores()
-    refresh(corrected.backend.store(Watching), corrected.name, bank=QueryBank(corrected.other))
-    assert seen
-    assert all(scores == pytest.approx(before, abs=1e-6) for scores in seen)
-    assert corrected.scores() != pytest.approx(before, abs=1e-3)
-
-
-def test_an_interrupted_refresh_changes_no_answer_and_can_be_run_again(everywhere):
-    corrected = Corrected(everywhere, "Cosine")
-
-    class Breaking(QdrantStore):
-        def settle(self, *args):
-            raise StoreError("the connection broke")
-
-    before = corrected.scores()
-    with pytest.raises(StoreError):
-        refresh(everywhere.store(Breaking), corrected.name, bank=QueryBank(corrected.other))
-    assert corrected.scores() == pytest.approx(before, abs=1e-6)
-    done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
-    assert done.written == 0
-    corrected.assert_scores(bank=corrected.other)
 
 
 def test_what_a_client_writes_between_reading_and_writing_back_stays(of_each_distance):
@@ -206,17 +106,6 @@ def test_what_a_client_writes_between_reading_and_writing_back_stays(of_each_dis
     rows = {each.id: each.payload for each in client.retrieve(name, [key(1), key(7)])}
     assert rows[key(1)] == {"new": 1}
     assert rows[key(7)]["set"] is True
-
-
-def test_a_client_that_remembers_the_old_bank_still_writes(corrected):
-    stale = corrected.backend.hubness(state_ttl=3_600)
-    stale.query_points(corrected.name, corrected.query.tolist())
-    other = vectors(np.random.default_rng(5), 40, corrected.DIM)
-    refresh(corrected.store, corrected.name, bank=QueryBank(other))
-    refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
-    stale.upsert(corrected.name, [models.PointStruct(id=900, vector=corrected.items[4].tolist())])
-    found = corrected.scores()
-    assert found[900] == pytest.approx(found[4], abs=1e-5)
 
 
 def test_one_process_at_a_time(everywhere, monkeypatch):
@@ -284,15 +173,3 @@ def test_two_vectors_of_a_collection_are_corrected_each_for_itself(backend):
         wanted = nnn(bank, items, "COSINE" if field == "a" else "IP", 4, 0.75)
         got = np.array([scores[0][i] - scores[1][i] for i in range(80)])
         np.testing.assert_allclose(got - got.mean(), wanted - wanted.mean(), atol=1e-5)
-
-
-def test_refreshes_that_cannot_be(corrected):
-    for change, error in (
-        ({"back": True}, InvalidInput),
-        ({"bank": QueryBank(np.ones((60, corrected.DIM + 1)))}, DimensionMismatch),
-        ({"estimator": NNN(51)}, BankTooSmall),
-    ):
-        with pytest.raises(error):
-            refresh(corrected.store, corrected.name, **change)
-    with pytest.raises(NotCorrected):
-        refresh(corrected.store, corrected.source)

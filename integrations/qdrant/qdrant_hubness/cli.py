@@ -18,7 +18,7 @@ from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
 from milvus_hubness.cli.migrate.spread import spread
 from milvus_hubness.errors import HubnessError, InvalidParameter
 from milvus_hubness.jobs.bank_source import read_bank
-from milvus_hubness.jobs.migration.ledger import Migration
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL, Steering, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
@@ -177,8 +177,13 @@ def rollback(
 ) -> None:
     """Let the application read the source again, with all that was written since."""
     store = connection.open()
+    known = Ledger(store).find(collection)
+    if known.phase == "rolled back":
+        told = {"source": known.source, "target": known.target, "carried": 0}
+        _show(f"{known.target} is rolled back already", "rollback", told, as_json=as_json)
+        return
     with progress_bars() as progress:
-        done = jobs.rollback(store, collection, steering=writers.steering(progress))
+        done = jobs.rollback(store, known.target, steering=writers.steering(progress))
     _show(f"Rolled back {done.target}", "rollback", vars(done), as_json=as_json)
 
 

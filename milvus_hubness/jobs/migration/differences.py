@@ -106,12 +106,13 @@ class Pair:
     def _recovered(self, wanted: Floats, found: Floats) -> Flags:
         """(n,) whether vectors are the same: bit for bit, or under COSINE, where one is not unit, within one
         unit in the last place of the field's type (float16: or 2⁻²⁴ of its length, near zero). Where the
-        database makes vectors unit, it may have done so to either: within two."""
+        database makes vectors unit, it may have done so to either: within as many as it says."""
         exact = ((wanted == found) | (np.isnan(wanted) & np.isnan(found))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
         norms = self.state.layout.norms(wanted)
-        units = np.where(norms != 1, 1, 0) if not self.store.normalises() else np.full(len(norms), 2)
+        moved = self.store.units_moved()
+        units = np.full(len(norms), moved) if moved else np.where(norms != 1, 1, 0)
         unit = SPACING[self.state.dtype] * np.abs(wanted)
         floor = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
         near = (np.abs(found - wanted) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)

@@ -19,7 +19,7 @@ from milvus_hubness.stores.base import Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.properties import Properties
 from qdrant_hubness.store.requests import is_local, lacks_points, translated, turn
-from qdrant_hubness.store.rows import Form, in_order
+from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
 
 NUMBERS, UUIDS = "numbers", "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
@@ -58,6 +58,7 @@ class QdrantPoints:
         self.client = client
         self.is_local = is_local(client)
         self.properties = Properties(client)
+        self.units = LOCAL_UNITS if self.is_local else SERVER_UNITS
         self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
@@ -175,9 +176,9 @@ class QdrantPoints:
         unit = schema.unit_vectors(described)
         state = self._states(collection, described).get(field)
         if state is not None and state.beside is None:
-            return Form(field, state.form, state, unit)
+            return Form(field, state.form, state, unit, self.units)
         params = schema.dense(described)[field]
-        return Form(field, StoredForm(schema.DTYPES[params.datatype], params.size), None, unit)
+        return Form(field, StoredForm(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
 
     def make_collection(self, collection: str, told: dict[str, str], **config: Any) -> None:
         """A collection that tells this of itself. config: of create_collection."""

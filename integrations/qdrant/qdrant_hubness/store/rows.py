@@ -24,8 +24,9 @@ from milvus_hubness.stores.base import Batch, Key
 OTHER_VECTORS = "hubness_vectors"
 UNNAMED = ""
 """What Qdrant calls the vector of a collection that has one without a name."""
-UNIT = 2.0**-22
-"""By how much the numbers of a vector may move that is brought to length 1 once more, in shares of them."""
+SERVER_UNITS, LOCAL_UNITS = 2, 64
+"""By how many units in the last place the numbers of vectors may move that Qdrant brings to length 1: when
+they are written, and the local mode, where they lie, once more at every search."""
 UNIT_LENGTH = 1e-6
 """Vectors whose length is that near to 1 are unit."""
 
@@ -36,37 +37,39 @@ Vectors = dict[str, Any]
 @dataclass(frozen=True, eq=False)
 class Others:
     """Vectors by name: lists of numbers, lists of such lists, or {"indices", "values"}. unit: the names of
-    those that Qdrant brings to length 1, and so in local mode moves by a last place at every write."""
+    those that Qdrant brings to length 1, and so moves by up to so many units in the last place."""
 
     vectors: Mapping[str, Any]
     unit: frozenset[str] = frozenset()
+    units: int = SERVER_UNITS
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Others) or self.vectors.keys() != other.vectors.keys():
             return False
         return all(
-            _near(mine, other.vectors[name]) if name in self.unit else mine == other.vectors[name]
+            _near(mine, other.vectors[name], self.units) if name in self.unit else mine == other.vectors[name]
             for name, mine in self.vectors.items()
         )
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def _near(a: Any, b: Any) -> bool:
+def _near(a: Any, b: Any, units: int) -> bool:
     mine, theirs = np.asarray(a, np.float32), np.asarray(b, np.float32)
-    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=UNIT, atol=2.0**-126)
+    return mine.shape == theirs.shape and np.allclose(mine, theirs, rtol=units * 2.0**-23, atol=2.0**-126)
 
 
 @dataclass(frozen=True)
 class Form:
     """How points of a collection are read and written with one of their vectors in front. field: its name;
-    form: how the rows of a layout, or the user's, lie in it; state: where these are a layout's; unit: see
-    Others."""
+    form: how the rows of a layout, or the user's, lie in it; state: where these are a layout's; unit, units:
+    see Others."""
 
     field: str
     form: StoredForm
     state: CollectionState | None
     unit: frozenset[str]
+    units: int
 
     def batch(self, records: Sequence[Any]) -> Batch:
         """The rows of points read with payload and vectors, in their order. A point without this vector has
@@ -86,7 +89,7 @@ class Form:
             if vectors:
                 unit = self.unit & vectors.keys()
                 vectors |= {name: _unit(vectors[name]).tolist() for name in unit}
-                row[OTHER_VECTORS] = Others(vectors, unit)
+                row[OTHER_VECTORS] = Others(vectors, unit, self.units)
             keys.append(record.id)
             rows.append(row)
         joined = self.form.joined(_unit(stored) if self.field in self.unit else stored)

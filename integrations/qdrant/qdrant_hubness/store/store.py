@@ -89,8 +89,8 @@ class QdrantStore(QdrantJournal):
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_link(source, field)
 
-    def normalises(self) -> bool:
-        return True
+    def units_moved(self) -> int:
+        return self.units
 
     def renames(self) -> bool:
         return False

@@ -1,0 +1,38 @@
+"""Every database, for what all of them promise; what is Milvus's alone is shown on a `backend`."""
+
+import pytest
+from qdrant_client import QdrantClient
+
+from tests.conftest import DATABASES, Backend
+from tests.databases import OnMilvus, OnQdrant
+
+QDRANTS = {"qdrant-local": "", "qdrant-states": "", "qdrant-server": "qdrant_uri"}
+
+
+@pytest.fixture(scope="session", params=[*DATABASES, *QDRANTS])
+def found(request):
+    """(kind, uri) of each database in turn."""
+    uri = {**DATABASES, **QDRANTS}[request.param]
+    return request.param, request.getfixturevalue(uri) if uri else ":memory:"
+
+
+def _held(kind, uri):
+    if kind in DATABASES:
+        return OnMilvus(kind, uri, Backend(kind, uri).client)
+    return OnQdrant(kind, QdrantClient(url=uri) if "://" in uri else QdrantClient(uri))
+
+
+@pytest.fixture
+def database(found, request):
+    here = _held(*found)
+    if not here.is_quick and request.node.get_closest_marker("shown_on_lite"):
+        pytest.skip("shown on those that are no servers")
+    yield here
+    here.clean()
+
+
+@pytest.fixture(scope="module")
+def shared_database(found):
+    here = _held(*found)
+    yield here
+    here.clean()

@@ -1,0 +1,205 @@
+"""From a plain collection to its corrected copy and back: what holds on every database."""
+
+import json
+
+import numpy as np
+import pytest
+
+from milvus_hubness import (
+    NNN,
+    AlreadyCorrected,
+    NoMigration,
+    QueryBank,
+    ResumeRefused,
+    StoreError,
+    WrongPhase,
+    clean,
+    cutover,
+    migrate,
+    plan_migration,
+    resume,
+    rollback,
+)
+from milvus_hubness.jobs import run, verify
+from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from tests.galleries import as_distance, nnn, similarity, vectors
+
+DIM, ITEMS, K = 8, 60, 4
+OURS = {LEDGER, "hubness_state"}
+"""Collections that stay where they once were needed."""
+OTHER_METRICS = {"lite": "IP", "qdrant-states": "L2"}
+
+
+class Small:
+    """A plain collection and a bank to correct it by."""
+
+    def __init__(self, database, metric="IP", items=ITEMS):
+        rng = np.random.default_rng(5)
+        self.database, self.metric = database, metric
+        self.items, self.bank, self.query = (vectors(rng, n, DIM) for n in (items, 40, 1))
+        self.numbers = {database.key(i): i for i in range(1_000)}
+        self.name = database.fill(self.items, metric, keys=[database.key(i) for i in range(items)])
+        self.target, self.store = f"{self.name}_hubness", database.store()
+
+    def plan(self, **options):
+        estimator = options.pop("estimator", NNN(K))
+        return plan_migration(self.store, self.name, QueryBank(self.bank), estimator=estimator, **options)
+
+    def row(self, number, vector, group=0):
+        return {"id": self.database.key(number), "vector": vector, "group": group, "note": "new"}
+
+    def rows(self, name):
+        """(group, note) of each number, and the vectors, as one client or the other shows them."""
+        read = self.database.application().query(name, filter="group >= 0", output_fields=["*"], limit=1_000)
+        numbered = {self.numbers[row["id"]]: row for row in read}
+        told = {number: (row["group"], row["note"]) for number, row in numbered.items()}
+        return told, {number: np.float32(row["vector"]) for number, row in numbered.items()}
+
+    def assert_corrected(self, name):
+        """Scores are those of the definition, in float64."""
+        _, items = self.rows(name)
+        found = self.database.scores(name, self.query[0], len(items))
+        numbers, there = list(items), np.array(list(items.values()))
+        state = self.store.info(name).state
+        biases = nnn(self.bank, there, self.metric, K, 0.75) - state.profile.centre
+        wanted = as_distance(similarity(self.query, there, self.metric) - biases, self.metric)[0]
+        got = [found[self.database.key(number)] for number in numbers]
+        np.testing.assert_allclose(got, wanted, atol=3e-5)
+
+    def assert_same(self, found, wanted):
+        assert found[0] == wanted[0]
+        for number, vector in wanted[1].items():
+            mine, theirs = found[1][number], vector
+            if self.metric == "COSINE":
+                mine, theirs = (each / np.linalg.norm(each) for each in (mine, theirs))
+                np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+            else:
+                assert np.array_equal(mine, theirs), "bit for bit"
+
+
+@pytest.mark.shown_on_lite
+def test_a_plan_writes_nothing(database):
+    small = Small(database)
+    before = database.database.collections()
+    told = small.plan().to_dict()
+    assert database.database.collections() == before
+    assert (told["target"], told["width"], told["rows"]) == (small.target, 16, ITEMS)
+    assert told["bank"]["queries"] == 40
+    json.dumps(told)
+
+
+def test_the_name_moves_over_and_back_with_what_was_written(database):
+    small = Small(database, OTHER_METRICS.get(database.kind, "COSINE"))
+    store, alias = small.store, f"{small.name}_live"
+    store.point_alias(alias, small.name)
+    before = small.rows(alias)
+    assert migrate(store, small.plan(alias=alias)).alias == alias
+    assert store.alias_target(alias) == small.target
+    small.assert_same(small.rows(alias), before)
+    small.assert_corrected(alias)
+    new, client = vectors(np.random.default_rng(9), 2, DIM), database.application()
+    client.insert(alias, [small.row(999, new[0])])
+    client.upsert(alias, [small.row(3, new[1], group=7)])
+    client.delete(alias, ids=[database.key(4)])
+    small.assert_corrected(alias)
+    wanted = small.rows(alias)
+    assert wanted[0].keys() == {*range(ITEMS), 999} - {4}
+    assert wanted[0][3] == (7, "new")
+    with pytest.raises(AlreadyCorrected, match="switched"):
+        small.plan()
+    done = rollback(store, alias)
+    assert (done.alias, done.source, store.alias_target(alias)) == (alias, small.name, small.name)
+    assert (done.carried, store.info(small.target).mirror) == (3, None)
+    small.assert_same(small.rows(alias), wanted)
+    with pytest.raises(WrongPhase, match="rolled back"):
+        rollback(store, alias)
+    with pytest.raises(NoMigration):
+        rollback(store, "no_such_alias")
+    client.delete(alias, ids=[database.key(999)])
+    resume(store, small.name)
+    cutover(store, small.name, alias=alias)
+    assert verify(store, alias).rows == ITEMS - 1
+    small.assert_corrected(alias)
+    store.drop_alias(alias)
+
+
+@pytest.mark.shown_on_lite
+@pytest.mark.parametrize(
+    ("at", "error"), [("write", StoreError), ("finish", KeyboardInterrupt), ("write_state", StoreError)]
+)
+def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
+    class Failing(database.base):
+        def finish(self, *args):
+            fail("finish")
+            super().finish(*args)
+
+        def write(self, *args, **options):
+            fail("write")
+            super().write(*args, **options)
+
+        def write_state(self, *args):
+            fail("write_state")
+            super().write_state(*args)
+
+    def fail(where):
+        if where == at:
+            raise error("the connection broke")
+
+    small = Small(database)
+    before, described = database.database.collections(), database.database.described(small.name)
+    plan, store = small.plan(), small.store
+    with pytest.raises(error):
+        migrate(database.store(Failing), plan)
+    clean(store, small.name, drop=plan.target)
+    assert database.database.collections() - OURS == before - OURS
+    assert database.database.described(small.name) == described
+    assert small.name not in {each.source for each in Ledger(store).migrations()}
+    with pytest.raises(error):
+        migrate(database.store(Failing), plan)
+    assert migrate(store, plan).rows == ITEMS
+    small.assert_corrected(plan.target)
+
+
+@pytest.mark.shown_on_lite
+def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database, monkeypatch):
+    module, count, written = database.module, 200, []
+    monkeypatch.setattr(module, "CHUNK_BYTES", 16 * (module.ROW_OVERHEAD_BYTES + 4 * DIM))
+
+    class Counting(database.base):
+        def write(self, collection, batch, field, **options):
+            super().write(collection, batch, field, **options)
+            written.append(len(batch))
+
+    class Breaking(Counting):
+        def write(self, collection, batch, field, **options):
+            if len(written) == 3:
+                raise StoreError("the connection broke")
+            super().write(collection, batch, field, **options)
+
+    small = Small(database, items=count)
+    with pytest.raises(StoreError):
+        run(database.store(Breaking), small.plan())
+    assert Ledger(small.store).find(small.name).phase == "copying"
+    with pytest.raises(ResumeRefused, match="estimator"):
+        small.plan(estimator=NNN(5))
+    done = resume(database.store(Counting), small.name)
+    assert (done.phase, done.verified["rows"]) == ("verified", count)
+    assert sum(written) == count
+    assert len(written) > 10, "chunks were small enough for this to say anything"
+    small.assert_corrected(done.target)
+
+
+@pytest.mark.shown_on_lite
+def test_a_copy_begun_otherwise_can_be_begun_anew(database):
+    class Breaking(database.base):
+        def finish(self, *args):
+            raise StoreError("the connection broke")
+
+    small = Small(database)
+    with pytest.raises(StoreError):
+        migrate(database.store(Breaking), small.plan())
+    with pytest.raises(ResumeRefused, match="bank"):
+        plan_migration(small.store, small.name, QueryBank(small.bank[:30]), estimator=NNN(K))
+    result = migrate(small.store, small.plan(estimator=NNN(5), restart=True))
+    assert result.rows == ITEMS
+    assert small.store.info(result.target).state.profile.estimator["k"] == 5
