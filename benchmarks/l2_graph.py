@@ -5,8 +5,9 @@
 FAISS HNSW (M 16, efConstruction 200) over galleries whose lengths vary, or do not: the L2 index on the
 vectors as they are, asked for the exact nearest; and the inner product index on the stored form, asked for
 the exact nearest with strength 0 and for the exact corrected ones with strength 1 (NNN 32, .75 on a bank from
-the same source). The stored form in four ways: with m = 0 and s = 1, with m the mean of ½‖r‖², with m and s
-measured on the gallery as a migration does, and on the bank as a collection born corrected does. rounding:
+the same source). The stored form in five ways: with m = 0 and s = 1, with m the mean of ½‖r‖², with m and s
+measured on the gallery, with the link column too, as a migration has it, and all measured on the bank, as a
+collection born corrected has it. rounding:
 the largest error of a score in float32, over the mean of ½‖r‖². Exits with 1 where the form measured on the
 gallery finds less than the L2 index by more than MARGIN.
 """
@@ -83,6 +84,7 @@ def layouts(gallery: Gallery) -> dict[str, Layout]:
     return {
         "m = 0, s = 1": plain,
         "m = mean, s = 1": replace(plain, offset=mean),
+        "measured, no link": plain.measured_on(gallery.items, link=False),
         "measured": plain.measured_on(gallery.items),
         "measured on the bank": plain.measured_on(gallery.bank),
     }

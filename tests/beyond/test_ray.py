@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,29 +14,11 @@ from milvus_hubness.beyond import RayGallery
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, MissingExtra
 from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, DualInvertedSoftmax, Sinkhorn
 
-ROOT = Path(__file__).parents[2]
 RNG = np.random.default_rng(0)
 BANK = QueryBank.of(RNG.standard_normal((60, 8)).astype(np.float32) / 3)
 ITEMS = RNG.standard_normal((90, 8)).astype(np.float32) / 3
 TARGETS = RNG.standard_normal((20, 8)).astype(np.float32) / 3
 SHARDS = [ITEMS[:20], ITEMS[20:55], ITEMS[55:]]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-        log_to_driver=False,
-        configure_logging=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
-    )
-    yield ray
-    ray.shutdown()
 
 
 def together(estimator, target_bank=None):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -12,25 +9,6 @@ from milvus_hubness import NNN, Blend, DualInvertedSoftmax, QueryBank, Sinkhorn,
 from milvus_hubness.beyond import RayBiases, fit_on_ray
 from tests.congruence.test_refresh import ITEMS, Corrected
 from tests.databases import OnMilvus
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray = pytest.importorskip("ray", reason="Ray is not installed")
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        object_store_memory=100 * 2**20,
-        log_to_driver=False,
-        configure_logging=False,
-        runtime_env={"env_vars": {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}},
-    )
-    yield ray
-    ray.shutdown()
 
 
 def biases(corrected):
