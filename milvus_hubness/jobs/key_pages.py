@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 
 from milvus_hubness.stores.base import Key, Store
 
 KEYS_PER_PAGE = 16_384
 
-NEARLY_EMPTY = 16
-"""A page of so many times fewer keys than asked for shows the end: what comes behind it was written since. An
-empty one need never come. Not every short page does: of rows that are there twice Milvus gives one."""
-
 
 def key_pages(store: Store, collection: str, partition: str | None = None) -> Iterator[list[Key]]:
-    """The keys that were there when this began, and more that were written meanwhile."""
+    """The keys that were there when this began, and some of those that were written meanwhile."""
     after: Key | None = None
+    ceiling: Key | None = None
     while page := store.scan_keys(collection, after=after, limit=KEYS_PER_PAGE, partition=partition):
-        yield page
-        if len(page) * NEARLY_EMPTY <= KEYS_PER_PAGE:
+        if ceiling is None and len(page) < KEYS_PER_PAGE:
+            ceiling = ceiling_of(store, collection, page[-1], partition)
+        if ceiling is not None:
+            page = [key for key in page if key <= ceiling]  # type: ignore[operator]
+        if not page:
             return
+        yield page
         after = page[-1]
 
 
-def last_key(store: Store, collection: str, *, after: Key, partition: str | None = None) -> Key:
-    """The greatest key, or a greater one than any that was there when this began, but `after` at least."""
-    page = [after]
-    while following := store.scan_keys(collection, after=page[-1], limit=KEYS_PER_PAGE, partition=partition):
-        page = following
-        if len(page) * NEARLY_EMPTY <= KEYS_PER_PAGE:
-            break
-    return page[-1]
+def ceiling_of(store: Store, collection: str, key: Key, partition: str | None = None) -> Key | None:
+    """A key at which, or under which, the greatest one of this moment is, looked for from `key` up; None where
+    all keys there can be are under it.
+
+    Whoever reads up to it comes to an end, while rows of rising keys may be written faster than pages are
+    read. A short page shows no end: of one partition of several Milvus 2.3 gives the last rows one by one.
+    """
+    for step in count():
+        above = store.above(key, step)
+        if above is None or not store.scan_keys(collection, after=above, limit=1, partition=partition):
+            return above
+    raise AssertionError("steps end where there is no key above")

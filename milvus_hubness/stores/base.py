@@ -311,6 +311,11 @@ class Store(Protocol):
         """The keys alone, as `scan` does."""
         ...
 
+    def above(self, key: Key, step: int) -> Key | None:
+        """A key in whose direction greater ones go on: `key` itself at step 0, farther away at each further
+        one; None where no key can be greater."""
+        ...
+
     def fetch(
         self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
     ) -> Batch:

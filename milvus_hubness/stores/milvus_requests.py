@@ -26,6 +26,7 @@ from milvus_hubness.stores.milvus_rpc import (
 )
 
 KEYS_PER_PAGE = 16_384
+GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 FEW_KEYS = 4_096
 DUPLICATES_PER_KEY = 4
 """Milvus 2.3 counts duplicates of a key as rows that were asked for, and answers fewer."""
@@ -105,6 +106,17 @@ class MilvusRequests:
                 if limit is not None or after == upto:
                     break
         return self._batch(schema, field, sorted(by_key), by_key)
+
+    def above(self, key: Key, step: int) -> Key | None:
+        if isinstance(key, int):
+            number = key + 2**step - 1
+            return number if number < GREATEST_NUMBER else None
+        if step > len(key):
+            return None
+        kept, raised = key[: len(key) - step], key[len(key) - step : len(key) - step + 1]
+        if not raised or raised == GREATEST_CHARACTER:
+            return key
+        return kept + ("\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1))
 
     def count(self, collection: str) -> int:
         self._ensure_loaded(collection)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from milvus_hubness.halves import SMALLEST, SPACING
-from milvus_hubness.jobs.key_pages import last_key
+from milvus_hubness.jobs.key_pages import ceiling_of
 from milvus_hubness.jobs.migration.faces import Face, Flags
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState
@@ -39,7 +39,7 @@ class Pair:
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
         """Both collections in key order, a page at a time, each pair of pages over the same keys; of rows
-        that are written meanwhile those behind the greatest key that there was near the end are left out."""
+        that are written meanwhile those above all that were there near the end are left out."""
         for face in (self.origin, self.copy):
             self.store.count(face.collection)
         last: Key | None = None
@@ -66,15 +66,16 @@ class Pair:
                 if not ends:
                     return
                 if last is None and all(len(page) < rows for page in pages):
-                    last = max(
-                        self._last_key(face, max(ends), partition) for face in (self.origin, self.copy)
-                    )
+                    last = self._ceiling(max(ends), partition)
                 asked = ask(min(ends))
                 wanted, copied = (_upto(page, min(ends)) for page in pages)
                 yield wanted, copied
 
-    def _last_key(self, face: Face, after: Key, partition: str | None) -> Key:
-        return last_key(self.store, face.collection, after=after, partition=partition)
+    def _ceiling(self, key: Key, partition: str | None) -> Key | None:
+        """Of both collections."""
+        names = (self.origin.collection, self.copy.collection)
+        found = [ceiling_of(self.store, name, key, partition) for name in names]
+        return None if None in found else max(cast("list[Any]", found))
 
     def differences(self, wanted: Batch, copied: Batch) -> dict[Key, str]:
         """What is wrong with the copy of each row that is not right."""

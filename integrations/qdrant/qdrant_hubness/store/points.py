@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from qdrant_client import QdrantClient, models
@@ -96,6 +97,14 @@ class QdrantPoints:
     ) -> list[Key]:
         """As Store.scan_keys."""
         return [record.id for record in self._page(collection, self._named(partition, after), after, limit)]
+
+    def above(self, key: Key, step: int) -> Key | None:
+        """As Store.above."""
+        if isinstance(key, int):
+            number = key + 2**step - 1
+            return number if number < LAST_NUMBER else None
+        number = UUID(key).int + 2**step - 1
+        return str(UUID(int=number)) if number < UUID(LAST_UUID).int else None
 
     def scan(
         self,

@@ -1,0 +1,66 @@
+"""Reading keys comes to an end while rows of greater ones are written, and misses none."""
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from milvus_hubness import MilvusStore
+from milvus_hubness.jobs import key_pages
+from qdrant_hubness import QdrantStore
+
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
+UUIDS = st.integers(0, 2**128 - 2).map(lambda number: str(uuid.UUID(int=number)))
+KEYS = {
+    "Milvus's numbers": (MilvusStore, st.integers(-(2**63), 2**63 - 2)),
+    "Milvus's words": (MilvusStore, WORDS),
+    "Qdrant's numbers": (QdrantStore, st.integers(0, 2**64 - 2)),
+    "Qdrant's UUIDs": (QdrantStore, UUIDS),
+}
+
+
+@pytest.mark.parametrize("kind", KEYS)
+@given(data=st.data())
+def test_steps_above_a_key_go_up_until_none_is_greater(kind, data):
+    store, drawn = KEYS[kind]
+    key = data.draw(drawn)
+    steps = [store.above(None, key, step) for step in range(140)]
+    reached = steps[: steps.index(None)]
+    assert reached[0] == key
+    assert reached == sorted(reached)
+    assert all(type(each) is type(key) for each in reached)
+    if isinstance(key, int):
+        assert [above - key for above in reached[:9]] == [2**i - 1 for i in range(9)][: len(reached)]
+
+
+class Pages:
+    """A store of some keys that gives pages of odd lengths, as Milvus 2.3 does, and another row each time."""
+
+    above = MilvusStore.above
+
+    def __init__(self, keys, following):
+        self.keys, self.following, self.asked = sorted(keys), following, 0
+
+    def scan_keys(self, collection, *, after, limit, partition=None):
+        self.asked += 1
+        assert self.asked < 2_000, "the keys are read for ever"
+        self.keys.append(self.following(self.keys[-1]))
+        left = [key for key in self.keys if after is None or key > after]
+        return left[: min(limit, 1 + self.asked % 3)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "following"),
+    [
+        (range(50), lambda key: key + 1),
+        ([5], lambda key: key + 1_000),
+        ([f"01hz{i:06}" for i in range(50)], lambda key: f"01hz{int(key[4:]) + 1:06}"),
+    ],
+    ids=["numbers", "jumps", "words"],
+)
+def test_all_that_was_there_is_read_and_the_reading_ends(keys, following):
+    there = set(keys)
+    found = [key for page in key_pages.key_pages(Pages(keys, following), "c") for key in page]
+    assert there <= set(found)
+    assert found == sorted(set(found))
