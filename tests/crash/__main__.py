@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
@@ -10,7 +11,7 @@ import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 
-from benchmarks.environment import environment, save
+from benchmarks.environment import RESULTS, environment, save
 from tests.crash import draws, refreshes, trials
 from tests.crash.places import BACKENDS
 from tests.crash.rivals import run_rivals
@@ -29,7 +30,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=seed, help="[default: $CRASH_SEED, or a random one]")
     parser.add_argument("--backend", choices=BACKENDS, help="only this one; nothing is saved")
     parser.add_argument(
-        "--of", choices=SUITES, help="only these, and nothing is saved; with --only: migrations"
+        "--of", choices=SUITES, help="only these; what is saved of the others stays. With --only: migrations"
     )
     parser.add_argument("--only", type=int, nargs="+", default=[], help="only these trials; nothing is saved")
     chosen = parser.parse_args()
@@ -63,12 +64,21 @@ def main() -> None:
     print(found)
     failed = sum(each["failed"] for each in found.values())
     failed += sum(bool(each["problem"]) for each in writers + rivals)
-    if not (chosen.backend or chosen.only or chosen.of):
-        kept = {
-            suite: {**found[suite], "each": [each.to_dict() for each in outcomes[suite]]} for suite in suites
+    if not (chosen.backend or chosen.only):
+        beside = {"migrations": {"writers": writers}, "refreshes": {"rivals": rivals}}
+        facts = {"seed": chosen.seed, "environment": environment(began)}
+        kept = RESULTS / "crash.json"
+        before = json.loads(kept.read_text()) if kept.exists() else {}
+        made = {
+            suite: {
+                **facts,
+                **found[suite],
+                **beside[suite],
+                "each": [each.to_dict() for each in outcomes[suite]],
+            }
+            for suite in suites
         }
-        kept["migrations"]["writers"], kept["refreshes"]["rivals"] = writers, rivals
-        save("crash", {"seed": chosen.seed, **kept, "environment": environment(began)})
+        save("crash", before | made)
     sys.exit(1 if failed else 0)
 
 
