@@ -113,3 +113,17 @@ def test_errors_are_ours_and_name_the_collection(backend):
     ):
         with pytest.raises(UnsupportedOperation):
             call()
+
+
+def test_a_quantised_collection_goes_without_a_link_column(backend):
+    """Its one range for all columns would be spent on that one."""
+    store = backend.store()
+    info = store.info(backend.fill(np.ones((1, 4), np.float32), "Dot"))
+    assert store.takes_link(info, "")
+    described = info.schema["described"]
+    scalar = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8"))
+    for owner in (described.config, described.config.params.vectors):
+        owner.quantization_config = scalar
+        assert not store.takes_link(info, "")
+        owner.quantization_config = None
+    assert store.takes_link(info, "")
