@@ -26,8 +26,8 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
 
 
 def ceiling_of(store: Store, collection: str, key: Key, partition: str | None = None) -> Key | None:
-    """A key at which, or under which, the greatest one of this moment is, looked for from `key` up; None where
-    all keys there can be are under it.
+    """A key that the greatest one of this moment is not above, looked for from `key` up; None where there is
+    no such key.
 
     Whoever reads up to it comes to an end, while rows of rising keys may be written faster than pages are
     read. A short page shows no end: of one partition of several Milvus 2.3 gives the last rows one by one.

@@ -17,9 +17,8 @@ def served(served_uri):
     here.clean()
 
 
-@pytest.mark.parametrize(
-    "rename", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alias", "rename"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("rename", [False, True], ids=["alias", "rename"])
 def test_nothing_is_lost_and_nothing_comes_back(served, rename):
     name = served.name("written")
     served.made.append(f"{name}__before_hubness")
