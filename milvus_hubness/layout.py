@@ -157,8 +157,9 @@ class Layout:
             return self
         low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
         found = self
-        if self.metric == "L2":
-            scale = 2.0 ** math.ceil(math.log2(middle + SPREADS * (high - low)) / 2)
+        least = middle + SPREADS * (high - low)
+        if self.metric == "L2" and least > 0:
+            scale = 2.0 ** math.ceil(math.log2(least) / 2)
             found = replace(self, offset=middle + scale**2, scale=scale)
         if not (link and self.has_spare):
             return found

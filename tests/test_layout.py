@@ -225,6 +225,14 @@ def test_one_long_row_changes_little_of_the_constants():
     assert Layout(24, "L2").measured_on(items).scale == layout.scale
 
 
+def test_a_gallery_of_zeros_but_for_one_row_has_a_layout():
+    items = np.zeros((1_000, 4))
+    items[0] = 1
+    for metric in ("IP", "L2"):
+        layout = Layout(4, metric).measured_on(items)
+        assert (layout.offset, layout.scale) == (0, 1)
+
+
 @pytest.mark.parametrize("items", [np.zeros((3, 4)), np.full((2, 4), np.nan), np.empty((0, 4))])
 def test_rows_that_tell_nothing_leave_the_constants_alone(items):
     assert Layout(4, "L2").measured_on(items) == Layout(4, "L2")
