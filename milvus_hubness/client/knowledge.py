@@ -190,8 +190,8 @@ class Knowledge:
         *,
         failed: Failed | None = None,
     ) -> Operation[T]:
-        """call(known), and once more where that fails and the collection turns out to have changed. failed:
-        how it has failed already."""
+        """call(known), and again where that fails and the collection turns out to have changed. failed: how
+        it has failed already."""
         known = failed.known if failed else self._remembered(collection)
         known = known or (yield from self.known(collection, timeout))
         try:
@@ -213,9 +213,15 @@ class Knowledge:
         while True:
             try:
                 return (yield from call(now))
-            except MilvusException as error:
+            except PERHAPS_OUTDATED as error:
                 # Milvus Lite gives a collection its new name before it can be read by that.
-                if known.mirror is None or error.code != COLLECTION_NOT_LOADED or time.monotonic() > until:
+                opening = known.mirror is not None and getattr(error, "code", None) == COLLECTION_NOT_LOADED
+                seen = now
+                if not opening:
+                    # A switch has several steps: the next may have come between the look and the call.
+                    self.forget(collection)
+                    now = yield from self.known(collection, timeout)
+                if (now == seen and not opening) or time.monotonic() > until:
                     raise
             yield Pause(CUT_OVER_PAUSE)
 

@@ -108,6 +108,32 @@ def test_writing_is_the_first_that_happens_after_the_switch(live, method):
     np.testing.assert_array_equal(np.float32(row["vector"]), new[1])
 
 
+@pytest.mark.parametrize("method", ["insert", "upsert", "search"])
+def test_a_name_that_moves_between_the_new_look_and_the_call_is_followed(live, monkeypatch, method):
+    """A switch and a rollback at once: what the client looked up anew was over when it called again."""
+    live.switch()
+    call, sent = getattr(MilvusClient, method), []
+
+    def moved(self, *args, **kwargs):
+        sent.append(args)
+        if self is live.client and len(sent) == 2:
+            rollback(live.store, live.alias)
+        return call(self, *args, **kwargs)
+
+    new = vectors(np.random.default_rng(2), 1, DIM)[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(MilvusClient, method, moved)
+        if method == "search":
+            found = live.client.search(live.alias, data=[live.items[7]], limit=1)
+            assert found[0][0]["id"] == 7
+        else:
+            getattr(live.client, method)(live.alias, [{"id": 900, "vector": new, "group": 0}])
+    if method != "search":
+        [row] = live.plain.get(live.source, 900)
+        np.testing.assert_array_equal(np.float32(row["vector"]), new)
+    assert len(sent) > 2
+
+
 def test_a_collection_that_goes_and_comes_again_is_asked_anew(lite):
     rng = np.random.default_rng(3)
     client, name = lite.client(HubnessClient, state_ttl=AN_HOUR), lite.name("again")
