@@ -28,11 +28,21 @@ from pymilvus.client.types import LoadState
 
 STARTUP_SECONDS = 120
 STOP_SECONDS = 5
-COORDINATOR_ROUNDS = {
+SETTINGS = {
+    # A killed server's sessions block the next start until they expire.
+    "common.session.ttl": 10,
+    # By default SIGTERM waits half an hour for the query nodes to hand over.
+    "common.gracefulStopTimeout": 1,
+    # The default waits between the coordinators' rounds make every load and strong read take seconds.
     "proxy.timeTickInterval": 50,
     "queryCoord.checkInterval": 100,
     "queryCoord.distPullInterval": 100,
+    # Every channel ticks, used or not, and a core of the machine goes into it where several servers idle.
+    "rootCoord.dmlChannelNum": 2,
+    "log.level": "warn",
 }
+ENVIRONMENT = {"QUERYCOORD_CHECKCHANNELINTERVAL": "100", "QUERYCOORD_CHECKSEGMENTINTERVAL": "100"}
+"""Settings of which the configuration's template knows nothing: its `set` drops such without a word."""
 EXEC_AND_DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
@@ -97,14 +107,8 @@ class MilvusServer:
         names = [name for name in config.configurable_items if name.endswith("_port")]
         self._metrics_port, etcd_peer_port, *ports = free_ports(2 + len(names))
         config.update(**dict(zip(names, ports, strict=True)))
-        # A killed server's sessions block the next start until they expire.
-        config.set("common.session.ttl", 10)
-        # By default SIGTERM waits half an hour for the query nodes to hand over.
-        config.set("common.gracefulStopTimeout", 1)
-        # The default waits between coordinator rounds make every load, flush and strong read take seconds.
-        for name, milliseconds in COORDINATOR_ROUNDS.items():
-            config.set(name, milliseconds)
-        config.set("log.level", "warn")
+        for name, value in SETTINGS.items():
+            config.set(name, value)
         config.resolve()
         self.uri = f"http://127.0.0.1:{config.get('proxy_port')}"
         self._etcd_config = self.folder / "configs" / "etcd.yaml"
@@ -140,6 +144,7 @@ class MilvusServer:
             "METRICS_PORT": str(self._metrics_port),
             "ETCD_CONFIG_PATH": str(self._etcd_config),
             "LD_LIBRARY_PATH": str(libraries),
+            **ENVIRONMENT,
         }
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
