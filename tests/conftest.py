@@ -127,7 +127,7 @@ def lite_uri(tmp_path_factory):
 def served_uri():
     if reason := servers.MilvusServer.unavailable():
         pytest.skip(reason)
-    with servers.MilvusServer() as server:
+    with servers.MilvusServer(channels=2) as server:
         yield server.uri
 
 
