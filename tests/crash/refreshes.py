@@ -18,8 +18,9 @@ from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Biases, Corrected
 from tests.crash.draws import REQUESTS, SURE_REQUESTS, Trial, drawn_biases, trials
 from tests.crash.driver import Moment
-from tests.crash.places import BACKENDS, Command, be_quiet, said
+from tests.crash.places import BACKENDS, Command, said
 from tests.crash.ports import Database, Place
+from tests.crash.series import run_one_by_one
 from tests.servers import MilvusServer
 
 _numbers = itertools.count()
@@ -173,20 +174,8 @@ class _Attempt:
 
 def run_refreshes(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
     """These trials of a backend, one after the other; prints a line for each."""
-    be_quiet()
-    outcomes = []
-    there = BACKENDS[backend]
-    with there.folder("crash-") as folder, contextlib.ExitStack() as stack:
-        runner: Runner | None = None
-        for trial in trials(seed, backend):
-            if trial.number not in numbers:
-                continue
-            if runner is None or not runner.is_served:
-                server = stack.enter_context(there.server())
-                runner = Runner(Path(folder), server=server)
-            outcomes.append(runner.run(trial))
-            print(outcomes[-1].line, flush=True)
-    return outcomes
+    chosen = [trial for trial in trials(seed, backend) if trial.number in numbers]
+    return run_one_by_one(backend, chosen, Runner)
 
 
 def summary(outcomes: list[Outcome]) -> dict[str, Any]:
