@@ -22,6 +22,7 @@ from milvus_hubness import (
     MigrationRunning,
     NotCaughtUp,
     QueryBank,
+    StateError,
     Steering,
     StoreError,
     VerificationFailed,
@@ -580,6 +581,17 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
     with pytest.raises(VerificationFailed, match="bank gives: rows 0"):
         verify(store, name)
     client.upsert(target, dict(row))
+
+
+def test_a_ledger_that_lost_rows_is_told(finished):
+    _, name, _, store, _ = finished
+    ledger, target = Ledger(store), f"{name}_hubness"
+    there = ledger.chunks(target)
+    ledger.forget_chunks(target)
+    with pytest.raises(StateError, match=f"lost what it held of the migration to '{target}'"):
+        verify(store, name)
+    ledger.write_chunks(target, there)
+    assert verify(store, name).rows == 60
 
 
 def test_duplicates_in_the_source_are_told_and_copied_once(backend):

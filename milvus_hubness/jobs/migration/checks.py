@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from milvus_hubness.errors import VerificationFailed, name_some
+from milvus_hubness.errors import StateError, VerificationFailed, name_some
 from milvus_hubness.jobs.key_pages import key_pages
 from milvus_hubness.jobs.migration.catch_up import Pass
 from milvus_hubness.jobs.migration.chunks import Chunk
@@ -46,8 +46,13 @@ def verified(
     """Check what the comparison of rows, `equal`, does not show: that none is there twice, that biases of a
     sample are what the bank gives now, and that searches find rows in the copy as they do in the source.
 
-    Raises VerificationFailed.
+    Raises VerificationFailed, and StateError where the ledger has lost the chunks of the migration.
     """
+    if not chunks:
+        raise StateError(
+            f"the ledger has lost what it held of the migration to {pair.copy.collection!r}: begin it anew "
+            "with --restart"
+        )
     _none_twice(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
     for wanted, copied in _samples(pair, chunks):
