@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage
+from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client import born
@@ -15,13 +15,14 @@ from milvus_hubness.client.biases import Bias, Biasing
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.journal import Journalling
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
-from milvus_hubness.client.steps import Ask, InStore, Operation
+from milvus_hubness.client.steps import Ask, InStore, Operation, Pause
 from milvus_hubness.errors import JournalFailed
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, BankReference
 from milvus_hubness.stores.base import Made, undo_save_bank
 
 T = TypeVar("T")
+PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
 
 
 class Writing(Biasing, Journalling):
@@ -67,8 +68,8 @@ class Writing(Biasing, Journalling):
                     yield from self._note_rows(
                         known, collection, method, noted, partition_name, timeout, options
                     )
-                written: dict[str, Any] = yield Ask(
-                    method, (collection, stored, timeout, partition_name), dict(options)
+                written = yield from _put(
+                    known, Ask(method, (collection, stored, timeout, partition_name), dict(options))
                 )
                 upserts = []
                 for rewrite, biases, epoch in beside:
@@ -188,6 +189,21 @@ class Writing(Biasing, Journalling):
         known = yield from self.known(collection, timeout)
         served = born.served_indexes(index, known.states) if known.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
+
+
+def _put(known: Known, write: Ask) -> Operation[dict[str, Any]]:
+    """The write; a partial update several times while a job rewrites rows. It may be doing a deletion again
+    that is over by now: until it sees the later note, the row that is to be updated is away."""
+    in_part = write.options.get("partial_update") or write.options.get("field_ops")
+    for _ in range(PUT_BACK_TRIES if in_part and known.journal is not None else 0):
+        try:
+            written: dict[str, Any] = yield write
+        except MilvusException:
+            yield Pause(PUT_BACK_PAUSE)
+        else:
+            return written
+    written = yield write
+    return written
 
 
 def _listed(keys: Any) -> list[Any]:
