@@ -1,15 +1,21 @@
 """Queries a second at equal recall: the raw and the corrected collection under each index type.
 
-    python -m benchmarks.index_parity [--lite] [--rows N] [--queries N] [--task T] [--index I …] [--save]
+    python -m benchmarks.index_parity [--lite] [--rows N] [--queries N] [--judged N] [--task T] [--index I …]
+                                      [--tuned] [--save]
 
 On a Milvus 2.3.5 server of its own, or with --lite on Milvus Lite, which alone has HNSW_SQ. The gallery is
-enlarged to N rows by mixing its items. For each index type, and each width of the search, recall@10 against
-the exact answers of the same collection and queries a second of one client, one a request and a hundred a
-request, medians of rounds that ask both collections in turns; the corrected collection is a copy with
-NNN(32, 0.75). At recall 0.95: the width comes from the curve of recall, its logarithmic miss interpolated,
-and the time of a query from the line fitted to the times of all widths, so that the noise of one cell decides
-nothing. Exits with 1 where the corrected one answers fewer than 0.95 as many queries a second there. --save:
-keep what was measured beside what was kept of other tasks and indexes.
+enlarged to N rows by mixing its items. For each index type, and each width of the search: recall@10 against
+the exact answers of the same collection; the share of queries whose right item, by the task's pairs, is among
+the ten; and queries a second of one client, one a request and a hundred a request, medians of rounds that ask
+both collections in turns. The corrected collection is a copy with NNN(32, 0.75), or with --tuned with what
+`tune` chooses by pairs that are not asked here.
+
+At recall 0.95 of each: the width comes from the curve of recall, its logarithmic miss interpolated, and the
+time of a query from the line fitted to the times of all widths, by Theil and Sen, so that the noise of some
+cells decides nothing. Right answers: those of both at the width that the raw collection needs, and the
+queries a second of the one over the other's where the corrected one finds as many as the raw one does. Exits
+with 1 where the corrected one answers fewer than 0.95 as many queries a second at equal recall, or at equal
+right answers. --save: keep what was measured beside what was kept of other tasks, indexes and estimators.
 """
 
 from __future__ import annotations
@@ -27,24 +33,29 @@ from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
+from scipy.stats import theilslopes
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
+from milvus_hubness.estimators import Estimator, to_dict
+from milvus_hubness.jobs.restored import restored
 from milvus_hubness.layout import Floats
+from milvus_hubness.quality import tune
 from milvus_hubness.stores import MilvusStore
-from tests.real_data import load_task
+from tests.real_data import Task, load_task
 from tests.servers import MilvusServer
 
 INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
     "HNSW": ({"M": 16, "efConstruction": 200}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
-    "IVF_FLAT": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64)),
-    "IVF_SQ8": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64)),
+    "IVF_FLAT": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
+    "IVF_SQ8": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
     "HNSW_SQ": ({"M": 16, "efConstruction": 200, "sq_type": "SQ8"}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
 }
-LIMIT, QUERIES, ROUNDS = 10, 300, 3
-REQUESTS = (1, 100)
-"""Queries of one request."""
+LIMIT, QUERIES, JUDGED, PAIRS = 10, 200, 1_000, 2_000
+ROUNDS = {1: 3, 100: 5}
+"""Queries of one request, and how often they are timed."""
+SETTLING_SECONDS = 15
 LEAST_RECALL, LEAST_SHARE = 0.95, 0.95
 BATCH = 2_000
 
@@ -59,7 +70,15 @@ def filled(client: MilvusClient, name: str, rows: Floats, index: str, params: di
         part = rows[start : start + BATCH]
         client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(part)])
     client.flush(name)
+
+
+def served(client: MilvusClient, name: str) -> None:
+    """Loaded with its index, not with what Milvus serves rows from until that is built."""
+    while client.describe_index(name, "vector")["pending_index_rows"]:
+        time.sleep(0.5)
+    client.release_collection(name)
     client.load_collection(name)
+    time.sleep(SETTLING_SECONDS)
 
 
 def asked(
@@ -83,42 +102,53 @@ def recall(found: Any, exact: Any) -> float:
     return float(np.mean([np.isin(own, true).mean() for own, true in zip(exact, found, strict=True)]))
 
 
-def curves(uri: str, index: str, rows: Floats, queries: Floats, bank: Floats) -> list[dict[str, float]]:
-    """For each width of the search, recall and queries a second of the raw and the corrected collection."""
+def curves(
+    uri: str, index: str, rows: Floats, queries: Floats, own: Any, timed: int, bank: Floats, by: Estimator
+) -> list[dict[str, float]]:
+    """For each width of the search, recall and right answers over all queries, and milliseconds of the first
+    `timed`, of the raw and the corrected collection. own: (m,) each query's row."""
     params, param, widths = INDEXES[index]
+    raw = f"raw_{index.lower()}"
     client = MilvusClient(uri)
     store = MilvusStore(client)
-    filled(client, "raw", rows, index, params)
-    plan = plan_migration(store, "raw", QueryBank.of(bank), estimator=NNN(32, 0.75))
+    filled(client, raw, rows, index, params)
+    served(client, raw)
+    plan = plan_migration(store, raw, QueryBank.of(bank), estimator=by)
     target = migrate(store, plan, client_ttl=0.0).target
-    client.load_collection(target)
     state = store.info(target).state
+    assert state is not None
+    for name in (raw, target):
+        served(client, name)
     wrapped = state.layout.wrap(queries, state.profile.strength, slot=state.profile.slot)
-    sides = {"raw": ("raw", queries), "corrected": (target, wrapped)}
-    exact = {"raw": np.argsort(-(queries @ rows.T), axis=1)[:, :LIMIT]}
-    biases = 0.75 * np.sort(rows @ bank.T, axis=1)[:, -32:].mean(1)
-    exact["corrected"] = np.argsort(-(queries @ rows.T - biases), axis=1)[:, :LIMIT]
+    sides = {"raw": (raw, queries), "corrected": (target, wrapped)}
+    biases = restored(store, state, state.profile).centred(rows)
+    scores = {"raw": queries @ rows.T, "corrected": queries @ rows.T - state.profile.strength * biases}
+    exact = {side: np.argsort(-each, axis=1)[:, :LIMIT] for side, each in scores.items()}
     cells = []
     for width in widths:
         cell: dict[str, float] = {"width": width}
+        for side, (name, vectors) in sides.items():
+            found, _ = asked(client, name, vectors, param, width, max(ROUNDS))
+            cell[f"{side} recall"] = recall(found, exact[side])
+            cell[f"{side} right"] = float((found == own[:, None]).any(axis=1).mean())
         times: dict[str, list[float]] = {}
-        for at_once in REQUESTS * ROUNDS:
+        for at_once in [at_once for at_once, rounds in ROUNDS.items() for _ in range(rounds)]:
             for side, (name, vectors) in sides.items():
-                found, milliseconds = asked(client, name, vectors, param, width, at_once)
-                cell[f"{side} recall"] = recall(found, exact[side])
+                some = vectors[: max(timed, 10 * at_once)]
+                _, milliseconds = asked(client, name, some, param, width, at_once)
                 times.setdefault(f"{side} ms, {at_once} a request", []).append(milliseconds)
         cells.append(cell | {what: statistics.median(taken) for what, taken in times.items()})
         print(index, {what: round(value, 3) for what, value in cells[-1].items()}, flush=True)
-    for name in ("raw", target, state.profile.bank.collection):
+    for name in (raw, target, state.profile.bank.collection):
         client.drop_collection(name)
     client.close()
     return cells
 
 
-def width_at(cells: list[dict[str, float]], side: str, least: float) -> float | None:
-    """The width at which the recall is reached, None where none does."""
+def width_at(cells: list[dict[str, float]], column: str, least: float) -> float | None:
+    """The width at which a share is reached, None where none does."""
     widths = [cell["width"] for cell in cells]
-    misses = [math.log(max(1 - cell[f"{side} recall"], 1e-6)) for cell in cells]
+    misses = [math.log(max(1 - cell[column], 1e-6)) for cell in cells]
     wanted = math.log(1 - least)
     if misses[0] <= wanted:
         return widths[0]
@@ -130,79 +160,125 @@ def width_at(cells: list[dict[str, float]], side: str, least: float) -> float | 
 
 
 def at_equal_recall(cells: list[dict[str, float]]) -> dict[str, Any]:
-    """Of each side the width needed and the milliseconds of a query there, and the queries a second of the
-    corrected over those of the raw collection, by how many queries a request brings."""
-    found: dict[str, Any] = {
-        f"{side} width": width_at(cells, side, LEAST_RECALL) for side in ("raw", "corrected")
-    }
-    for at_once in REQUESTS:
-        taken = []
-        for side in ("raw", "corrected"):
-            if (needed := found[f"{side} width"]) is None:
-                break
-            line = np.polyfit(
-                [cell["width"] for cell in cells],
-                [cell[f"{side} ms, {at_once} a request"] for cell in cells],
-                1,
-            )
-            taken.append(float(np.polyval(line, needed)))
-        found[f"{at_once} a request"] = taken[0] / taken[1] if len(taken) == 2 else None
-        found[f"{at_once} a request, ms"] = taken
+    """Of each side the width that LEAST_RECALL needs; the right answers of both at that of the raw one, and
+    the width at which the corrected one finds as many; and for each of the three the queries a second of the
+    corrected over those of the raw collection at its width, by how many queries a request brings."""
+    widths = [cell["width"] for cell in cells]
+    needed = {side: width_at(cells, f"{side} recall", LEAST_RECALL) for side in ("raw", "corrected")}
+    found: dict[str, Any] = {f"{side} width": width for side, width in needed.items()}
+    raw = needed["raw"]
+    if raw is None:
+        return found
+    for side in needed:
+        found[f"{side} right"] = float(np.interp(raw, widths, [cell[f"{side} right"] for cell in cells]))
+    found["as right width"] = width_at(cells, "corrected right", found["raw right"])
+    for at_once in ROUNDS:
+        lines = {
+            side: theilslopes([cell[f"{side} ms, {at_once} a request"] for cell in cells], widths)
+            for side in needed
+        }
+        for what, width in (
+            ("equal recall", needed["corrected"]),
+            ("equal width", raw),
+            ("as right", found["as right width"]),
+        ):
+            if width is not None:
+                taken = {"raw": raw, "corrected": width}
+                milliseconds = {
+                    side: lines[side].intercept + lines[side].slope * at for side, at in taken.items()
+                }
+                found[f"{what}, {at_once} a request"] = milliseconds["raw"] / milliseconds["corrected"]
+                found[f"{what}, {at_once} a request, ms"] = milliseconds
     return found
+
+
+def chosen(task: Task, rows: Floats, pairs: Any) -> Estimator:
+    """What `tune` would apply, by the pairs of those queries."""
+    found = tune(task.bank, rows, queries=task.query[pairs], positives=task.positives[pairs])
+    print(f"tune: {found.verdict}, strength {found.strength}: {found.reason}", flush=True)
+    return found.choice or found.candidate
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lite", action="store_true")
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--queries", type=int, default=QUERIES)
+    parser.add_argument("--queries", type=int, default=QUERIES, help="of those judged, how many are timed")
+    parser.add_argument("--judged", type=int, default=JUDGED)
     parser.add_argument("--task", default="docstring_code")
     parser.add_argument("--index", nargs="+", choices=INDEXES)
+    parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     one_thread()
     started = time.monotonic()
     task = load_task(options.task)
-    rows = np.concatenate([task.gallery, enlarged(task.gallery, max(0, options.rows - len(task.gallery)))])
-    sound = np.linalg.norm(task.query, axis=1) > 0
-    queries = task.query[sound][: options.queries]
+    gallery, more = task.gallery, max(0, options.rows - len(task.gallery))
+    rows = np.concatenate([gallery, enlarged(gallery, more)])[: options.rows]
+    sound = np.flatnonzero((np.linalg.norm(task.query, axis=1) > 0) & (task.positives < len(rows)))
+    judged, pairs = sound[: options.judged], sound[options.judged :][:PAIRS]
+    by = chosen(task, rows, pairs) if options.tuned else NNN(32, 0.75)
     found: dict[str, dict[str, Any]] = {}
-    sizes = {"task": options.task, "rows": options.rows, "queries": len(queries)}
+    sizes = {"task": options.task, "rows": options.rows, "queries": options.queries, "judged": len(judged)}
     with ExitStack() as stack:
         if options.lite:
             uri, where = str(Path(stack.enter_context(tempfile.TemporaryDirectory()), "parity.db")), "Lite"
         else:
             uri, where = stack.enter_context(MilvusServer()).uri, "2.3.5"
         for index in options.index or [name for name in INDEXES if options.lite or name != "HNSW_SQ"]:
-            cells = curves(uri, index, rows[: options.rows], queries, task.bank)
-            found[f"{options.task}, {index}, {where}"] = {
-                **sizes, "index": index, "milvus": where, "curve": cells,
-                "at_equal_recall": at_equal_recall(cells), "environment": environment(started),
+            cells = curves(
+                uri, index, rows, task.query[judged], task.positives[judged], options.queries, task.bank, by
+            )
+            found[f"{options.task}, {index}, {where}{', tuned' if options.tuned else ''}"] = {
+                **sizes, "index": index, "milvus": where, "tuned": options.tuned, "estimator": to_dict(by),
+                "curve": cells, "at_equal_recall": at_equal_recall(cells),
+                "environment": environment(started),
             }  # fmt: skip
+            if options.save:
+                kept = RESULTS / "index_parity.json"
+                before = json.loads(kept.read_text()) if kept.exists() else {}
+                save("index_parity", before | found, shown(before | found))
     print(shown(found))
-    if options.save:
-        kept = RESULTS / "index_parity.json"
-        before = json.loads(kept.read_text()) if kept.exists() else {}
-        save("index_parity", before | found, shown(before | found))
-    shares = [each["at_equal_recall"][f"{n} a request"] for each in found.values() for n in REQUESTS]
+    shares = [
+        each["at_equal_recall"].get(f"{what}, {n} a request")
+        for each in found.values()
+        for n in ROUNDS
+        for what in ("equal recall", "as right")
+    ]
     return int(any(share is None or share < LEAST_SHARE for share in shares))
 
 
 def shown(found: dict[str, Any]) -> str:
-    """A table of the widths that both need, and of the queries a second of the one over the other's."""
-    lines = []
+    """The widths that both need for LEAST_RECALL and the queries a second of the one over the other's; and
+    the right answers of both at the raw one's width, and the queries a second there and for as many."""
+    equal, right = [], []
     for each in found.values():
-        cells, at = (
-            [each["task"], f"{each['rows']:,}", each["milvus"], each["index"]],
-            each["at_equal_recall"],
-        )
-        cells += ["–" if (w := at[f"{side} width"]) is None else f"{w:.0f}" for side in ("raw", "corrected")]
-        lines.append(
-            [*cells, *("–" if (r := at[f"{n} a request"]) is None else f"{r:.2f}" for n in REQUESTS)]
-        )
-    head = ["task", "rows", "Milvus", "index", "width, raw", "width, corrected",
-            *(f"queries a second, {n} a request: corrected / raw" for n in REQUESTS)]  # fmt: skip
-    return f"At recall@10 of {LEAST_RECALL}:\n\n{table(head, lines)}"
+        at = each["at_equal_recall"]
+        what = [each["task"], f"{each['rows']:,}", each["milvus"], each["index"],
+                "tune's choice" if each["tuned"] else "NNN(32, 0.75)"]  # fmt: skip
+
+        def shares(kind: str, at: dict[str, Any] = at) -> list[str]:
+            return [_said(at.get(f"{kind}, {n} a request"), ".2f") for n in ROUNDS]
+
+        widths = [_said(at[f"{side} width"], ".0f") for side in ("raw", "corrected")]
+        equal.append([*what, *widths, *shares("equal recall")])
+        rights = [_said(at.get(f"{side} right"), ".1%") for side in ("raw", "corrected")]
+        width = _said(at.get("as right width"), ".0f")
+        right.append([*what, widths[0], *rights, *shares("equal width"), width, *shares("as right")])
+    head = ["task", "rows", "Milvus", "index", "corrected by"]
+    a_second = [f"queries a second, {n} a request: corrected / raw" for n in ROUNDS]
+    there = ["width", "right, raw", "right, corrected", *a_second]
+    return (
+        f"At recall@10 of {LEAST_RECALL} against the exact answers of the same collection:\n\n"
+        f"{table([*head, 'width, raw', 'width, corrected', *a_second], equal)}\n\n"
+        "Queries with their right answer among the ten, at the width that the raw collection needs, and the "
+        "width at which the corrected one finds as many as the raw one does there:\n\n"
+        f"{table([*head, *there, 'width for as many', *a_second], right)}"
+    )
+
+
+def _said(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
 
 
 if __name__ == "__main__":

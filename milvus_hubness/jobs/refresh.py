@@ -4,59 +4,34 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.beyond import fit_on_ray
-from milvus_hubness.correction import Correction
-from milvus_hubness.errors import (
-    InvalidInput,
-    InvalidParameter,
-    LeaseLost,
-    Stopped,
-)
-from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.jobs.aims import Aim, aim_at, aim_back, ready_state, with_profile
-from milvus_hubness.jobs.enable import measure
+from milvus_hubness.errors import InvalidParameter, Stopped
+from milvus_hubness.estimators import Blend, Estimator
+from milvus_hubness.jobs.aims import aim_at, aim_back, ready_state, with_profile
 from milvus_hubness.jobs.engines import Engine
-from milvus_hubness.jobs.gallery import read_gallery
-from milvus_hubness.jobs.journal import WriteJournal, journalled
 from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration import steering
-from milvus_hubness.jobs.migration.ledger import Migration
-from milvus_hubness.jobs.migration.steering import Steering, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
-from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import Placement, placement_of
-from milvus_hubness.jobs.progress import Progress, chunks, silent
-from milvus_hubness.jobs.rebuild import REBUILD_SHARE, abandon, begin, carry_out, unfinished, way
-from milvus_hubness.jobs.renewal import Renewal
-from milvus_hubness.jobs.restored import NONE_READ, Banks, restored
-from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
-from milvus_hubness.jobs.shadow import Shadow, Standing, judge
+from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.progress import Progress, silent
+from milvus_hubness.jobs.rebuild import REBUILD_SHARE, unfinished
+from milvus_hubness.jobs.refreshing import Refreshing, Waiting
+from milvus_hubness.jobs.sample import Labels
+from milvus_hubness.jobs.shadow import Shadow
 from milvus_hubness.jobs.spare_banks import SpareBanks
-from milvus_hubness.layout import Floats
-from milvus_hubness.state import (
-    BankReference,
-    CollectionState,
-    Former,
-    Incoming,
-    Profile,
-)
-from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.base import CollectionInfo, Store
 
 DEFAULT_TOLERANCE = 1e-5
 HEED_SECONDS = 0.2
-
-Waiting = Mapping[str | None, Sequence[Key]]
-"""Keys of the rows without a bias, by partition."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +139,7 @@ def refresh(
             info = replace(info, rows=store.count(name))
         throttle, stop = throttle or Throttle(), stop or threading.Event()
         stack.enter_context(_heeded(stop, throttle))
-        job = _Refresh(
+        job = Refreshing(
             store=store,
             info=info,
             asked_for=collection,
@@ -215,326 +190,3 @@ def _heeded(stop: threading.Event, throttle: Throttle) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-@dataclass(frozen=True)
-class _Refresh:
-    """state: with the profile to be renewed as the active one. active: the one that is. is_new: whether that
-    to be renewed is none of the collection's yet."""
-
-    store: Store
-    info: CollectionInfo
-    asked_for: str
-    state: CollectionState
-    active: str
-    is_new: bool
-    tolerance: float
-    client_ttl: float
-    throttle: Throttle
-    stop: threading.Event
-    lease: Lease
-    plan: bool
-    engine: Engine
-    progress: Progress
-
-    # -- rows without a bias ----------------------------------------------------------------------------
-
-    def pending(self, aim: Aim, waiting: Waiting) -> dict[str, Any]:
-        placement = placement_of(self.store, self.info, self.state)
-        written = sum(map(len, waiting.values())) if self.plan else 0
-        if self.plan:
-            return self._told_of_pending(written)
-        with ThreadPoolExecutor(2, "refresh") as beside:
-            if any(waiting.values()) or self._left_behind():
-                with self._journalled() as journal:
-                    known = {self.state.profile.bank: aim.bank}
-                    written = self._renewal(journal, known).fill_pending()
-                    last = self._settling(placement, beside)
-            else:
-                last = self._settling(placement, beside)
-            for each in last:
-                each.result()
-        fresh = self.state.profile.model_copy(update={"refreshed_at": _now()})
-        state = self._let_go(self.state).with_profile(fresh)
-        if fresh.gate is not None:
-            state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
-        self._write_state(state)
-        return self._told_of_pending(written)
-
-    def _settling(self, placement: Placement, beside: ThreadPoolExecutor) -> list[Future[None]]:
-        """What is done beside the end of the journal."""
-        self.lease.check()
-        return [beside.submit(placement.settle), beside.submit(self._forget_unless_unfinished)]
-
-    def _forget_unless_unfinished(self) -> None:
-        if self.state.incoming is None:
-            Renewal.forget(self.store, self.info.name)
-
-    def _left_behind(self) -> bool:
-        """Whether a refresh that was killed left a journal, from which its rows are yet to be put right."""
-        return self.info.journal is not None
-
-    def _told_of_pending(self, rows: int) -> dict[str, Any]:
-        return {
-            "mode": "pending",
-            "reason": "bank and parameters are unchanged",
-            "scanned": rows,
-            "written": rows,
-            "epoch": self.state.profile.epoch,
-        }
-
-    # -- all rows -----------------------------------------------------------------------------------------
-
-    def full(self, aim: Aim, labels: Labels | None, force: bool, rebuild_share: float) -> dict[str, Any]:
-        if aim.carries_on and self.plan:
-            return self._told_of(aim, "rebuilt" if aim.rebuilding else "full", aim.reason, self.info.rows)
-        if aim.carries_on:
-            self.lease.check()
-            return self._rebuilt(aim, aim.rebuilding) if aim.rebuilding else self._carried_out(aim)
-        sample = sampled(self.store, self.info, self.state, labels, self.progress)
-        judged = None if self.is_new else self._judged(aim, sample, labels)
-        if judged and judged.objection and not force:
-            reason = f"{aim.reason}, but {judged.objection}"
-            return {**self._told_of(aim, "refused", reason, 0), "judged": judged}
-        centre, correction = aim.centre, None
-        if aim.reference is None:
-            correction = self._fitted(aim)
-            centre = _settled(self.state.profile.centre, correction.centred(sample.vectors))
-        rebuilds, why = self._way(aim, sample, correction, centre, rebuild_share)
-        reason = f"{aim.reason}; {why}" if why else aim.reason
-        if self.plan:
-            told = self._told_of(aim, "rebuilt" if rebuilds else "full", reason, self.info.rows)
-            return {**told, "judged": judged}
-        self.lease.check()
-        fresh = self._fresh(aim, correction, centre)
-        if left := unfinished(self.store, self.info.name):
-            abandon(self.store, left)
-        if rebuilds:
-            state = self._told(self.state.with_profile(fresh))
-            state = state.model_copy(update={"incoming": None, "outgoing": None})
-            done = self._rebuilt(aim, begin(self.store, self.info, state, progress=self.progress))
-        else:
-            done = self._announced(fresh)._carried_out(aim)
-        return {**done, "reason": reason, "judged": judged}
-
-    def _told_of(self, aim: Aim, mode: str, reason: str, rows: int) -> dict[str, Any]:
-        return {
-            "mode": mode,
-            "reason": reason,
-            "scanned": self.info.rows,
-            "written": rows,
-            "epoch": self.state.profile.epoch,
-        }
-
-    def _way(
-        self, aim: Aim, sample: Sample, correction: Correction | None, centre: float, threshold: float
-    ) -> tuple[bool, str]:
-        """Whether to rebuild, and why; by the share of the sample whose standby slot is off."""
-        if self.is_new:
-            return False, ""
-        if correction is None:
-            correction = Correction.restore(
-                self.state.layout,
-                aim.estimator,
-                aim.bank.queries,
-                aim.bank.potentials,
-                target_bank=aim.bank.targets,
-            )
-        wanted = correction.centred(sample.vectors) - np.float32(centre)
-        off = np.abs(wanted - sample.biases[:, self.state.profile.standby]) > self.tolerance
-        return way(self.info, self.asked_for, self.state, float(off.mean()) if len(off) else 0.0, threshold)
-
-    def _rebuilt(self, aim: Aim, migration: Migration) -> dict[str, Any]:
-        def watch(doing: str, done: int, total: int) -> None:
-            self.progress(doing, done, total)
-            try:
-                self.lease.check()
-            except LeaseLost as error:
-                self.throttle.stop(error)
-
-        how = Steering(client_ttl=self.client_ttl, throttle=self.throttle, events=as_events(watch))
-        done = carry_out(self.store, migration, how)
-        epoch = done.corrected().profile.epoch
-        rows = (done.verified or {}).get("rows", 0)
-        told = {"reason": aim.reason, "scanned": rows, "written": rows, "epoch": epoch}
-        return {"mode": "rebuilt", "collection": done.target, **told}
-
-    def _judged(self, aim: Aim, sample: Sample, labels: Labels | None) -> Shadow | None:
-        profile = self.state.profile
-        old = Standing(from_dict(profile.estimator), self.store.load_bank(profile.bank), profile.strength)
-        new = Standing(aim.estimator, aim.bank, aim.strength)
-        known = labelled_in(sample, labels) if labels else None
-        return judge(self.state.layout, sample.vectors, old, new, known)
-
-    def _fresh(self, aim: Aim, correction: Correction | None, centre: float) -> Profile:
-        """The profile as it will be, its bank kept."""
-        old, reference = self.state.profile, aim.reference
-        if reference is None and correction is not None:
-            fitted = StoredBank(aim.bank.queries, correction.fitted.potentials, aim.bank.targets)
-            self.lease.check()
-            reference = self._referenced(fitted)
-        return old.model_copy(
-            update={
-                "estimator": to_dict(aim.estimator),
-                "slot": old.standby,
-                "standby": old.slot,
-                "centre": centre,
-                "bank": reference,
-                "epoch": old.epoch + 1,
-                "strength": aim.strength,
-                "refreshed_at": _now(),
-                "former": None if self.is_new else _former(old),
-            }
-        )
-
-    def _announced(self, fresh: Profile) -> _Refresh:
-        """This job with the new biases announced: whoever writes a row from now on gives it both."""
-        abandoned = self.state.incoming
-        incoming = Incoming(name=self.state.active, profile=fresh)
-        state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
-        self._spare.note([abandoned.profile.bank] if abandoned else [])
-        self._write_state(state)
-        self._spare.drop(self._spare.noted())
-        Renewal.forget(self.store, self.info.name)
-        return replace(self, state=state)
-
-    def _referenced(self, bank: StoredBank) -> BankReference:
-        """Where the bank lies: a new one is stored beside the old, which stays."""
-        old = self.state.profile.bank
-        kept = self.store.load_bank(old)
-        if bank.fingerprint == kept.fingerprint and np.array_equal(bank.potentials, kept.potentials):
-            return old.model_copy(update={"fingerprint": bank.fingerprint, "count": len(bank.queries)})
-        self._spare.note([self.store.next_generation(old.collection)])
-        return self.store.save_bank(old.collection, bank, self.state.metric)[0]
-
-    def _carried_out(self, aim: Aim) -> dict[str, Any]:
-        incoming = self.state.incoming
-        if incoming is None:
-            raise InvalidInput("no biases are on their way")
-        with self._journalled() as journal:
-            renewal = self._renewal(journal)
-            filled = renewal.fill_pending()
-            scanned, written = renewal.run()
-            placement_of(self.store, self.info, self._told(self.state)).settle()
-            fresh = incoming.profile.model_copy(update={"refreshed_at": _now()})
-            leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
-            moved = {"incoming": None, "outgoing": leaving}
-            state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
-            state = self._measured_anew(state, aim)
-            state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
-            unused = {*self.state.profile.banks} - {*state.profile.banks}
-            self._spare.note(unused)
-            self._write_state(state)
-        self._let_go(state)
-        self._spare.drop(self._spare.noted())
-        Renewal.forget(self.store, self.info.name)
-        return {
-            "mode": "full",
-            "reason": aim.reason,
-            "scanned": scanned,
-            "written": written + filled,
-            "epoch": fresh.epoch,
-        }
-
-    def _let_go(self, state: CollectionState) -> CollectionState:
-        """The state without biases that no client reads any more, once all have heard of the new ones."""
-        if state.outgoing is None:
-            return state
-        if self.stop.wait(self.client_ttl):
-            return state
-        renewed = state.model_copy(update={"outgoing": None})
-        self._write_state(renewed)
-        return renewed
-
-    @property
-    def _spare(self) -> SpareBanks:
-        return SpareBanks(self.store, self.info.name)
-
-    def _fitted(self, aim: Aim) -> Correction:
-        """On the bank, and on the gallery where the estimator learns from that; warm where it is the same
-        estimator as before."""
-        info, parts = self.info, []
-        placement = placement_of(self.store, info, self.state)
-        for partition in info.partitions if aim.estimator.needs_gallery else ():
-            keys = self.store.keys(info.name, partition=partition)
-            for part in chunks(keys, self.store.chunk_rows(info), "reading the gallery", self.progress):
-                parts.append(placement.read(part, partition).vectors)
-        is_same = to_dict(aim.estimator) == self.state.profile.estimator
-        return Correction.fit(
-            self.state.layout,
-            aim.estimator,
-            aim.bank.queries,
-            gallery=np.concatenate(parts) if parts else None,
-            target_bank=aim.bank.targets,
-            start=aim.bank.potentials if is_same else None,
-            fit=fit_on_ray if self.engine == "ray" else None,
-        )
-
-    def _measured_anew(self, state: CollectionState, aim: Aim) -> CollectionState:
-        """The state with what candidates miss of the answers that these biases give."""
-        if state.beside is None:
-            return state
-        gallery = read_gallery(self.store, self.info, state.field, progress=self.progress)
-        correction = restored(self.store, state, state.profile)
-        candidates, missed, measured = measure(
-            gallery, correction, aim.bank.queries, state.profile.strength, state.beside.allowed
-        )
-        found = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
-        return state.model_copy(update={"beside": state.beside.model_copy(update=found)})
-
-    # -- what all of it needs -----------------------------------------------------------------------------
-
-    @contextmanager
-    def _journalled(self) -> Iterator[WriteJournal]:
-        ttl, check = self.client_ttl, self.lease.check
-        with (
-            journalled(self.store, self.info, client_ttl=ttl, stop=self.stop, check=check) as journal,
-            self.lease.explained(),
-        ):
-            yield journal
-
-    def _renewal(self, journal: WriteJournal, banks: Banks = NONE_READ) -> Renewal:
-        return Renewal(
-            store=self.store,
-            info=self.info,
-            state=self._told(self.state),
-            names_epoch=self.state.active == self.active,
-            tolerance=self.tolerance,
-            journal=journal,
-            lease=self.lease,
-            throttle=self.throttle,
-            stop=self.stop,
-            progress=self.progress,
-            banks=banks,
-            engine=self.engine,
-        )
-
-    def _write_state(self, state: CollectionState) -> None:
-        self.lease.check()
-        self.store.write_state(self.info.name, self._told(state))
-
-    def _told(self, state: CollectionState) -> CollectionState:
-        """What the collection says: searches know no profile that has no biases yet."""
-        known = dict(state.profiles)
-        if self.is_new and state.incoming is not None:
-            known.pop(state.incoming.name, None)
-        return state.model_copy(update={"active": self.active, "profiles": known})
-
-
-def _settled(old: float, biases: Floats) -> float:
-    """The old centre while it is within one standard deviation of the new mean, so that rows whose bias did
-    not move need no rewriting; else the new mean."""
-    if not len(biases):
-        return old
-    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
-    return old if abs(mean - old) <= spread else mean
-
-
-def _former(profile: Profile) -> Former:
-    return Former(
-        estimator=profile.estimator, centre=profile.centre, strength=profile.strength, bank=profile.bank
-    )
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)

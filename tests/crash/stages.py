@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from milvus_hubness.jobs import lease, renewal
+from milvus_hubness.jobs import lease, refreshing, renewal
 from milvus_hubness.jobs.migration import events, ledger
 
 Enter = Callable[[str | None], None]
@@ -53,10 +52,9 @@ def follow_migration(enter: Enter, store: type) -> None:
 
 def follow_refresh(enter: Enter, store: Any) -> None:
     """The same of a refresh. store: the class whose methods begin some."""
-    refresh = importlib.import_module("milvus_hubness.jobs.refresh")
     for owner, name, stage in (
         (lease.Lease, "_claim", "taking the lease"),
-        (refresh, "sampled", "judging"),
+        (refreshing, "sampled", "judging"),
         (store, "save_bank", "announcing"),
         (renewal.Renewal, "fill_pending", "filling"),
         (renewal.Renewal, "run", "writing"),
