@@ -7,8 +7,8 @@ On a Milvus 2.3.5 server of its own, or with --lite on Milvus Lite, which alone 
 enlarged to N rows by mixing its items. For each index type, and each width of the search: recall@10 against
 the exact answers of the same collection; the share of queries whose right item, by the task's pairs, is among
 the ten; and queries a second of one client, one a request and a hundred a request, medians of rounds that ask
-both collections in turns. The corrected collection is a copy with NNN(32, 0.75), or with --tuned with what
-`tune` chooses by pairs that are not asked here.
+both collections in turns. The corrected collection is a copy with NNN(32, 0.75), or with --tuned with the
+estimator that `tune` chooses by pairs that are not asked here, at strength 1.
 
 At recall 0.95 of each: the width comes from the curve of recall, its logarithmic miss interpolated, and the
 time of a query from the line fitted to the times of all widths, by Theil and Sen, so that the noise of some
@@ -55,6 +55,8 @@ INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
 LIMIT, QUERIES, JUDGED, PAIRS = 10, 200, 1_000, 2_000
 ROUNDS = {1: 3, 100: 5}
 """Queries of one request, and how often they are timed."""
+REQUESTS = 10
+"""At least so many are timed."""
 SETTLING_SECONDS = 15
 LEAST_RECALL, LEAST_SHARE = 0.95, 0.95
 BATCH = 2_000
@@ -106,7 +108,8 @@ def curves(
     uri: str, index: str, rows: Floats, queries: Floats, own: Any, timed: int, bank: Floats, by: Estimator
 ) -> list[dict[str, float]]:
     """For each width of the search, recall and right answers over all queries, and milliseconds of the first
-    `timed`, of the raw and the corrected collection. own: (m,) each query's row."""
+    `timed` or of REQUESTS requests where those are more, of the raw and the corrected collection. own: (m,)
+    each query's row."""
     params, param, widths = INDEXES[index]
     raw = f"raw_{index.lower()}"
     client = MilvusClient(uri)
@@ -117,8 +120,7 @@ def curves(
     target = migrate(store, plan, client_ttl=0.0).target
     state = store.info(target).state
     assert state is not None
-    for name in (raw, target):
-        served(client, name)
+    served(client, target)
     wrapped = state.layout.wrap(queries, state.profile.strength, slot=state.profile.slot)
     sides = {"raw": (raw, queries), "corrected": (target, wrapped)}
     biases = restored(store, state, state.profile).centred(rows)
@@ -132,9 +134,9 @@ def curves(
             cell[f"{side} recall"] = recall(found, exact[side])
             cell[f"{side} right"] = float((found == own[:, None]).any(axis=1).mean())
         times: dict[str, list[float]] = {}
-        for at_once in [at_once for at_once, rounds in ROUNDS.items() for _ in range(rounds)]:
-            for side, (name, vectors) in sides.items():
-                some = vectors[: max(timed, 10 * at_once)]
+        for at_once, rounds in ROUNDS.items():
+            for side, (name, vectors) in list(sides.items()) * rounds:
+                some = vectors[: max(timed, REQUESTS * at_once)]
                 _, milliseconds = asked(client, name, some, param, width, at_once)
                 times.setdefault(f"{side} ms, {at_once} a request", []).append(milliseconds)
         cells.append(cell | {what: statistics.median(taken) for what, taken in times.items()})
@@ -193,17 +195,19 @@ def at_equal_recall(cells: list[dict[str, float]]) -> dict[str, Any]:
 
 
 def chosen(task: Task, rows: Floats, pairs: Any) -> Estimator:
-    """What `tune` would apply, by the pairs of those queries."""
+    """The estimator that `tune` chooses by the pairs of those queries. Exits where it chooses none."""
     found = tune(task.bank, rows, queries=task.query[pairs], positives=task.positives[pairs])
     print(f"tune: {found.verdict}, strength {found.strength}: {found.reason}", flush=True)
-    return found.choice or found.candidate
+    if found.choice is None:
+        sys.exit("tune advises to leave this task alone: there is nothing to measure")
+    return found.choice
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lite", action="store_true")
     parser.add_argument("--rows", type=int, default=100_000)
-    parser.add_argument("--queries", type=int, default=QUERIES, help="of those judged, how many are timed")
+    parser.add_argument("--queries", type=int, default=QUERIES, help="how many of them are timed")
     parser.add_argument("--judged", type=int, default=JUDGED)
     parser.add_argument("--task", default="docstring_code")
     parser.add_argument("--index", nargs="+", choices=INDEXES)
@@ -256,25 +260,27 @@ def shown(found: dict[str, Any]) -> str:
         at = each["at_equal_recall"]
         what = [each["task"], f"{each['rows']:,}", each["milvus"], each["index"],
                 "tune's choice" if each["tuned"] else "NNN(32, 0.75)"]  # fmt: skip
-
-        def shares(kind: str, at: dict[str, Any] = at) -> list[str]:
-            return [_said(at.get(f"{kind}, {n} a request"), ".2f") for n in ROUNDS]
-
         widths = [_said(at[f"{side} width"], ".0f") for side in ("raw", "corrected")]
-        equal.append([*what, *widths, *shares("equal recall")])
+        equal.append([*what, *widths, *_shares(at, "equal recall")])
         rights = [_said(at.get(f"{side} right"), ".1%") for side in ("raw", "corrected")]
         width = _said(at.get("as right width"), ".0f")
-        right.append([*what, widths[0], *rights, *shares("equal width"), width, *shares("as right")])
+        right.append(
+            [*what, widths[0], *rights, *_shares(at, "equal width"), width, *_shares(at, "as right")]
+        )
     head = ["task", "rows", "Milvus", "index", "corrected by"]
     a_second = [f"queries a second, {n} a request: corrected / raw" for n in ROUNDS]
-    there = ["width", "right, raw", "right, corrected", *a_second]
+    named = ["width", "right, raw", "right, corrected", *a_second]
     return (
         f"At recall@10 of {LEAST_RECALL} against the exact answers of the same collection:\n\n"
         f"{table([*head, 'width, raw', 'width, corrected', *a_second], equal)}\n\n"
         "Queries with their right answer among the ten, at the width that the raw collection needs, and the "
         "width at which the corrected one finds as many as the raw one does there:\n\n"
-        f"{table([*head, *there, 'width for as many', *a_second], right)}"
+        f"{table([*head, *named, 'width for as many', *a_second], right)}"
     )
+
+
+def _shares(at: dict[str, Any], what: str) -> list[str]:
+    return [_said(at.get(f"{what}, {n} a request"), ".2f") for n in ROUNDS]
 
 
 def _said(value: float | None, form: str) -> str:
