@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
+from milvus_hubness.cells import NEAR, columns, evenly, lying
 from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore, to_dict
 from milvus_hubness.estimators.inputs import TargetBank
 from milvus_hubness.halves import Dtype, rounded
+from milvus_hubness.kernels import topk
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import BankReference, Beside, CollectionState, Profile
 
@@ -76,6 +79,24 @@ class Correction:
         fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
         return cls(layout, fitted, centre)
 
+    def cells(self, vectors: npt.ArrayLike) -> Floats:
+        """(n, c) float32 what the layout's c cell columns hold for vectors (n, d), from their nearest bank
+        queries; 0 where no bias can be computed."""
+        rows = np.asarray(vectors, np.float32)
+        sound = ~self.layout.unsound(rows)
+        found = np.zeros((len(rows), self.layout.cell_count), np.float32)
+        if found.size and sound.any():
+            landmarks, there = self._landmarks
+            near = topk(self.layout.reduce_items(rows[sound]), landmarks, min(NEAR, len(landmarks)))
+            found[sound] = columns(there[np.asarray(near.indices)], self.layout.reach)
+        return found
+
+    @cached_property
+    def _landmarks(self) -> tuple[Floats, Floats]:
+        """Queries of the bank, and where they lie along the axes of the cell columns."""
+        landmarks = evenly(self.fitted.bank.vectors)
+        return landmarks, lying(landmarks, self.layout.cell_axes)
+
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """(n,) float32 b(r) − c of vectors (n, d); 0 where a row is zero under COSINE or not finite."""
         rows = np.asarray(vectors, np.float32)
@@ -128,6 +149,8 @@ def initial_state(
         scale=layout.scale,
         anchor=layout.anchor,
         pull=layout.pull,
+        cells=layout.cells,
+        reach=layout.reach,
         source=source,
         phase=phase,
         profiles={"default": profile},

@@ -1,7 +1,7 @@
 """The stored form <r, b> and the asked form <q, −1>: widths, slots, metrics, scores back. No I/O.
 
-    stored   < r or r/‖r‖ ,  [(½‖r‖² − m)/s] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [a − p·b] >
-    asked    < q or q/‖q‖ ,  [−s]            ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0]       >
+    stored   < r or r/‖r‖ ,  [(½‖r‖² − m)/s] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [cells] ,  [a − p·b] >
+    asked    < q or q/‖q‖ ,  [−s]            ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0 … 0] ,  [0]       >
 
 The width is a multiple of 16; s = 1 unless L2.
 
@@ -23,7 +23,8 @@ No query asks the link column a − p·b, where b is the mean of the slots: with
 
 to the products of stored vectors. Without it the graph links items by r·r' alone, while a corrected search
 looks for items of low bias, which are nobody's neighbours; with it, an item's neighbours are those that a
-corrected search with the item for its query finds.
+corrected search with the item for its query finds. Nor does any ask the cell columns, which are for indexes
+that divide items into cells: see `cells`.
 `Layout.measured_on` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/link.py show what they are
 worth.
 """
@@ -40,6 +41,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.cells import COLUMNS, FEWEST, FEWEST_QUERIES, REACH, axes_in, main_axes
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
@@ -80,7 +82,8 @@ class Layout:
     quantisation with m sub-vectors needs lcm(16, m)).
     offset, scale: m and s of the stored form, for L2 only; s is a power of two, so that biases are stored and
     asked exactly. anchor, pull: a and p of the link column; it takes the last one, which the width must have
-    to spare, and there is none where a is 0.
+    to spare, and there is none where a is 0. cells, reach: the axes and the length of the cell columns, which
+    the width must have to spare too, for IP and COSINE only; there are none where the axes are empty.
     """
 
     dim: int
@@ -91,6 +94,8 @@ class Layout:
     scale: float = 1.0
     anchor: float = 0.0
     pull: float = 0.0
+    cells: str = ""
+    reach: float = 0.0
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -106,9 +111,15 @@ class Layout:
             )
         if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
             raise InvalidParameter(f"a link column needs a finite anchor, got {self.anchor} and {self.pull}")
-        if self.anchor and not self.has_spare:
+        if bool(self.cells) != (math.isfinite(self.reach) and self.reach > 0):
+            raise InvalidParameter(f"cell columns need axes and a length above 0, got {self.reach}")
+        if self.cells and self.metric == "L2":
+            raise InvalidParameter("cell columns are for IP and COSINE, not for L2")
+        wanted = self.cell_count + bool(self.anchor)
+        if self.spare < wanted:
             raise InvalidParameter(
-                f"a width of {self.width} has no column to spare beside dimension {self.dim} and its slots"
+                f"beside dimension {self.dim} and its slots a width of {self.width} has {self.spare} columns "
+                f"to spare, not {wanted}"
             )
         if self.width > MAX_WIDTH:
             raise InvalidParameter(
@@ -127,21 +138,36 @@ class Layout:
         return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
 
     @property
-    def has_spare(self) -> bool:
-        """Whether the slots leave room for a link column."""
-        return self.first_slot + self.slots < self.width
+    def spare(self) -> int:
+        """Columns that the slots leave."""
+        return self.width - self.first_slot - self.slots
+
+    @cached_property
+    def cell_axes(self) -> Floats:
+        """(d, c) the axes of the c cell columns."""
+        return axes_in(self.cells, self.dim)
+
+    @property
+    def cell_count(self) -> int:
+        """c, how many cell columns there are."""
+        return len(self.cell_axes.T)
 
     def rows(self, vectors: npt.ArrayLike) -> Floats:
         """`vectors` as (n, d) float32. Raises DimensionMismatch, InvalidInput."""
         return _matrix(vectors, self.dim, "vectors")
 
     def measured_on(
-        self, vectors: npt.ArrayLike, queries: npt.ArrayLike | None = None, *, link: bool = True
+        self,
+        vectors: npt.ArrayLike,
+        queries: npt.ArrayLike | None = None,
+        *,
+        link: bool = True,
+        cells: bool = False,
     ) -> Layout:
-        """This layout with the constants under which a graph index finds most.
+        """This layout with the constants under which an index finds most.
 
         vectors (n, d): items, or a sample of them; unsound rows are left out. queries (m, d): of the bank,
-        for IP, where their lengths may differ from those of the items.
+        for cell columns, and for IP, where their lengths may differ from those of the items.
 
         offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th
         percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds the term that
@@ -150,6 +176,9 @@ class Layout:
         anchor, pull: a the power of two at the median length, under L2 s; p = LINK/a, under IP times the
         median length of the items over that of the queries, as biases grow with the queries. There is no
         link column where it is not wanted, or where the width has none to spare.
+        cells, reach: the main axes of the queries, and REACH times the median length of the items, where such
+        columns are wanted, the width has enough of them to spare, there are FEWEST_QUERIES, and the metric is
+        not L2.
         """
         rows = self.rows(vectors)
         halves = _half_squares64(rows[~self.unsound(rows)])
@@ -161,11 +190,16 @@ class Layout:
         if self.metric == "L2" and least > 0:
             scale = 2.0 ** math.ceil(math.log2(least) / 2)
             found = replace(self, offset=middle + scale**2, scale=scale)
-        if not (link and self.has_spare):
+        length = math.sqrt(2 * middle) or 1.0
+        bank = self.rows(queries) if cells and queries is not None else rows[:0]
+        count = min(COLUMNS, self.spare - link, self.dim)
+        if self.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
+            reach = REACH * (1.0 if self.metric == "COSINE" else length)
+            found = replace(found, cells=main_axes(bank, count), reach=reach)
+        if not (link and self.spare):
             return found
         if self.metric != "IP":
             return replace(found, anchor=found.scale, pull=LINK / found.scale)
-        length = math.sqrt(2 * middle) or 1.0
         asked = _lengths(self.rows(queries)) if queries is not None else np.array([length])
         anchor = 2.0 ** round(math.log2(length))
         return replace(found, anchor=anchor, pull=LINK * length / (float(np.median(asked)) or 1.0) / anchor)
@@ -197,10 +231,13 @@ class Layout:
             return np.column_stack([rows, -np.ones(len(rows), np.float32), -_half_squares(rows)])
         return rows
 
-    def augment(self, vectors: npt.ArrayLike, biases: npt.ArrayLike) -> Floats:
+    def augment(
+        self, vectors: npt.ArrayLike, biases: npt.ArrayLike, cells: npt.ArrayLike | None = None
+    ) -> Floats:
         """(n, width) stored vectors.
 
-        vectors (n, d) float32. biases (n,) for the same bias in every slot, or (n, slots).
+        vectors (n, d) float32. biases (n,) for the same bias in every slot, or (n, slots). cells (n, c): what
+        the cell columns hold, see `Correction.cells`; zeros unless given.
         Rows without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
         """
         rows = self.rows(vectors)
@@ -217,6 +254,8 @@ class Layout:
         scaled = slots / np.float32(self.scale)
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
         self._link(stored)
+        if cells is not None:
+            stored[:, self._cell_columns] = _matrix(cells, self.cell_count, "cell columns")
         return stored
 
     def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
@@ -226,6 +265,20 @@ class Layout:
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
         self._link(changed)
         return changed
+
+    def with_cells(self, stored: npt.ArrayLike, cells: npt.ArrayLike) -> Floats:
+        """(n, width) the stored vectors with other numbers (n, c) in the cell columns."""
+        changed = self._stored(stored).copy()
+        changed[:, self._cell_columns] = _matrix(cells, self.cell_count, "cell columns")
+        return changed
+
+    def lacks_cells(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n,) true where rows that could have something in the cell columns have nothing there."""
+        rows = self._stored(stored)
+        if not self.cells:
+            return np.zeros(len(rows), np.bool_)
+        could = rows[:, : self.dim].any(axis=1) & ~self.unsound(rows[:, : self.dim])
+        return could & ~rows[:, self._cell_columns].any(axis=1)
 
     def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
         """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2
@@ -360,6 +413,11 @@ class Layout:
     @property
     def _slot_columns(self) -> slice:
         return slice(self.first_slot, self.first_slot + self.slots)
+
+    @property
+    def _cell_columns(self) -> slice:
+        end = self.width - bool(self.anchor)
+        return slice(end - self.cell_count, end)
 
     def _stored(self, vectors: npt.ArrayLike) -> Floats:
         return _matrix(vectors, self.width, "stored vectors")

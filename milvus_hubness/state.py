@@ -144,9 +144,10 @@ class CollectionState(_Frozen):
     beside. phase: "copying" until the copy, or the second field, is verified. beside: None where the biases
     lie in the vectors. stored_in: a second vector field that holds the stored form and is searched in place
     of `field`, which keeps the vectors as the user gave them; None where that holds the stored form itself.
-    offset, scale, anchor, pull: the layout's. dtype: of the numbers in the field. incoming: what a refresh
-    that is under way will make of one profile. outgoing: what one was until a moment ago: clients that have
-    not heard of the change still read its slot, so rows that are written get that bias there too.
+    offset, scale, anchor, pull, cells, reach: the layout's. dtype: of the numbers in the field. incoming:
+    what a refresh that is under way will make of one profile. outgoing: what one was until a moment ago:
+    clients that have not heard of the change still read its slot, so rows that are written get that bias
+    there too.
     """
 
     version: Literal[1] = VERSION
@@ -161,6 +162,8 @@ class CollectionState(_Frozen):
     scale: float = 1.0
     anchor: float = 0.0
     pull: float = 0.0
+    cells: str = ""
+    reach: float = 0.0
     source: str
     phase: Literal["copying", "ready"]
     profiles: dict[str, Profile]
@@ -182,6 +185,8 @@ class CollectionState(_Frozen):
             self.scale,
             self.anchor,
             self.pull,
+            self.cells,
+            self.reach,
         )
 
     @property

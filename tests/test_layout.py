@@ -154,7 +154,7 @@ def test_the_link_column_takes_what_the_width_has_to_spare():
     assert Layout(29, "IP").measured_on(items).anchor > 0
     assert Layout(29, "L2").measured_on(items).anchor == 0
     assert Layout(29, "IP").measured_on(items, link=False) == Layout(29, "IP")
-    with pytest.raises(InvalidParameter, match="no column to spare"):
+    with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
         Layout(30, "IP", anchor=1.0)
     with pytest.raises(InvalidParameter, match="finite anchor"):
         Layout(29, "IP", pull=0.5)

@@ -17,7 +17,8 @@ PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
     "errors": set(),
-    "layout": {"errors"},
+    "cells": {"errors"},
+    "layout": {"cells", "errors"},
     "halves": {"errors", "layout"},
     "state": {"errors", "halves", "layout"},
     "banks": {"errors"},
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "kernels": {"errors"},
     "estimators": {"errors", "banks", "kernels"},
     "beyond": {"errors", "banks", "estimators", "kernels"},
-    "correction": {"banks", "estimators", "halves", "layout", "state"},
+    "correction": {"banks", "cells", "estimators", "halves", "kernels", "layout", "state"},
     "quality": {"errors", "banks", "kernels", "estimators", "layout"},
     "rerank": {"kernels"},
     "quari": {"errors", "banks", "kernels", "quality"},
@@ -34,8 +35,8 @@ MAY_IMPORT = {
         "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
     },
     "jobs": {
-        "errors", "banks", "beyond", "correction", "estimators", "halves", "layout", "quality", "quari",
-        "rerank", "reservoir", "state", "stores",
+        "errors", "banks", "beyond", "cells", "correction", "estimators", "halves", "layout", "quality",
+        "quari", "rerank", "reservoir", "state", "stores",
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
     "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
@@ -46,8 +47,8 @@ MAY_IMPORT = {
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality", "jobs",
-    "quari", "reservoir", "rerank", "serve", "beyond",
+    "errors", "cells", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality",
+    "jobs", "quari", "reservoir", "rerank", "serve", "beyond",
 }  # fmt: skip
 
 

@@ -78,13 +78,14 @@ class BankCache:
     def correction(
         self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank
     ) -> Correction:
-        """The fitted estimator over a bank, restored once."""
+        """The fitted estimator over a bank, restored once for a layout."""
         kept = self._kept.get(name)
         # Profiles that came after one another may have read the same bank at once.
         if kept is not None and (kept.bank is not bank or kept.profile != profile):
             kept = None
-        if kept is not None and kept.correction is not None:
-            return kept.correction
+        made = kept.correction if kept is not None else None
+        if made is not None and made.layout == state.layout:
+            return made
         correction = Correction.restore(
             state.layout,
             from_dict(profile.estimator),

@@ -43,7 +43,12 @@ class BesideRewrite(Rewrite):
     # -- rows in --------------------------------------------------------------------------------------
 
     def rows_in(
-        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[int, Floats], epoch: int
+        self,
+        rows: Sequence[Row],
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        cells: Floats | None = None,
     ) -> list[dict[str, Any]]:
         """The rows with their biases (n,) in the slots, where these are fields; else as they are."""
         if self.side:

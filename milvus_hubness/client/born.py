@@ -167,7 +167,11 @@ def _born(
         math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT,
     )
     asked.bank.expect_dim(dim, "the field")
-    layout = layout.measured_on((asked.target_bank or asked.bank).vectors, asked.bank.vectors)
+    layout = layout.measured_on(
+        (asked.target_bank or asked.bank).vectors,
+        asked.bank.vectors,
+        cells=milvus_schema.takes_cells(str(index.get("index_type")), dtype),
+    )
     fitted = Correction.fit(layout, asked.estimator, asked.bank, target_bank=asked.target_bank).fitted
     suffix = f"_{name}" if is_further else ""
     return Born(

@@ -127,13 +127,19 @@ class Rewrite:
         return self.layout.require_sound(vectors) if sound else self.layout.rows(vectors)
 
     def rows_in(
-        self, rows: Sequence[Row], vectors: Floats, biases: Mapping[int, Floats], epoch: int
+        self,
+        rows: Sequence[Row],
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        cells: Floats | None = None,
     ) -> list[dict[str, Any]]:
-        """The rows as they are stored, with these biases (n,) in the slots that are named."""
+        """The rows as they are stored, with these biases (n,) in the slots that are named; cells (n, c):
+        what the cell columns hold."""
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
         for slot, column in biases.items():
             slots[:, slot] = column
-        stored = self.form.stored(self.layout.augment(vectors, slots))
+        stored = self.form.stored(self.layout.augment(vectors, slots, cells))
         hidden = hidden_columns(self.state, vectors, slots[:, self.state.shown_slot], epoch)
         return [
             {**row, self.state.searched_field: vector, **columns}

@@ -59,8 +59,10 @@ class Writing(Biasing, Journalling):
                     rewrite = rewrite_of(state, known.reading)
                     vectors = rewrite.vectors_of(rows, sound=sound)
                     biases = yield from self._biases(collection, state, vectors, bias, timeout)
+                    cells = yield from self._cells(collection, state, vectors, bias)
                     epoch = PENDING if bias == "pending" else state.profile.epoch
-                    stored = rewrite.rows_in(rows if stored is data else stored, vectors, biases, epoch)
+                    taken = rows if stored is data else stored
+                    stored = rewrite.rows_in(taken, vectors, biases, epoch, cells)
                     if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
                         beside.append((rewrite, biases, epoch))
                 if known.journal is not None:

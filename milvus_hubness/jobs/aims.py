@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from milvus_hubness.banks import QueryBank
+from milvus_hubness.cells import foremost
 from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, UnfinishedMigration
 from milvus_hubness.estimators import Estimator, from_dict, to_dict
 from milvus_hubness.jobs.migration.ledger import Migration
@@ -101,7 +102,8 @@ def with_profile(
     state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
 ) -> tuple[CollectionState, bool]:
     """The state with that profile as the active one; and whether it is a new one, in two columns that the
-    stored vectors have to spare, as yet without biases. The last two take that of the link."""
+    stored vectors have to spare, as yet without biases. Then there are fewer cell columns; the last two take
+    that of the link."""
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
@@ -114,9 +116,7 @@ def with_profile(
         raise InvalidParameter("a profile needs a name")
     if bank is None:
         raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
-    unlinked = state.model_copy(update={"slots": state.slots + SLOTS_PER_PROFILE, "anchor": 0.0, "pull": 0.0})
-    linked = {"anchor": state.anchor, "pull": state.pull} if unlinked.layout.has_spare else {}
-    wider = unlinked.model_copy(update=linked)
+    wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
     if state.beside is not None or not fits:
         raise NoRoom(
@@ -134,6 +134,19 @@ def with_profile(
         refreshed_at=active.refreshed_at,
     )
     return wider.with_profile(draft, name).model_copy(update={"active": name}), True
+
+
+def _with_columns(state: CollectionState, slots: int) -> CollectionState:
+    """With so many slots, and of the link and the cell columns what these leave room for."""
+    bare = {"slots": slots, "anchor": 0.0, "pull": 0.0, "cells": "", "reach": 0.0}
+    found = state.model_copy(update=bare)
+    spare = found.layout.spare
+    if spare:
+        found = found.model_copy(update={"anchor": state.anchor, "pull": state.pull})
+    count = min(state.layout.cell_count, spare - bool(state.anchor))
+    if cells := foremost(state.cells, state.dim, count):
+        found = found.model_copy(update={"cells": cells, "reach": state.reach})
+    return found
 
 
 def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refit: bool) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -186,7 +186,8 @@ class _InRows(_Placement):
 
 @dataclass(frozen=True)
 class InVectors(_InRows):
-    """In columns of the vectors themselves, which are in the stored form."""
+    """In columns of the vectors themselves, which are in the stored form. A row is pending too while its cell
+    columns are empty."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
         batch, layout = self._fetch(keys, partition), self.state.layout
@@ -194,8 +195,16 @@ class InVectors(_InRows):
             batch,
             read_back(self.state, batch.vectors, batch.rows),
             np.column_stack([layout.biases(batch.vectors, slot) for slot in range(layout.slots)]),
-            self._pending(batch),
+            self._pending(batch) | layout.lacks_cells(batch.vectors),
         )
+
+    def _put_all(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        cells = corrections[self.state.profile.slot].cells(placed.vectors)
+        batch = placed.batch
+        filled = replace(batch, vectors=self.state.layout.with_cells(batch.vectors, cells))
+        super()._put_all(replace(placed, batch=filled), partition, corrections, epoch)
 
     def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None

@@ -113,11 +113,12 @@ class WireWriting(Operations):
             )
         vectors = state.layout.require_sound(vectors)
         biases = yield from self._biases(sent.collection_name, state, vectors, "compute", None)
+        cells = yield from self._cells(sent.collection_name, state, vectors, "compute")
         slots = np.zeros((len(vectors), state.slots), np.float32)
         for slot, of_slot in biases.items():
             slots[:, slot] = of_slot
         rewrite = rewrite_of(state, known.reading)
-        stored = rewrite.form.stored(rewrite.layout.augment(vectors, slots))
+        stored = rewrite.form.stored(rewrite.layout.augment(vectors, slots, cells))
         if state.stored_in:
             column = columns.add(type=column.type, field_name=state.stored_in)
         put_vectors(column, stored, rewrite.form.width, state.dtype)

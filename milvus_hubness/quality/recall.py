@@ -92,6 +92,7 @@ def measure_recall(
     k: int = 10,
     value: int | None = None,
     link: bool = True,
+    cells: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> RecallGate:
     """What recall@k the index finds in each form, and at which ef or nprobe it is the raw one again.
@@ -100,7 +101,8 @@ def measure_recall(
     be computed for, and such queries, are left out. rows_total: of the collection, n unless given. at_most:
     rows to measure, `affordable_rows` unless given and never more than ROWS; of the queries it is QUERIES,
     all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given. link: with a link
-    column where the width has one to spare, see Layout.
+    column where the width has one to spare, see Layout. cells: (n, c) what the layout's cell columns hold,
+    zeros unless given.
 
     About 10 s on two cores. In a sample the nearest are easier to find than in the whole: compare the three
     recalls with each other. Raises DimensionMismatch, InvalidParameter, FaissConflict, and InvalidInput where
@@ -119,15 +121,18 @@ def measure_recall(
         raise InvalidInput(f"recall needs two sound rows and queries, got {len(chosen)} and {len(asked)}")
     total = max(len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total))
     spec = spec.for_sample(len(chosen), total)
-    rows, subtracted = rows[chosen], subtracted[chosen]
+    columns = np.zeros((len(rows), layout.cell_count)) if cells is None else np.asarray(cells)
+    if len(columns) != len(rows):
+        raise DimensionMismatch(f"{len(rows)} vectors need as many rows of cells, got {len(columns)}")
+    rows, subtracted, columns = rows[chosen], subtracted[chosen], columns[chosen]
     k = min(whole_number("k", k), len(rows))
     value = _checked_value(value, spec, k)
 
     scores = layout.reduce_queries(asked).astype(np.float64) @ layout.reduce_items(rows).astype(np.float64).T
     raw = _Form(*_raw(layout, rows, asked), scores, k, spec).recalls(value)
     scores -= subtracted
-    stored = _Form(*_stored(layout, rows, subtracted, asked, link), "IP", scores, k, spec)
-    centred = _Form(*_centred(layout, rows, subtracted, asked, link), "IP", scores, k, spec)
+    stored = _Form(*_stored(layout, rows, subtracted, asked, link, columns), "IP", scores, k, spec)
+    centred = _Form(*_centred(layout, rows, subtracted, asked, link, columns), "IP", scores, k, spec)
     recalls = {STORED: stored.recalls(value), CENTRED: centred.recalls(value)}
 
     needed, picked = _needed(stored, raw, value), STORED
@@ -191,18 +196,20 @@ def _raw(layout: Layout, rows: Floats, asked: Floats) -> tuple[Floats, Floats, L
     return layout.reduce_items(rows), layout.reduce_queries(asked), "IP"
 
 
-def _stored(layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool) -> tuple[Floats, Floats]:
+def _stored(
+    layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool, cells: npt.NDArray[Any]
+) -> tuple[Floats, Floats]:
     fitted = layout.measured_on(rows, asked, link=link)
-    return fitted.augment(rows, biases), fitted.wrap(asked)
+    return fitted.augment(rows, biases, cells), fitted.wrap(asked)
 
 
 def _centred(
-    layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool
+    layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool, cells: npt.NDArray[Any]
 ) -> tuple[Floats, Floats]:
     if layout.metric == "L2":
         mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return _stored(layout, rows - mean, biases, asked - mean, link)
-    stored, wrapped = _stored(layout, rows, biases, asked, link)
+        return _stored(layout, rows - mean, biases, asked - mean, link, cells)
+    stored, wrapped = _stored(layout, rows, biases, asked, link, cells)
     stored[:, : layout.dim] -= stored[:, : layout.dim].mean(axis=0, dtype=np.float64).astype(np.float32)
     return stored, wrapped
 

@@ -210,6 +210,10 @@ class Store(Protocol):
         nothing. See Layout."""
         ...
 
+    def takes_cells(self, source: CollectionInfo, field: str) -> bool:
+        """Whether the field's index divides rows into cells, and cell columns cost it nothing. See Layout."""
+        ...
+
     def units_moved(self) -> int:
         """By how many units in the last place the database may change numbers of vectors under COSINE, which
         it brings to length 1 by itself; 0 where it leaves them as they are."""

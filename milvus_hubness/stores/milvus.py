@@ -93,6 +93,10 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
         """Milvus's quantisers give each column, or each few, a range of its own."""
         return True
 
+    def takes_cells(self, source: CollectionInfo, field: str) -> bool:
+        vector = source.vector_fields[field]
+        return milvus_schema.takes_cells(vector.index_type, vector.dtype)
+
     def units_moved(self) -> int:
         return 0
 

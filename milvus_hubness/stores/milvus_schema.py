@@ -120,11 +120,21 @@ def build_params(index: dict[str, Any]) -> dict[str, Any]:
     return {**params, **nested} if isinstance(nested, dict) else params
 
 
+CELLED = {"IVF_FLAT", "IVF_SQ8", "GPU_IVF_FLAT"}
+"""Indexes that divide rows into cells and keep their columns apart."""
+
+
 def width_multiple(field: VectorField) -> int:
     """16, or what product quantisation with m sub-vectors makes of it."""
     if "PQ" not in field.index_type:
         return ALIGNMENT
     return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
+
+
+def takes_cells(index_type: str, dtype: Dtype) -> bool:
+    """Not where sub-vectors of several columns are quantised together, nor where numbers are halves, in
+    which each of ours takes three columns."""
+    return index_type in CELLED and dtype == "float32"
 
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:

@@ -4,6 +4,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from tests.congruence import test_client
+from tests.congruence.test_cells import test_what_a_client_writes_has_them  # noqa: F401
 from tests.congruence.test_client import (  # noqa: F401
     pair,
     shared_pair,

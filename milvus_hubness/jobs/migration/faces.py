@@ -72,19 +72,22 @@ class Corrected:
         hidden = hidden_columns(self.state, rows.vectors, shown, self.state.profile.epoch)
         return Batch(
             rows.keys,
-            self.state.layout.augment(rows.vectors, slots),
+            self.state.layout.augment(rows.vectors, slots, self._cells(rows.vectors)),
             [{**row, **columns} for row, columns in zip(rows.rows, hidden, strict=True)],
         )
 
     def rebiased(self, origin: Corrected, stored: Batch) -> Batch:
         """Rows of this collection from those of another of the same layout, whose vectors stay as they are
         bit for bit."""
-        slots = self._biases(origin.read(stored).vectors)
+        vectors, layout = origin.read(stored).vectors, self.state.layout
+        slots = self._biases(vectors)
         shown = slots[:, self.state.shown_slot].tolist()
         names, epoch = (self.state.bias_field, self.state.epoch_field), self.state.profile.epoch
         return Batch(
             stored.keys,
-            self.state.layout.with_biases(stored.vectors, dict(enumerate(slots.T))),
+            layout.with_cells(
+                layout.with_biases(stored.vectors, dict(enumerate(slots.T))), self._cells(vectors)
+            ),
             [{**row, names[0]: bias, names[1]: epoch} for row, bias in zip(stored.rows, shown, strict=True)],
         )
 
@@ -96,6 +99,9 @@ class Corrected:
         for slot, correction in self.corrections.items():
             slots[:, slot] = known[id(correction)]
         return slots
+
+    def _cells(self, vectors: Floats) -> Floats:
+        return self.corrections[self.state.profile.slot].cells(vectors)
 
     def sound(self, stored: Batch) -> Flags:
         """Where the bias is finite, no longer pending, and the same in the vector and in the field beside."""

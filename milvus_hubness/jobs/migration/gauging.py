@@ -93,7 +93,7 @@ def recall_gate(
         left -= len(parts[-1])
     vectors, link = np.concatenate(parts), store.takes_link(info, field)
     correction = Correction.fit(
-        layout.measured_on(vectors, bank.vectors, link=link),
+        layout.measured_on(vectors, bank.vectors, link=link, cells=store.takes_cells(info, field)),
         estimator,
         bank,
         gallery=vectors if estimator.needs_gallery else None,
@@ -113,6 +113,7 @@ def recall_gate(
         rows_total=looked.rows,
         value=value,
         link=link,
+        cells=correction.cells(vectors),
     )
 
 

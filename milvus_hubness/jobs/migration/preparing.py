@@ -96,9 +96,11 @@ def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> 
 def _fit(store: Store, plan: MigrationPlan) -> Correction:
     """Fitted on the bank, and on the whole gallery where the estimator learns from it; on rows spread evenly
     over the keys, centred on their mean bias and the layout's constants measured."""
-    gallery, link = _gallery(store, plan), store.takes_link(plan.source, plan.field)
+    gallery, of = _gallery(store, plan), (plan.source, plan.field)
     correction = Correction.fit(
-        plan.layout.measured_on(gallery, plan.bank.vectors, link=link),
+        plan.layout.measured_on(
+            gallery, plan.bank.vectors, link=store.takes_link(*of), cells=store.takes_cells(*of)
+        ),
         plan.estimator,
         plan.bank,
         gallery=gallery if plan.estimator.needs_gallery else None,

@@ -89,6 +89,9 @@ class QdrantStore(QdrantJournal):
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_link(source, field)
 
+    def takes_cells(self, source: CollectionInfo, field: str) -> bool:
+        return False
+
     def units_moved(self) -> int:
         return self.units
 

@@ -1,0 +1,199 @@
+"""Collections whose index divides rows into cells: whoever writes a row fills its cell columns."""
+
+import numpy as np
+import pytest
+from pymilvus import DataType
+
+from milvus_hubness import (
+    CSLS,
+    NNN,
+    Hubness,
+    InvertedSoftmax,
+    QueryBank,
+    migrate,
+    plan_migration,
+    refresh,
+)
+from milvus_hubness.jobs import rebuild
+from milvus_hubness.jobs.restored import restored
+from milvus_hubness.stores.base import Batch
+from tests.galleries import nnn, plain_collection, similarity, vectors
+
+DIM, ITEMS, BANK, K, CELLS = 32, 300, 400, 6, 8
+ALL = 128
+"""Cells; Milvus Lite makes so many."""
+
+
+class Divided:
+    """A corrected collection with an index of CELLS cells."""
+
+    def __init__(self, backend, metric="COSINE", **options):
+        rng = np.random.default_rng(17)
+        self.backend, self.store, self.metric = backend, backend.store(), metric
+        self.items = vectors(rng, ITEMS, DIM)
+        self.bank, self.other = vectors(rng, BANK, DIM), vectors(rng, BANK, DIM)
+        self.new, self.queries = vectors(rng, 3, DIM), vectors(rng, 4, DIM)
+        self.source = backend.name("divided")
+        plain_collection(
+            backend.client(),
+            self.source,
+            self.items,
+            metric,
+            index_type=options.pop("index_type", "IVF_FLAT"),
+            params={"nlist": CELLS},
+        )
+        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options)
+        self.name = migrate(self.store, plan, frozen=True).target
+        self.client = backend.hubness_client()
+
+    @property
+    def state(self):
+        return self.store.info(self.name).state
+
+    def stored(self, keys):
+        """The rows (n, width) as the database has them."""
+        found = self.store.fetch(self.name, list(keys), "vector")
+        return found.vectors[np.argsort(found.keys)]
+
+    def cells(self, keys):
+        """(n, c)"""
+        layout = self.state.layout
+        end = layout.width - bool(layout.anchor)
+        return self.stored(keys)[:, end - layout.cell_count : end]
+
+    def assert_filled(self, keys, vectors):
+        """As the bank has it."""
+        state = self.state
+        wanted = restored(self.store, state, state.profile).cells(vectors)
+        assert wanted.any(axis=1).all()
+        np.testing.assert_allclose(self.cells(keys), wanted, atol=1e-5)
+
+    def assert_found(self, bank=None, items=None, share=0.75, **options):
+        """All that is probed is all there is."""
+        items = self.items if items is None else items
+        bank = self.bank if bank is None else bank
+        wanted = similarity(self.queries, items, self.metric) - nnn(bank, items, self.metric, K, share)
+        found = self.client.search(
+            self.name,
+            data=list(self.queries),
+            limit=10,
+            search_params={"params": {"nprobe": ALL}},
+            **options,
+        )
+        assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
+
+    def insert(self, **options):
+        """Three more rows. Returns their keys."""
+        keys = range(ITEMS, ITEMS + len(self.new))
+        rows = [{"id": key, "vector": row, "group": 0} for key, row in zip(keys, self.new, strict=True)]
+        self.client.insert(self.name, rows, **options)
+        return keys
+
+
+@pytest.mark.parametrize("metric", ["COSINE", "IP"])
+def test_a_copy_has_them(backend, metric):
+    if metric == "COSINE" and not backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    index_type = "IVF_FLAT" if backend.is_lite else "IVF_SQ8"
+    here = Divided(backend, metric, index_type=index_type)
+    assert here.state.layout.cell_count == 13
+    here.assert_filled(range(ITEMS), here.items)
+    if index_type == "IVF_FLAT":
+        here.assert_found()
+    [row] = here.client.get(here.name, ids=[7])
+    np.testing.assert_allclose(row["vector"], here.items[7], rtol=2.4e-7)
+
+
+def test_there_are_none_for_other_indexes_and_metrics(lite):
+    for options in ({"metric": "L2"}, {"index_type": "HNSW"}):
+        here = Divided(lite, **options)
+        assert here.state.layout.cell_count == 0
+
+
+@pytest.mark.shown_on_lite
+def test_what_a_client_writes_has_them(backend):
+    here = Divided(backend)
+    keys = here.insert()
+    here.assert_filled(keys, here.new)
+    here.client.upsert(here.name, [{"id": 5, "vector": here.new[0], "group": 0}])
+    here.assert_filled([5], here.new[:1])
+    items = np.vstack([here.items, here.new])
+    items[5] = here.new[0]
+    here.assert_found(items=items)
+
+
+@pytest.mark.shown_on_lite
+def test_rows_that_wait_for_their_bias_wait_for_them_too(backend):
+    here = Divided(backend)
+    keys = here.insert(bias="pending")
+    assert not here.cells(keys).any()
+    assert refresh(here.store, here.name).written == len(keys)
+    here.assert_filled(keys, here.new)
+    here.assert_found(items=np.vstack([here.items, here.new]))
+
+
+@pytest.mark.shown_on_lite
+def test_a_full_refresh_fills_those_of_a_client_that_has_no_room_for_the_bank(backend):
+    here = Divided(backend)
+    here.client = backend.hubness_client(bank_budget=1_000)
+    keys = here.insert()
+    assert not here.cells(keys).any()
+    here.assert_found(items=np.vstack([here.items, here.new]))
+    done = refresh(here.store, here.name, refit=True)
+    assert (done.mode, done.written) == ("full", len(keys))
+    here.assert_filled(keys, here.new)
+    here.assert_filled(range(ITEMS), here.items)
+
+
+@pytest.mark.shown_on_lite
+def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatch):
+    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
+    here = Divided(backend, alias=(alias := backend.name("live")))
+    backend.made += [f"{here.name}_r2"]
+    before = here.cells(range(ITEMS))
+    refresh(here.store, alias, bank=QueryBank(here.other), force=True)
+    here.name = here.store.info(alias).name
+    assert here.name.endswith("_r2")
+    assert np.abs(here.cells(range(ITEMS)) - before).max() > 0.01
+    here.assert_filled(range(ITEMS), here.items)
+    here.assert_found(bank=here.other)
+
+
+@pytest.mark.shown_on_lite
+def test_a_further_profile_takes_two_of_their_columns(backend):
+    here = Divided(backend)
+    here.insert()
+    before = here.cells(range(ITEMS))
+    refresh(here.store, here.name, profile="image", bank=QueryBank(here.other), estimator=CSLS(K))
+    assert here.state.layout.cell_count == 11
+    np.testing.assert_array_equal(here.cells(range(ITEMS)), before[:, 2:])
+    items = np.vstack([here.items, here.new])
+    here.assert_found(items=items)
+    here.assert_found(items=items, bank=here.other, share=0.5, profile="image")
+    here.client.delete(here.name, ids=list(range(ITEMS, ITEMS + 3)))
+    here.assert_filled(here.insert(), here.new)
+    here.assert_found(items=items, bank=here.other, share=0.5, profile="image")
+
+
+@pytest.mark.shown_on_lite
+def test_a_collection_that_is_born_corrected_has_them(backend):
+    rng = np.random.default_rng(3)
+    bank, items = QueryBank(vectors(rng, BANK, DIM)), vectors(rng, 40, DIM)
+    client, name = backend.hubness_client(), backend.name("born")
+    schema = client.create_schema()
+    schema.add_field("id", DataType.INT64, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
+    index = client.prepare_index_params(
+        "vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS}
+    )
+    hubness = Hubness(bank, estimator=InvertedSoftmax(0.05))
+    client.create_collection(
+        name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
+    )
+    client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
+    store = backend.store()
+    state = store.info(name).state
+    found: Batch = store.fetch(name, list(range(40)), "vector")
+    wanted = restored(store, state, state.profile).cells(items)
+    assert wanted.any(axis=1).all()
+    np.testing.assert_allclose(found.vectors[np.argsort(found.keys)][:, -14:-1], wanted, atol=1e-5)
