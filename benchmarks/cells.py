@@ -2,17 +2,13 @@
 
     python -m benchmarks.cells [--rows N] [--cells C]
 
-Two tasks, their galleries as they are, with a quarter of the cells, and enlarged to N by mixing. Items go
-into C cells by FAISS's spherical k-means, as IVF under IP does it, as they are and as `<r, b>`, b that of
-NNN(32, 0.75), and of each query the ten best by s and by s − b are looked up. For each kind the cells that a
-query must probe, and the items that it then scans, for 95% of those: in the order in which IVF takes them, by
-the score of the centroid; and in that of each cell's true mean score of this very query plus twice the
-deviation, which no index can know. Where corrected searches need more in the second order too, it is not for
-the centroids that they do.
-
-The last kind is a layout that is not built: columns that no query asks, and which hold where the item's
-nearest bank queries lie, so that items go into the same cell when the same queries ask for them. Two biases
-and a link leave 13 of the 16 columns spare by which a width of 256 or 384 grows.
+Two tasks, their galleries as they are, with a quarter of the cells, and enlarged to N by mixing, with C and
+with twice as many. Items go into cells by FAISS's spherical k-means, as IVF under IP does it, as they are and
+in the stored form, without cell columns and with them, b that of NNN(32, 0.75). For each kind the cells that
+a query must probe, and the items that it then scans, for 95% of its ten best by s or s − b: in the order in
+which IVF takes them, by the score of the centroid; and in that of each cell's true mean score of this very
+query plus twice the deviation, which no index can know. Where corrected searches need more in the second
+order too, it is not for the centroids that they do.
 """
 
 from __future__ import annotations
@@ -34,8 +30,7 @@ from milvus_hubness.layout import Floats
 from tests.real_data import load_task
 
 TASKS = ("docstring_code", "caption_translation")
-QUERIES, LIMIT, RECALL, DEVIATIONS = 300, 10, 0.95, 2.0
-NEAR, COLUMNS, BATCH = 32, 13, 4_000
+QUERIES, LIMIT, RECALL, DEVIATIONS = 1_000, 10, 0.95, 2.0
 
 Cells = npt.NDArray[np.int64]
 
@@ -52,53 +47,33 @@ def needed(order: Floats, of: Cells, answers: Cells) -> dict[str, float]:
 
 
 def measured(items: Floats, queries: Floats, bank: Floats, count: int) -> dict[str, Any]:
-    correction = Correction.fit(Layout(items.shape[1], "IP"), NNN(32, 0.75), QueryBank.of(bank))
-    biases = correction.centred(items)
-    spread = (biases - biases.mean())[:, None]
-    near = near_bank(items, bank)
-    raw, minus = queries @ items.T, np.full((len(queries), 1), -1, np.float32)
-    unasked = np.zeros((len(queries), COLUMNS), np.float32)
-    found: dict[str, Any] = {}
-    for kind, scores, stored, asked in (
-        ("raw", raw, items, queries),
-        ("corrected", raw - biases, np.hstack([items, spread]), np.hstack([queries, minus])),
-        (
-            f"corrected, {COLUMNS} columns of bank queries",
-            raw - biases,
-            np.hstack([items, spread, near]),
-            np.hstack([queries, minus, unasked]),
-        ),
-    ):
-        index = faiss.IndexIVFFlat(
-            faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT
-        )
-        index.train(stored)
-        of = index.quantizer.search(stored, 1)[1][:, 0]
-        answers = np.argsort(-scores, axis=1)[:, :LIMIT]
-        routed = asked @ index.quantizer.reconstruct_n(0, count).T
-        knowing = np.full(routed.shape, -np.inf)
-        for cell in range(count):
-            if (of == cell).any():
-                part = scores[:, of == cell]
-                knowing[:, cell] = part.mean(axis=1) + DEVIATIONS * part.std(axis=1)
-        found[kind] = {
-            "by centroid": needed(routed, of, answers),
-            "knowing each cell": needed(knowing, of, answers),
-        }
+    raw = queries @ items.T
+    found = {"raw": both_orders(items, queries, raw, count)}
+    for cells in (False, True):
+        layout = Layout(items.shape[1], "IP").measured_on(items, bank, cells=cells)
+        correction = Correction.fit(layout, NNN(32, 0.75), QueryBank.of(bank))
+        biases = correction.centred(items)
+        biases -= biases.mean()
+        stored = layout.augment(items, biases, correction.cells(items))
+        kind = f"corrected, {layout.cell_count or 'no'} cell columns"
+        found[kind] = both_orders(stored, layout.wrap(queries), raw - biases, count)
     return found
 
 
-def near_bank(items: Floats, bank: Floats) -> Floats:
-    """(n, COLUMNS) main components of the mean of each item's NEAR nearest bank queries, of length 1."""
-    means = np.empty_like(items)
-    for start in range(0, len(items), BATCH):
-        part = slice(start, start + BATCH)
-        means[part] = bank[np.argpartition(items[part] @ bank.T, -NEAR, axis=1)[:, -NEAR:]].mean(axis=1)
-    means -= means.mean(axis=0)
-    _, axes = np.linalg.eigh(means.T @ means)
-    main = means @ axes[:, -COLUMNS:]
-    lengths = np.linalg.norm(main, axis=1, keepdims=True)
-    return np.asarray(main / np.maximum(lengths, 1e-9), np.float32)
+def both_orders(stored: Floats, asked: Floats, scores: Floats, count: int) -> dict[str, Any]:
+    index = faiss.IndexIVFFlat(
+        faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT
+    )
+    index.train(stored)
+    of = index.quantizer.search(stored, 1)[1][:, 0]
+    answers = np.argsort(-scores, axis=1)[:, :LIMIT]
+    routed = asked @ index.quantizer.reconstruct_n(0, count).T
+    knowing = np.full(routed.shape, -np.inf)
+    for cell in range(count):
+        if (of == cell).any():
+            part = scores[:, of == cell]
+            knowing[:, cell] = part.mean(axis=1) + DEVIATIONS * part.std(axis=1)
+    return {"by centroid": needed(routed, of, answers), "knowing each cell": needed(knowing, of, answers)}
 
 
 def main() -> int:
@@ -114,9 +89,11 @@ def main() -> int:
         task = load_task(name)
         queries = task.query[np.linalg.norm(task.query, axis=1) > 0][:QUERIES]
         mixed = enlarged(task.gallery, max(0, options.rows - len(task.gallery)))
+        larger = np.concatenate([task.gallery, mixed])[: options.rows]
         for items, cells in (
             (task.gallery, options.cells // 4),
-            (np.concatenate([task.gallery, mixed])[: options.rows], options.cells),
+            (larger, options.cells),
+            (larger, 2 * options.cells),
         ):
             found[f"{name}, {len(items):,} items, {cells} cells"] = measured(items, queries, task.bank, cells)
     print(shown(found))

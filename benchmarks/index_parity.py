@@ -1,14 +1,15 @@
 """Queries a second at equal recall: the raw and the corrected collection under each index type.
 
     python -m benchmarks.index_parity [--lite] [--rows N] [--queries N] [--judged N] [--task T] [--index I …]
-                                      [--tuned] [--save]
+                                      [--nlist RAW CORRECTED] [--tuned] [--save]
 
 On a Milvus 2.3.5 server of its own, or with --lite on Milvus Lite, which alone has HNSW_SQ. The gallery is
 enlarged to N rows by mixing its items. For each index type, and each width of the search: recall@10 against
 the exact answers of the same collection; the share of queries whose right item, by the task's pairs, is among
 the ten; and queries a second of one client, one a request and a hundred a request, medians of rounds that ask
 both collections in turns. The corrected collection is a copy with NNN(32, 0.75), or with --tuned with the
-estimator that `tune` chooses by pairs that are not asked here, at strength 1.
+estimator that `tune` chooses by pairs that are not asked here, at strength 1. --nlist: the IVF indexes of the
+two have so many cells, and not 256 both.
 
 At recall 0.95 of each: the width comes from the curve of recall, its logarithmic miss interpolated, and the
 time of a query from the line fitted to the times of all widths, by Theil and Sen, so that the noise of some
@@ -105,18 +106,29 @@ def recall(found: Any, exact: Any) -> float:
 
 
 def curves(
-    uri: str, index: str, rows: Floats, queries: Floats, own: Any, timed: int, bank: Floats, by: Estimator
+    uri: str,
+    index: str,
+    rows: Floats,
+    queries: Floats,
+    own: Any,
+    timed: int,
+    bank: Floats,
+    by: Estimator,
+    nlists: list[int] | None,
 ) -> list[dict[str, float]]:
     """For each width of the search, recall and right answers over all queries, and milliseconds of the first
     `timed` or of REQUESTS requests where those are more, of the raw and the corrected collection. own: (m,)
-    each query's row."""
+    each query's row. nlists: of the one and the other index."""
     params, param, widths = INDEXES[index]
+    if nlists:
+        params = params | {"nlist": nlists[0]}
     raw = f"raw_{index.lower()}"
     client = MilvusClient(uri)
     store = MilvusStore(client)
     filled(client, raw, rows, index, params)
     served(client, raw)
-    plan = plan_migration(store, raw, QueryBank.of(bank), estimator=by)
+    other = {"nlist": nlists[1]} if nlists else None
+    plan = plan_migration(store, raw, QueryBank.of(bank), estimator=by, index_params=other)
     target = migrate(store, plan, client_ttl=0.0).target
     state = store.info(target).state
     assert state is not None
@@ -211,6 +223,7 @@ def main() -> int:
     parser.add_argument("--judged", type=int, default=JUDGED)
     parser.add_argument("--task", default="docstring_code")
     parser.add_argument("--index", nargs="+", choices=INDEXES)
+    parser.add_argument("--nlist", nargs=2, type=int, metavar=("RAW", "CORRECTED"))
     parser.add_argument("--tuned", action="store_true")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
@@ -230,12 +243,12 @@ def main() -> int:
         else:
             uri, where = stack.enter_context(MilvusServer()).uri, "2.3.5"
         for index in options.index or [name for name in INDEXES if options.lite or name != "HNSW_SQ"]:
-            cells = curves(
-                uri, index, rows, task.query[judged], task.positives[judged], options.queries, task.bank, by
-            )
-            found[f"{options.task}, {index}, {where}{', tuned' if options.tuned else ''}"] = {
-                **sizes, "index": index, "milvus": where, "tuned": options.tuned, "estimator": to_dict(by),
-                "curve": cells, "at_equal_recall": at_equal_recall(cells),
+            asking = (task.query[judged], task.positives[judged], options.queries)
+            cells = curves(uri, index, rows, *asking, task.bank, by, options.nlist)
+            of = ", nlist {} and {}".format(*options.nlist) if options.nlist else ""
+            found[f"{options.task}, {index}{of}, {where}{', tuned' if options.tuned else ''}"] = {
+                **sizes, "index": index + of, "milvus": where, "tuned": options.tuned,
+                "estimator": to_dict(by), "curve": cells, "at_equal_recall": at_equal_recall(cells),
                 "environment": environment(started),
             }  # fmt: skip
             if options.save:

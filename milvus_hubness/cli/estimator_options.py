@@ -40,7 +40,7 @@ def chosen_estimator(
     --k and --alpha without --method mean NNN. Raises InvalidParameter.
     """
     asked = {name: value for name, value in (("k", k), ("alpha", alpha)) if value is not None}
-    asked |= dict(map(_pair, params or []))
+    asked |= pairs_of(params, "--param")
     if method is None and not asked:
         return None
     if method is None and current is not None:
@@ -49,14 +49,18 @@ def chosen_estimator(
     return from_dict({"name": name, **asked})
 
 
-def _pair(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise InvalidParameter(f"--param takes NAME=VALUE, got {text!r}")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
+    """What NAME=VALUE texts say. Raises InvalidParameter naming the option."""
+    found: dict[str, Any] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InvalidParameter(f"{option} takes NAME=VALUE, got {text!r}")
+        try:
+            found[name] = json.loads(value)
+        except ValueError:
+            found[name] = value
+    return found
 
 
 def describe(estimator: dict[str, Any]) -> str:

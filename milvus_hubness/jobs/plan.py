@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ class MigrationPlan:
 
     alias: moved to the target in the end; rename: or the source's own name is, which then is an alias.
     recall: what the stored form costs the index, where that was measured. restart: an unfinished target is
-    dropped first.
+    dropped first. index: the copy's, where it is not to be as the source's; `source` tells of it too.
     """
 
     source: CollectionInfo
@@ -59,6 +60,7 @@ class MigrationPlan:
     server: str
     gauge: Gauge
     recall: RecallGate | None = None
+    index: dict[str, Any] | None = None
 
     @property
     def rows(self) -> int:
@@ -79,6 +81,7 @@ class MigrationPlan:
             "gate": self.gate,
             "gate_targets": self.gate_targets,
             "slots": self.layout.slots,
+            "index": self.index,
         }
 
     @property
@@ -151,6 +154,8 @@ def plan_migration(
     gate: int | None = None,
     gate_targets: int | None = None,
     profiles: int = 1,
+    index_type: str | None = None,
+    index_params: Mapping[str, Any] | None = None,
     restart: bool = False,
     force: bool = False,
 ) -> MigrationPlan:
@@ -159,8 +164,9 @@ def plan_migration(
     estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
     known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
     default every query is corrected; with gate_targets, see DualDynamicGate. profiles: for how many sets of
-    biases there is to be room at least; `refresh` adds those after the first. measure: what the stored form
-    costs the index, some 10 s; search_value: of ef or nprobe at which to.
+    biases there is to be room at least; `refresh` adds those after the first. index_type, index_params: of
+    the copy's index on the field; without another type, parameters that are not named are the source's.
+    measure: what the stored form costs such an index, some 10 s; search_value: of ef or nprobe at which to.
 
     Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
     obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, and
@@ -185,6 +191,9 @@ def plan_migration(
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
+    schema, index = store.schema_facts(info), _index(store, info, field, index_type, index_params)
+    there = info.vector_fields[field]
+    info = info.with_index(field, **index) if index else info
     vector = info.vector_fields[field]
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
@@ -199,13 +208,15 @@ def plan_migration(
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
         remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
+    if index is not None:
+        remarks.append(f"the source's index is {there.index_type} {there.index_params or ''}".rstrip())
     if distinct != info.rows:
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
     fitting = (store, info, field, looked, layout)
     banks = (estimator, bank, target_bank)
     plan = MigrationPlan(
         source=info,
-        schema=store.schema_facts(info),
+        schema=schema,
         target=target,
         field=field,
         suffix=suffix,
@@ -225,10 +236,28 @@ def plan_migration(
         server=store.server_version(),
         gauge=gauge(*fitting, form_of(layout, vector.dtype).width, *banks),
         recall=recall_gate(*fitting, *banks, value=search_value) if measure else None,
+        index=index,
     )
     if unfinished is not None and not restart:
         unfinished.expect(plan.arguments)
     return plan
+
+
+def _index(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    index_type: str | None,
+    index_params: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """What `CollectionInfo.with_index` takes; None where nothing is asked for."""
+    if index_type is None and not index_params:
+        return None
+    if not store.takes_index():
+        raise InvalidParameter("this database makes a copy's index as the source's: name none for it")
+    there = info.vector_fields[field]
+    kept = there.index_params if index_type in (None, there.index_type) else {}
+    return {"index_type": index_type or there.index_type, "index_params": {**kept, **(index_params or {})}}
 
 
 def _gates(

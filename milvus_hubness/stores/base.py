@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -76,6 +76,11 @@ class CollectionInfo:
     def state(self) -> CollectionState | None:
         """What is known of the corrected field; None where there is none. Raises InvalidInput for several."""
         return self.state_of(None)
+
+    def with_index(self, field: str, index_type: str, index_params: dict[str, Any]) -> CollectionInfo:
+        """As it would be with another index on a vector field."""
+        other = replace(self.vector_fields[field], index_type=index_type, index_params=index_params)
+        return replace(self, vector_fields={**self.vector_fields, field: other})
 
     def require_field(self, field: str) -> None:
         """Raises InvalidInput naming the float vector fields where `field` is none of them."""
@@ -203,6 +208,10 @@ class Store(Protocol):
 
     def width_multiple(self, field: VectorField) -> int:
         """What the stored width must divide by for the field's index."""
+        ...
+
+    def takes_index(self) -> bool:
+        """Whether a copy's index can be of another type, or have other parameters, than the source's."""
         ...
 
     def takes_link(self, source: CollectionInfo, field: str) -> bool:

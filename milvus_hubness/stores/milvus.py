@@ -89,6 +89,9 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def width_multiple(self, field: VectorField) -> int:
         return milvus_schema.width_multiple(field)
 
+    def takes_index(self) -> bool:
+        return True
+
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
         """Milvus's quantisers give each column, or each few, a range of its own."""
         return True
@@ -167,7 +170,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
             there = set(self.client.list_indexes(target))
             missing = [index for index in self._indexes(source.name) if index["index_name"] not in there]
             if missing:
-                self.client.create_index(target, milvus_schema.copy_indexes(missing, state.field))
+                corrected = source.vector_fields[state.field]
+                self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
 
     def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:

@@ -273,16 +273,17 @@ def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str,
     return carried
 
 
-def copy_indexes(indexes: Iterable[dict[str, Any]], corrected_field: str) -> IndexParams:
-    """The source's indexes, the corrected field's with the metric IP."""
+def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
+    """The source's indexes, but that of the corrected field as this says, with the metric IP."""
     params = MilvusClient.prepare_index_params()
     for index in indexes:
-        metric = "IP" if index["field_name"] == corrected_field else index.get("metric_type", "")
+        ours = index["field_name"] == corrected.name
+        metric = "IP" if ours else index.get("metric_type", "")
         params.add_index(
             index["field_name"],
-            index_type=index["index_type"],
+            index_type=corrected.index_type if ours else index["index_type"],
             index_name=index["index_name"],
             **({"metric_type": metric} if metric else {}),
-            params=build_params(index),
+            params=corrected.index_params if ours else build_params(index),
         )
     return params

@@ -52,6 +52,16 @@ def test_a_plan_writes_nothing(run, files):
     assert collections(files) == {"products"}
 
 
+def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
+    index = ("--index-type", "IVF_FLAT", "--index-param", "nlist=4")
+    plan = run("migrate", "plan", "products", *BANK, *index)
+    assert "IVF_FLAT {'nlist': 4}" in plan.stdout
+    assert "the source's index is" in plan.stdout
+    wrong = run("migrate", "plan", "products", *BANK, "--index-param", "nlist")
+    assert wrong.returncode == 2, wrong.stderr
+    assert "--index-param takes NAME=VALUE, got 'nlist'" in wrong.stderr
+
+
 def test_facts_that_a_plan_gains_are_shown(capsys, run, files):
     from milvus_hubness.cli.migrate.facts import show_plan
 

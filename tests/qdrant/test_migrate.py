@@ -17,6 +17,7 @@ from milvus_hubness import (
     DimensionMismatch,
     EmptyCollection,
     InvalidInput,
+    InvalidParameter,
     NoMigration,
     QueryBank,
     Steering,
@@ -125,6 +126,12 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     wanted = nnn(bank, images[[numbers[each] for each in batch.keys]], METRICS[distance], 16, 0.75)
     np.testing.assert_allclose(stored + state.profile.centre, wanted, atol=1e-5)
     assert verify(store, name).rows == count
+
+
+def test_another_index_for_the_copy_is_refused(backend):
+    name, bank = small(backend)
+    with pytest.raises(InvalidParameter, match="name none for it"):
+        plan_migration(backend.store(), name, bank, estimator=NNN(4), index_params={"M": 32})
 
 
 def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_listed(backend):

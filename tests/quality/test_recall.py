@@ -73,6 +73,22 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
         assert 0.2 < interval.low < interval.estimate < interval.high < 1
 
 
+def test_cell_columns_are_measured_as_they_will_be_stored():
+    vectors, biases, queries = gallery()
+    layout = Layout(24, "IP", multiple_of=64).measured_on(vectors, np.tile(queries, (4, 1)), cells=True)
+    cells = np.random.default_rng(4).normal(size=(len(vectors), layout.cell_count))
+    params = {"nlist": 40}
+    gate = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4, cells=cells)
+    stored = AnnIndex(layout.augment(vectors, biases, cells), IndexSpec.of("IVF_FLAT", params), metric="IP")
+    found = stored.search(layout.wrap(queries), 10, 4)
+    wanted = oracle(found, similarity(queries, vectors, "IP") - biases, 10)
+    assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
+    without = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4)
+    assert abs(without.stored.estimate - wanted) > 0.01
+    with pytest.raises(DimensionMismatch, match="2000 vectors need as many rows of cells, got 3"):
+        measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, cells=cells[:3])
+
+
 def test_centred_rows_are_searched_as_such():
     vectors, biases, queries = gallery(rows=1_500)
     vectors = vectors + np.float32(0.8)

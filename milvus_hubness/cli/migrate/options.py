@@ -10,7 +10,7 @@ import typer
 
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import DEFAULT_URI, Database, TokenFile, Uri, open_store, read_bank
-from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator
+from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, pairs_of
 from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL
 from milvus_hubness.jobs.plan import MigrationPlan
@@ -120,6 +120,17 @@ class Planning:
     profiles: Annotated[
         int, typer.Option(help="Sets of biases to leave room for; refresh --profile adds the further ones.")
     ] = 1
+    index_type: Annotated[
+        str | None, typer.Option(help="Of the copy's index, HNSW or IVF_FLAT say. [default: the source's]")
+    ] = None
+    index_param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE, a parameter of the copy's index, nlist=512 say; may be given again. "
+            "[default: the source's]",
+            show_default=False,
+        ),
+    ] = None
     restart: Annotated[
         bool, typer.Option("--restart", help="Drop what an unfinished migration left and begin anew.")
     ] = False
@@ -150,6 +161,8 @@ class Planning:
             gate=self.gate,
             gate_targets=self.gate_targets,
             profiles=self.profiles,
+            index_type=self.index_type,
+            index_params=pairs_of(self.index_param, "--index-param"),
             restart=self.restart,
             force=self.force,
             measure=measuring.measure or measuring.search_value is not None,

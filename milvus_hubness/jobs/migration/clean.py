@@ -31,7 +31,7 @@ def clean(store: Store, name: str, *, drop: str) -> Migration:
     migration.require("switched", "finished", step="dropping the source")
     if store.exists(drop):
         _refuse_aliases(store, drop)
-        drop_journals(store, store.info(drop))
+        drop_journals(store, store.info(drop, counted=False))
         store.drop(drop)
     ledger.forget_chunks(migration.target)
     return ledger.write(migration, phase="finished", runner=None)
@@ -43,11 +43,11 @@ def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
     if store.exists(target):
         _refuse_aliases(store, target)
     if store.exists(migration.source_now):
-        mirror = store.info(migration.source_now).mirror
+        mirror = store.info(migration.source_now, counted=False).mirror
         if mirror is not None and mirror.collection == target:
             store.write_mirror(migration.source_now, None)
     if state is not None and store.exists(target):
-        drop_journals(store, store.info(target))
+        drop_journals(store, store.info(target, counted=False))
         store.drop(target)
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
@@ -63,7 +63,7 @@ def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
 
 
 def _refuse_aliases(store: Store, collection: str) -> None:
-    if aliases := store.info(collection).aliases:
+    if aliases := store.info(collection, counted=False).aliases:
         raise StoreError(
             f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped"
         )

@@ -20,7 +20,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.runner import LEDGER, Runner, now
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.base import Made, Record, Store
+from milvus_hubness.stores.base import CollectionInfo, Made, Record, Store
 
 MIGRATIONS = "migrations"
 Phase = Literal[
@@ -84,6 +84,11 @@ class Migration(_Frozen):
         if self.state is None:
             raise WrongPhase(f"the migration of {self.source!r} to {self.target!r} is still being prepared")
         return self.state
+
+    def indexed(self, source: CollectionInfo) -> CollectionInfo:
+        """The source, its index as that of the copy is to be."""
+        index = self.arguments.get("index")
+        return source.with_index(self.field, **index) if index else source
 
     def expect(self, arguments: dict[str, Any]) -> None:
         """Raises ResumeRefused naming the arguments that differ from those it was begun with."""

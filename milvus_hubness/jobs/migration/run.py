@@ -74,7 +74,7 @@ def _carry_on(store: Store, ledger: Ledger, migration: Migration, steering: Stee
         return migration
     source = store.info(migration.source)
     if migration.phase == "copying":
-        store.create_copy(source, migration.target, migration.corrected())
+        store.create_copy(migration.indexed(source), migration.target, migration.corrected())
         migration = _settled(store, ledger, migration, steering)
     if not steering.frozen:
         mirror = Mirror(collection=migration.target)

@@ -86,6 +86,9 @@ class QdrantStore(QdrantJournal):
     def width_multiple(self, field: VectorField) -> int:
         return schema.width_multiple(field)
 
+    def takes_index(self) -> bool:
+        return False
+
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_link(source, field)
 
