@@ -20,9 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.rows import Floats
 
 COLUMNS, FEWEST = 13, 8
 """As many as the width has to spare, from FEWEST to COLUMNS: fewer are worth little, more nothing."""
+
+MOST_NUMBERS = 15_360
+"""In the axes of all columns: a migration's record, of 65,535 bytes at most, holds them twice, as text."""
 
 NEAR = 32
 FEWEST_QUERIES = 4 * NEAR
@@ -34,7 +38,6 @@ LANDMARKS = 8_192
 REACH = 0.5
 """reach, in lengths of an item."""
 
-Floats = npt.NDArray[np.float32]
 _LARGEST = 127
 
 

@@ -36,23 +36,31 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, cast, get_args
+from typing import Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.cells import COLUMNS, FEWEST, FEWEST_QUERIES, REACH, axes_in, main_axes
+from milvus_hubness.cells import (
+    COLUMNS,
+    FEWEST,
+    FEWEST_QUERIES,
+    MOST_NUMBERS,
+    REACH,
+    axes_in,
+    main_axes,
+)
 from milvus_hubness.errors import (
-    DimensionMismatch,
     InvalidInput,
     InvalidParameter,
     NonFiniteVectors,
     ZeroVectors,
     name_some,
 )
+from milvus_hubness.rows import Floats as Floats
+from milvus_hubness.rows import half_squares, half_squares64, lengths_of, matrix
 
 Metric = Literal["IP", "COSINE", "L2"]
-Floats = npt.NDArray[np.float32]
 
 ALIGNMENT = 16
 MAX_WIDTH = 32_768
@@ -154,7 +162,7 @@ class Layout:
 
     def rows(self, vectors: npt.ArrayLike) -> Floats:
         """`vectors` as (n, d) float32. Raises DimensionMismatch, InvalidInput."""
-        return _matrix(vectors, self.dim, "vectors")
+        return matrix(vectors, self.dim, "vectors")
 
     def measured_on(
         self,
@@ -177,11 +185,11 @@ class Layout:
         median length of the items over that of the queries, as biases grow with the queries. There is no
         link column where it is not wanted, or where the width has none to spare.
         cells, reach: the main axes of the queries, and REACH times the median length of the items, where such
-        columns are wanted, the width has enough of them to spare, there are FEWEST_QUERIES, and the metric is
-        not L2.
+        columns are wanted, the width has enough of them to spare, d ≤ 1,920, there are FEWEST_QUERIES, and
+        the metric is not L2.
         """
         rows = self.rows(vectors)
-        halves = _half_squares64(rows[~self.unsound(rows)])
+        halves = half_squares64(rows[~self.unsound(rows)])
         if not len(halves) or not halves.any():
             return self
         low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
@@ -192,7 +200,7 @@ class Layout:
             found = replace(self, offset=middle + scale**2, scale=scale)
         length = math.sqrt(2 * middle) or 1.0
         bank = self.rows(queries) if cells and queries is not None else rows[:0]
-        count = min(COLUMNS, self.spare - link, self.dim)
+        count = min(COLUMNS, self.spare - link, self.dim, MOST_NUMBERS // self.dim)
         if self.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
             reach = REACH * (1.0 if self.metric == "COSINE" else length)
             found = replace(found, cells=main_axes(bank, count), reach=reach)
@@ -200,7 +208,7 @@ class Layout:
             return found
         if self.metric != "IP":
             return replace(found, anchor=found.scale, pull=LINK / found.scale)
-        asked = _lengths(self.rows(queries)) if queries is not None else np.array([length])
+        asked = lengths_of(self.rows(queries)) if queries is not None else np.array([length])
         anchor = 2.0 ** round(math.log2(length))
         return replace(found, anchor=anchor, pull=LINK * length / (float(np.median(asked)) or 1.0) / anchor)
 
@@ -209,7 +217,7 @@ class Layout:
 
         Such rows are stored, and read back, bit for bit.
         """
-        lengths = _lengths(self.rows(vectors))
+        lengths = lengths_of(self.rows(vectors))
         return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
@@ -219,7 +227,7 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack([rows, _half_squares(rows), np.ones(len(rows), np.float32)])
+            return np.column_stack([rows, half_squares(rows), np.ones(len(rows), np.float32)])
         return rows
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
@@ -228,7 +236,7 @@ class Layout:
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
-            return np.column_stack([rows, -np.ones(len(rows), np.float32), -_half_squares(rows)])
+            return np.column_stack([rows, -np.ones(len(rows), np.float32), -half_squares(rows)])
         return rows
 
     def augment(
@@ -250,12 +258,12 @@ class Layout:
         stored = np.zeros((len(rows), self.width), np.float32)
         stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else rows
         if self.metric == "L2":
-            stored[:, self.dim] = (_half_squares64(rows) - self.offset) / self.scale
+            stored[:, self.dim] = (half_squares64(rows) - self.offset) / self.scale
         scaled = slots / np.float32(self.scale)
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
         self._link(stored)
         if cells is not None:
-            stored[:, self._cell_columns] = _matrix(cells, self.cell_count, "cell columns")
+            stored[:, self._cell_columns] = matrix(cells, self.cell_count, "cell columns")
         return stored
 
     def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
@@ -269,7 +277,7 @@ class Layout:
     def with_cells(self, stored: npt.ArrayLike, cells: npt.ArrayLike) -> Floats:
         """(n, width) the stored vectors with other numbers (n, c) in the cell columns."""
         changed = self._stored(stored).copy()
-        changed[:, self._cell_columns] = _matrix(cells, self.cell_count, "cell columns")
+        changed[:, self._cell_columns] = matrix(cells, self.cell_count, "cell columns")
         return changed
 
     def lacks_cells(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -360,7 +368,7 @@ class Layout:
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
             return values
-        squares = 2 * _half_squares(self.rows(queries)).astype(np.float64)
+        squares = 2 * half_squares(self.rows(queries)).astype(np.float64)
         distances = squares[:, None] - 2 * (values - self.offset)
         raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
         return np.where(raw, np.maximum(distances, 0), distances)
@@ -370,7 +378,7 @@ class Layout:
         values = np.asarray(scores, np.float64)
         if self.metric != "L2":
             return values
-        half_square = float(_half_squares(self.rows(np.asarray(query)[None, :]))[0])
+        half_square = float(half_squares(self.rows(np.asarray(query)[None, :]))[0])
         return half_square - values / 2 + self.offset
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
@@ -420,7 +428,7 @@ class Layout:
         return slice(end - self.cell_count, end)
 
     def _stored(self, vectors: npt.ArrayLike) -> Floats:
-        return _matrix(vectors, self.width, "stored vectors")
+        return matrix(vectors, self.width, "stored vectors")
 
     def _asked(self, queries: Floats) -> npt.NDArray[np.floating]:
         """(m, d), or (d,) of one query: what is asked of the vectors themselves. One takes fewer steps."""
@@ -438,47 +446,3 @@ class Layout:
         if (lengths == 1).all():
             return rows
         return (rows / np.where(lengths == 0, 1, lengths)[:, None]).astype(np.float32)
-
-
-def _packed(vectors: Any, width: int) -> Floats | None:
-    """(n, width) lists of as many Python numbers each, in half of numpy's time; None for anything else, and
-    for numbers that no float32 holds."""
-    if not isinstance(vectors, list) or not vectors:
-        return None
-    if not all(type(row) is list and len(row) == width for row in vectors):
-        return None
-    pack = struct.Struct(f"{width}f").pack
-    try:
-        packed = b"".join([pack(*row) for row in vectors])
-    except (struct.error, OverflowError):
-        return None
-    return np.frombuffer(packed, np.float32).reshape(len(vectors), width)
-
-
-def _matrix(vectors: Any, width: int, what: str) -> Floats:
-    try:
-        if isinstance(vectors, list) and len(vectors) == 1 and isinstance(vectors[0], np.ndarray):
-            rows = np.asarray(vectors[0], np.float32)[None]  # in half the time
-        else:
-            packed = _packed(vectors, width)
-            rows = np.asarray(vectors if packed is None else packed, np.float32)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{what} must be rows of {width} numbers each: {error}") from None
-    if rows.ndim != 2:
-        raise InvalidInput(f"{what} must be of shape (n, {width}), got {rows.ndim} axes: {rows.shape}")
-    if rows.shape[1] != width:
-        raise DimensionMismatch(f"{what} must have {width} dimensions, got {rows.shape[1]}")
-    return rows
-
-
-def _lengths(rows: Floats) -> npt.NDArray[np.float64]:
-    return np.sqrt(2 * _half_squares64(rows))
-
-
-def _half_squares(rows: Floats) -> Floats:
-    return _half_squares64(rows).astype(np.float32)
-
-
-def _half_squares64(rows: Floats) -> npt.NDArray[np.float64]:
-    wide = rows.astype(np.float64)
-    return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))

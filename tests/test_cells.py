@@ -93,6 +93,8 @@ def test_they_take_what_the_width_has_to_spare():
     assert count(DIM) == 9
     assert count(32, slots=6) == 9
     assert count(38) == count(5) == 0
+    assert (count(1_536), count(1_920), count(2_048)) == (10, 8, 0)
+    assert 2 * len(main_axes(next(sets(items=40, dim=1_920)), 8)) < 45_000, "a record holds as much"
     assert count(32, "L2") == 0
     assert count(32, queries=FEWEST_QUERIES - 1) == 0
     items, bank = sets()

@@ -17,8 +17,9 @@ PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
     "errors": set(),
-    "cells": {"errors"},
-    "layout": {"cells", "errors"},
+    "rows": {"errors"},
+    "cells": {"errors", "rows"},
+    "layout": {"cells", "errors", "rows"},
     "halves": {"errors", "layout"},
     "state": {"errors", "halves", "layout"},
     "banks": {"errors"},
@@ -47,8 +48,8 @@ MAY_IMPORT = {
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "cells", "layout", "halves", "state", "banks", "kernels", "estimators", "correction", "quality",
-    "jobs", "quari", "reservoir", "rerank", "serve", "beyond",
+    "errors", "rows", "cells", "layout", "halves", "state", "banks", "kernels", "estimators", "correction",
+    "quality", "jobs", "quari", "reservoir", "rerank", "serve", "beyond",
 }  # fmt: skip
 
 
