@@ -49,8 +49,8 @@ from tests.servers import MilvusServer
 
 INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
     "HNSW": ({"M": 16, "efConstruction": 200}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
-    "IVF_FLAT": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
-    "IVF_SQ8": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
+    "IVF_FLAT": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)),
+    "IVF_SQ8": ({"nlist": 256}, "nprobe", (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192)),
     "HNSW_SQ": ({"M": 16, "efConstruction": 200, "sq_type": "SQ8"}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
 }
 LIMIT, QUERIES, JUDGED, PAIRS = 10, 200, 1_000, 2_000
