@@ -275,7 +275,9 @@ class Layout:
         return changed
 
     def with_cells(self, stored: npt.ArrayLike, cells: npt.ArrayLike) -> Floats:
-        """(n, width) the stored vectors with other numbers (n, c) in the cell columns."""
+        """(n, width) the stored vectors with other numbers (n, c) in the cell columns, if there are any."""
+        if not self.cells:
+            return self._stored(stored)
         changed = self._stored(stored).copy()
         changed[:, self._cell_columns] = matrix(cells, self.cell_count, "cell columns")
         return changed
