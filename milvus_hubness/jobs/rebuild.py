@@ -75,12 +75,17 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
 
 
 def unfinished(store: Store, collection: str) -> Migration | None:
-    """The rebuilding of this collection that an earlier run left, if any."""
+    """The rebuilding of this collection that an earlier run left, if any; or the one that made it, where the
+    alias leads to it already and the rest of the switch is still to be done."""
     over = {"switched", "rolled back", "finished"}
     found = [
         each
         for each in Ledger(store).migrations()
-        if each.rebuilds is not None and each.source == collection and each.phase not in over
+        if each.rebuilds is not None
+        and (
+            (each.source == collection and each.phase not in over)
+            or (each.target == collection and each.phase == "switching")
+        )
     ]
     return found[-1] if found else None
 

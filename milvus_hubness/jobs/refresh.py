@@ -22,7 +22,7 @@ from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, silent
-from milvus_hubness.jobs.rebuild import REBUILD_SHARE, unfinished
+from milvus_hubness.jobs.rebuild import REBUILD_SHARE, carry_out, unfinished
 from milvus_hubness.jobs.refreshing import Refreshing, Waiting
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
@@ -123,6 +123,11 @@ def refresh(
         with ThreadPoolExecutor(1, "bank") as beside:
             reading = beside.submit(store.load_bank, state.profile.bank)
             left = unfinished(store, name)
+            if left and left.target == name:
+                if not plan:
+                    lease.settle()
+                    carry_out(store, left, steering.Steering(client_ttl=0.0))
+                left = None
             spare = SpareBanks(store, name)
             unused = [] if plan or left else spare.noted()
             waiting = None if asks or refit else _waiting(store, info, state)

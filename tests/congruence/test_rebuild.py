@@ -143,6 +143,29 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
 
 
 @pytest.mark.shown_on_lite
+def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
+    class Breaking(MilvusStore):
+        def write_mirror(self, collection, mirror):
+            if mirror is None:
+                raise StoreError("the connection broke")
+            super().write_mirror(collection, mirror)
+
+    with pytest.raises(StoreError):
+        refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))
+    copy = f"{live.name}_r2"
+    assert live.store.alias_target(live.alias) == copy
+    assert live.store.info(live.name).mirror is not None
+    live.write()
+    assert refresh(live.store, live.alias, plan=True).planned
+    assert live.store.info(live.name).mirror is not None, "a plan changes nothing"
+    assert refresh(live.store, live.alias).mode == "pending"
+    assert live.store.info(live.name).mirror is None
+    live.assert_found(live.other)
+    assert rollback(live.store, live.alias).source == live.name
+    live.assert_found(live.bank)
+
+
+@pytest.mark.shown_on_lite
 def test_another_bank_takes_its_place(live, monkeypatch):
     def fail(*args):
         raise StoreError("the connection broke")

@@ -1,4 +1,4 @@
-"""python -m tests.crash: migrations and refreshes killed, and applications that go on meanwhile."""
+"""python -m tests.crash: migrations, refreshes and rebuilds killed, and applications that go on meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks.environment import RESULTS, environment, save
-from tests.crash import draws, refreshes, trials
+from tests.crash import draws, rebuilds, refreshes, trials
 from tests.crash.places import BACKENDS
 from tests.crash.rivals import run_rivals
 from tests.crash.writers import run_writers
@@ -21,6 +21,7 @@ WORKERS, WRITING_SECONDS = 3, 60
 SUITES = {
     "migrations": (trials.run_trials, trials.summary, len(trials.KINDS)),
     "refreshes": (refreshes.run_refreshes, refreshes.summary, len(draws.KINDS)),
+    "rebuilds": (rebuilds.run_rebuilds, rebuilds.summary, rebuilds.COUNT),
 }
 
 
@@ -73,7 +74,7 @@ def main() -> None:
             suite: {
                 **facts,
                 **found[suite],
-                **beside[suite],
+                **beside.get(suite, {}),
                 "each": [each.to_dict() for each in outcomes[suite]],
             }
             for suite in suites

@@ -26,11 +26,13 @@ def assert_refreshed(
     *,
     went_back: bool = False,
     wrote_on: bool = False,
+    leased: str = "",
 ) -> None:
     """Nothing lost, nothing doubled, each row's bias from these alone, and nothing left lying about.
 
     went_back: rows whose standby slot still held the bias were left alone, and show the other one. wrote_on:
     rows were deleted by a filter since, whose biases in a side collection the next refresh takes away.
+    leased: the collection that was refreshed, where that is another.
     """
     store = database.store
     info = store.info(corrected.name)
@@ -47,7 +49,7 @@ def assert_refreshed(
     assert not left, f"left lying about: {sorted(left)}"
     assert there == corrected.collections
     _assert_banks(database, state)
-    _assert_ledger(store, corrected.name)
+    _assert_ledger(store, leased or corrected.name)
 
 
 def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> None:

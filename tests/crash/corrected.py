@@ -71,7 +71,7 @@ _METHODS = {NNN: "nnn", CSLS: "csls", Blend: "blend"}
 class Corrected:
     """One collection at a place, and by `wanted` all that the application put into it.
 
-    name: of the collection that is refreshed. placement: of its biases.
+    name: of the collection that is refreshed. placement: of its biases. kept: others that are to be there.
     """
 
     def __init__(self, place: Place, stem: str, shape: Shape, placement: str, seed: int) -> None:
@@ -79,6 +79,7 @@ class Corrected:
         self._stem, self._seed = stem, seed
         self.name = f"{stem}_copy" if placement == "vectors" else stem
         self.bank, self.side = f"{stem}__bank", f"{stem}__bias"
+        self.kept: set[str] = set()
         self.wanted: Rows = {}
         self._new = NEW_KEYS
         self._written_until: dict[Any, float] = {}
@@ -147,7 +148,8 @@ class Corrected:
     @property
     def collections(self) -> set[str]:
         """Those that are to be there."""
-        return {self._stem, self.name, self.bank, *([self.side] if self.placement == "side" else [])}
+        beside = {self.side} if self.placement == "side" else set()
+        return {self._stem, self.name, self.bank, *beside, *self.kept}
 
     def ours(self, database: Database) -> set[str]:
         """Those that are."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from milvus_hubness.jobs import rebuild
 from tests.crash.ports import Program
 from tests.crash.stages import COURSES, Course
 
@@ -39,7 +40,7 @@ class Moment:
 class Order:
     """argv: of the program. log: what it prints. victims: process ids that get `sign` at the moment, 0 for
     its own. timing: a file that gets the seconds from the first request to the end. counts: one that gets the
-    number of requests in each stage."""
+    number of requests in each stage. rebuilds: a refresh that does, however few rows there are."""
 
     program: type[Program]
     argv: tuple[str, ...]
@@ -49,11 +50,12 @@ class Order:
     sign: signal.Signals = signal.SIGKILL
     timing: Path | None = None
     counts: Path | None = None
+    rebuilds: bool = False
 
     @property
     def course(self) -> Course:
         """Of the command."""
-        return COURSES[self.argv[0]]
+        return COURSES["rebuild" if self.rebuilds else self.argv[0]]
 
 
 class Watch:
@@ -139,6 +141,8 @@ def run(order: Order) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     watch, program = Watch(order), order.program
+    if order.rebuilds:
+        rebuild.FEWEST_ROWS = 1
     program.take_in_chunks(order.course.rows_per_chunk)
     program.count_requests(watch)
     order.course.follow(watch.enter, program.store)

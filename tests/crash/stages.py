@@ -77,6 +77,17 @@ def follow_refresh(enter: Enter, store: Any) -> None:
     store.write_state, store.write_journal = writing_state, writing_journal
 
 
+def follow_rebuild(enter: Enter, store: Any) -> None:
+    """The same of a refresh by a copy: what begins both stages of a refresh and of the copy's migration."""
+    stages = COURSES["rebuild"].stages
+
+    def entering(stage: str | None) -> None:
+        enter(stage if stage in stages else None)
+
+    follow_refresh(entering, store)
+    follow_migration(entering, store)
+
+
 def _begins(owner: Any, name: str, stage: str, enter: Enter, *, at_end: bool = False) -> None:
     """Have the stage begin with each call of this method, or with its end."""
     call = getattr(owner, name)
@@ -111,5 +122,13 @@ COURSES = {
         follow_refresh,
     ),
 }  # fmt: skip
+COURSES["rebuild"] = Course(
+    (
+        "starting", "taking the lease", "looking", "judging", "announcing", "copying",
+        "catching up", "verifying", "verified", "switching", "moving", "switched", "cleaning up",
+    ),
+    100,
+    follow_rebuild,
+)  # fmt: skip
 COURSES["rollback"] = COURSES["migrate"]
 """By command."""

@@ -1,0 +1,236 @@
+"""Trials: a refresh by a copy that takes over the alias, killed at a random moment and run again, and what
+must hold afterwards."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from tests.crash.checks import assert_refreshed
+from tests.crash.corrected import Corrected
+from tests.crash.draws import drawn_biases
+from tests.crash.driver import Moment
+from tests.crash.places import BACKENDS, Command, said
+from tests.crash.ports import Database, Place
+from tests.crash.series import run_one_by_one
+from tests.crash.sources import Rows, Shape, assert_same
+from tests.servers import MilvusServer
+
+COUNT = 16
+"""Trials of each backend."""
+SERVER_KILLS = {2, 6, 10, 14}
+REQUESTS = {
+    "milvus": {
+        "looking": 35, "judging": 23, "announcing": 73, "copying": 49, "catching up": 50, "verifying": 49,
+        "verified": 39, "switching": 60, "moving": 10, "switched": 12,
+    },
+    "qdrant": {
+        "looking": 16, "judging": 25, "announcing": 60, "copying": 46, "catching up": 52, "verifying": 47,
+        "verified": 34, "switching": 63, "moving": 12, "switched": 11,
+    },
+}  # fmt: skip
+"""About how many requests each stage makes. Whoever asks for a later one gets the next stage."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """stage: in which it is killed. again: how it is run again: the "same", or the "plain" one that a
+    schedule runs. writes: the application goes on writing between the two runs."""
+
+    seed: int
+    backend: str
+    number: int
+    stage: str
+    victim: str
+    again: str
+    writes: bool
+    method: str
+    shape: Shape
+
+    @property
+    def random(self) -> random.Random:
+        return random.Random(f"rebuild {self.seed} {self.backend} {self.number}")
+
+    def __str__(self) -> str:
+        how = [self.again, *(["writes"] if self.writes else []), self.method]
+        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.placement}"
+        return f"{self.backend} {self.number:2} rebuild ({', '.join(how)}, {shape})"
+
+
+def trials(seed: int, backend: str) -> list[Trial]:
+    """All of a backend: each stage in turn."""
+    there = BACKENDS[backend]
+    stages = list(REQUESTS[there.database])
+    random.Random(f"rebuilds {seed} {backend}").shuffle(stages)
+    made = []
+    for number in range(COUNT):
+        rng = random.Random(f"rebuild trial {seed} {backend} {number}")
+        killed = not there.is_embedded and number in SERVER_KILLS
+        made.append(
+            Trial(
+                seed,
+                backend,
+                number,
+                stage=stages[number % len(stages)],
+                victim=rng.choice(["server", "both"]) if killed else "process",
+                again=rng.choice(["same", "plain"]),
+                writes=rng.random() < 0.7,
+                method=rng.choice(["nnn", "csls", "blend"]),
+                shape=there.shape(rng, rng.choice(there.keys)),
+            )
+        )
+    return made
+
+
+@dataclass
+class Outcome:
+    """reached: the phase of the copy when the killed process was dead."""
+
+    trial: Trial
+    moment: str = ""
+    reached: str = ""
+    first_exit: int | None = None
+    problem: str = ""
+    seconds: float = 0.0
+
+    @property
+    def line(self) -> str:
+        ended = f"FAILED: {self.problem}" if self.problem else "ok"
+        return (
+            f"seed {self.trial.seed} {self.trial}: killed {self.trial.victim} {self.moment}, copy "
+            f"{self.reached!r}, {self.seconds:.1f} s: {ended}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        facts = vars(self.trial) | {"shape": vars(self.trial.shape)}
+        mine = {name: value for name, value in vars(self).items() if name != "trial"}
+        return {**facts, **mine, "seconds": round(self.seconds, 1)}
+
+
+class Runner:
+    """Runs the trials of one backend, one after the other. folder: for banks, logs and Milvus Lite's files.
+    uri: of a server that is not killed, and that others may use."""
+
+    def __init__(self, folder: Path, *, server: MilvusServer | None = None, uri: str = "") -> None:
+        self._folder, self._server, self._uri = folder, server, uri
+
+    @property
+    def is_served(self) -> bool:
+        """Whether its server, if it has one, came back after it was killed."""
+        return self._server is None or self._server.is_running
+
+    def run(self, trial: Trial) -> Outcome:
+        """What happened. Its `problem` is empty where all that must hold does."""
+        outcome, began = Outcome(trial), time.monotonic()
+        place = BACKENDS[trial.backend].place.within(self._folder, self._server, self._uri)
+        try:
+            _Attempt(place, outcome).run()
+        except Exception as error:
+            outcome.problem = said(error)
+        outcome.seconds = time.monotonic() - began
+        return outcome
+
+
+class _Attempt:
+    def __init__(self, place: Place, outcome: Outcome) -> None:
+        self._place, self._outcome, self._trial = place, outcome, outcome.trial
+        trial = self._trial
+        stem = f"rebuilt_{os.getpid()}_{next(_numbers)}"
+        self._alias = f"{stem}_live"
+        self._corrected = Corrected(place, stem, trial.shape, "vectors", trial.number)
+        self._former = self._corrected.name
+        self._old, self._new, _ = drawn_biases(place.folder, trial.method, "bank")
+
+    def run(self) -> None:
+        trial, corrected = self._trial, self._corrected
+        try:
+            with self._place.open() as database:
+                corrected.make(database, self._old)
+                database.store.point_alias(self._alias, corrected.name)
+            self._kill()
+            with self._place.open() as database:
+                known = self._known(database)
+                self._outcome.reached = known.phase if known else "none"
+                leads_to = database.store.alias_target(self._alias) or ""
+                before = dict(corrected.wanted)
+                if trial.writes:
+                    corrected.name = self._alias
+                    database.load(leads_to)
+                    corrected.write(trial.random, database.application())
+            code = self._command(trial.again).run()
+            assert code == 0, f"run again, it exited with {code}: {self._command('').told()}"
+            with self._place.open() as database:
+                self._check(database, leads_to, is_new=trial.again == "same" or known is not None)
+                self._check_former(database, corrected.wanted if leads_to == self._former else before)
+        finally:
+            corrected.drop()
+
+    def _kill(self) -> None:
+        rng, stage = self._trial.random, self._trial.stage
+        most = REQUESTS[BACKENDS[self._trial.backend].database][stage]
+        number = rng.randint(1, most if self._trial.victim == "process" else 1)
+        moment = Moment(stage, number, edge=rng.choice(["before", "after"]))
+        self._outcome.moment = str(moment)
+        self._outcome.first_exit = self._command("same").struck(self._trial.victim, moment)
+
+    def _command(self, which: str) -> Command:
+        options = (*self._new.options, "--force") if which == "same" else ()
+        common = ("--client-ttl", "0", "--uri", self._place.uri, "--json")
+        return Command(self._place, ("refresh", self._alias, *options, *common), rebuilds=True)
+
+    def _known(self, database: Database) -> Migration | None:
+        """The copy that was begun, in the ledger."""
+        found = Ledger(database.store).migrations()
+        return next((each for each in found if each.source == self._former and each.rebuilds), None)
+
+    def _check(self, database: Database, asked: str, *, is_new: bool) -> None:
+        """asked: the collection that was run again."""
+        corrected, store = self._corrected, database.store
+        leads_to = store.alias_target(self._alias)
+        if not is_new:
+            assert leads_to == self._former, f"nothing was begun, and the alias leads to {leads_to}"
+            corrected.name = self._former
+            assert_refreshed(database, corrected, self._old)
+            return
+        known = self._known(database)
+        assert known is not None
+        assert (known.phase, known.target) == ("switched", leads_to), f"the ledger says {known.phase!r}"
+        corrected.name = known.target
+        corrected.kept.add(self._former)
+        assert_refreshed(database, corrected, self._new, leased=asked)
+        assert store.info(self._former).mirror is None, "clients still write to both"
+
+    def _check_former(self, database: Database, wanted: Rows) -> None:
+        """wanted: what was written while the alias led there, and not what was written since."""
+        sameness = database.sameness(self._trial.shape.metric, converted=True)
+        assert_same(database.shown(self._former), wanted, sameness)
+        there = database.counted(self._former)
+        assert there == len(wanted), f"{there} rows for {len(wanted)} keys in the former copy"
+
+
+def run_rebuilds(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:
+    """These trials of a backend, one after the other; prints a line for each."""
+    chosen = [trial for trial in trials(seed, backend) if trial.number in numbers]
+    return run_one_by_one(backend, chosen, Runner)
+
+
+def summary(outcomes: list[Outcome]) -> dict[str, Any]:
+    """How many trials there were, and how they ended."""
+    return {
+        "trials": len(outcomes),
+        "failed": sum(bool(each.problem) for each in outcomes),
+        "killed": sum(each.first_exit != 0 for each in outcomes),
+        "servers_killed": sum(each.trial.victim != "process" for each in outcomes),
+        "reached_at_the_kill": dict(Counter(each.reached for each in outcomes)),
+        "seconds": round(sum(each.seconds for each in outcomes), 1),
+    }
