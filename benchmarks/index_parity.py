@@ -4,19 +4,20 @@
                                       [--nlist RAW CORRECTED] [--tuned] [--save]
 
 On a Milvus 2.3.5 server of its own, or with --lite on Milvus Lite, which alone has HNSW_SQ. The gallery is
-enlarged to N rows by mixing its items. For each index type, and each width of the search: recall@10 against
-the exact answers of the same collection; the share of queries whose right item, by the task's pairs, is among
-the ten; and queries a second of one client, one a request and a hundred a request, medians of rounds that ask
-both collections in turns. The corrected collection is a copy with NNN(32, 0.75), or with --tuned with the
-estimator that `tune` chooses by pairs that are not asked here, at strength 1. --nlist: the IVF indexes of the
-two have so many cells, and not 256 both.
+enlarged to N rows by mixing its items. The corrected collection is a copy with NNN(32, 0.75), or with --tuned
+with the estimator that `tune` chooses by pairs that are not asked here, at strength 1. --nlist: the IVF
+indexes of the two have so many cells, and not 256 both.
 
-At recall 0.95 of each: the width comes from the curve of recall, its logarithmic miss interpolated, and the
-time of a query from the line fitted to the times of all widths, by Theil and Sen, so that the noise of some
-cells decides nothing. Right answers: those of both at the width that the raw collection needs, and the
-queries a second of the one over the other's where the corrected one finds as many as the raw one does. Exits
-with 1 where the corrected one answers fewer than 0.95 as many queries a second at equal recall, or at equal
-right answers. --save: keep what was measured beside what was kept of other tasks, indexes and estimators.
+For each index type, and each width of the search: recall@10 against the exact answers of the same collection,
+and the share of queries whose right item, by the task's pairs, is among the ten. On these curves, the
+logarithmic miss interpolated, lie the widths at which each has recall 0.95, and that at which the corrected
+one finds as many right items as the raw one does at its own. Those are then timed, one query a request and a
+hundred a request: in each round the raw one and the corrected one at the three widths ask the same queries
+one after the other, in another order each time, and what counts is the median of the rounds' ratios. The
+range of the middle half of the rounds stands beside it.
+
+Exits with 1 where the corrected one answers fewer than 0.95 as many queries a second at equal recall, or at
+equal right answers. --save: keep what was measured beside that of other tasks, indexes and estimators.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import tempfile
 import time
@@ -34,7 +34,6 @@ from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
-from scipy.stats import theilslopes
 
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
@@ -54,10 +53,11 @@ INDEXES: dict[str, tuple[dict[str, Any], str, tuple[int, ...]]] = {
     "HNSW_SQ": ({"M": 16, "efConstruction": 200, "sq_type": "SQ8"}, "ef", (10, 16, 24, 32, 48, 64, 96, 128)),
 }
 LIMIT, QUERIES, JUDGED, PAIRS = 10, 200, 1_000, 2_000
-ROUNDS = {1: 3, 100: 5}
+ROUNDS = {1: 15, 100: 25}
 """Queries of one request, and how often they are timed."""
 REQUESTS = 10
 """At least so many are timed."""
+EQUAL_RECALL, EQUAL_WIDTH, AS_RIGHT = "equal recall", "equal width", "as many right"
 SETTLING_SECONDS = 15
 LEAST_RECALL, LEAST_SHARE = 0.95, 0.95
 BATCH = 2_000
@@ -105,7 +105,7 @@ def recall(found: Any, exact: Any) -> float:
     return float(np.mean([np.isin(own, true).mean() for own, true in zip(exact, found, strict=True)]))
 
 
-def curves(
+def compared(
     uri: str,
     index: str,
     rows: Floats,
@@ -115,9 +115,9 @@ def curves(
     bank: Floats,
     by: Estimator,
     nlists: list[int] | None,
-) -> list[dict[str, float]]:
-    """For each width of the search, recall and right answers over all queries, and milliseconds of the first
-    `timed` or of REQUESTS requests where those are more, of the raw and the corrected collection. own: (m,)
+) -> dict[str, Any]:
+    """The curves of the raw and the corrected collection over all queries, and what they answer a second at
+    the widths that follow, by the first `timed` queries or REQUESTS requests where those are more. own: (m,)
     each query's row. nlists: of the one and the other index."""
     params, param, widths = INDEXES[index]
     if nlists:
@@ -138,71 +138,82 @@ def curves(
     biases = restored(store, state, state.profile).centred(rows)
     scores = {"raw": queries @ rows.T, "corrected": queries @ rows.T - state.profile.strength * biases}
     exact = {side: np.argsort(-each, axis=1)[:, :LIMIT] for side, each in scores.items()}
-    cells = []
+    curve = []
     for width in widths:
-        cell: dict[str, float] = {"width": width}
+        point: dict[str, float] = {"width": width}
         for side, (name, vectors) in sides.items():
             found, _ = asked(client, name, vectors, param, width, max(ROUNDS))
-            cell[f"{side} recall"] = recall(found, exact[side])
-            cell[f"{side} right"] = float((found == own[:, None]).any(axis=1).mean())
-        times: dict[str, list[float]] = {}
-        for at_once, rounds in ROUNDS.items():
-            for side, (name, vectors) in list(sides.items()) * rounds:
-                some = vectors[: max(timed, REQUESTS * at_once)]
-                _, milliseconds = asked(client, name, some, param, width, at_once)
-                times.setdefault(f"{side} ms, {at_once} a request", []).append(milliseconds)
-        cells.append(cell | {what: statistics.median(taken) for what, taken in times.items()})
-        print(index, {what: round(value, 3) for what, value in cells[-1].items()}, flush=True)
+            point[f"{side} recall"] = recall(found, exact[side])
+            point[f"{side} right"] = float((found == own[:, None]).any(axis=1).mean())
+        curve.append(point)
+        print(index, {what: round(value, 3) for what, value in point.items()}, flush=True)
+    at = widths_for(curve)
+    if at["raw width"] is not None:
+        at |= in_turns(client, sides, param, at, timed)
     for name in (raw, target, state.profile.bank.collection):
         client.drop_collection(name)
     client.close()
-    return cells
+    return {"curve": curve, "at_equal_recall": at}
 
 
-def width_at(cells: list[dict[str, float]], column: str, least: float) -> float | None:
-    """The width at which a share is reached, None where none does."""
-    widths = [cell["width"] for cell in cells]
-    misses = [math.log(max(1 - cell[column], 1e-6)) for cell in cells]
+def width_at(curve: list[dict[str, float]], column: str, least: float) -> int | None:
+    """The least width at which a share is reached, None where none does."""
+    widths = [point["width"] for point in curve]
+    misses = [math.log(max(1 - point[column], 1e-6)) for point in curve]
     wanted = math.log(1 - least)
     if misses[0] <= wanted:
-        return widths[0]
-    for i in range(1, len(cells)):
+        return int(widths[0])
+    for i in range(1, len(curve)):
         if misses[i] <= wanted:
             share = (misses[i - 1] - wanted) / (misses[i - 1] - misses[i])
-            return widths[i - 1] + share * (widths[i] - widths[i - 1])
+            return math.ceil(widths[i - 1] + share * (widths[i] - widths[i - 1]))
     return None
 
 
-def at_equal_recall(cells: list[dict[str, float]]) -> dict[str, Any]:
+def widths_for(curve: list[dict[str, float]]) -> dict[str, Any]:
     """Of each side the width that LEAST_RECALL needs; the right answers of both at that of the raw one, and
-    the width at which the corrected one finds as many; and for each of the three the queries a second of the
-    corrected over those of the raw collection at its width, by how many queries a request brings."""
-    widths = [cell["width"] for cell in cells]
-    needed = {side: width_at(cells, f"{side} recall", LEAST_RECALL) for side in ("raw", "corrected")}
-    found: dict[str, Any] = {f"{side} width": width for side, width in needed.items()}
-    raw = needed["raw"]
+    the width at which the corrected one finds as many. Whole numbers, None where no width is enough."""
+    found: dict[str, Any] = {
+        f"{side} width": width_at(curve, f"{side} recall", LEAST_RECALL) for side in ("raw", "corrected")
+    }
+    raw = found["raw width"]
     if raw is None:
         return found
-    for side in needed:
-        found[f"{side} right"] = float(np.interp(raw, widths, [cell[f"{side} right"] for cell in cells]))
-    found["as right width"] = width_at(cells, "corrected right", found["raw right"])
-    for at_once in ROUNDS:
-        lines = {
-            side: theilslopes([cell[f"{side} ms, {at_once} a request"] for cell in cells], widths)
-            for side in needed
-        }
-        for what, width in (
-            ("equal recall", needed["corrected"]),
-            ("equal width", raw),
-            ("as right", found["as right width"]),
-        ):
-            if width is not None:
-                taken = {"raw": raw, "corrected": width}
-                milliseconds = {
-                    side: lines[side].intercept + lines[side].slope * at for side, at in taken.items()
-                }
-                found[f"{what}, {at_once} a request"] = milliseconds["raw"] / milliseconds["corrected"]
-                found[f"{what}, {at_once} a request, ms"] = milliseconds
+    widths = [point["width"] for point in curve]
+    for side in ("raw", "corrected"):
+        found[f"{side} right"] = float(np.interp(raw, widths, [point[f"{side} right"] for point in curve]))
+    return found | {"as right width": width_at(curve, "corrected right", found["raw right"])}
+
+
+def in_turns(
+    client: MilvusClient, sides: dict[str, tuple[str, Floats]], param: str, at: dict[str, Any], timed: int
+) -> dict[str, Any]:
+    """For each of the widths of the corrected collection, and each number of queries a request: the median
+    ratio of queries a second over the raw one's at its own width, the middle half of those ratios, and the
+    median milliseconds of a query of each."""
+    widths = {
+        "raw": at["raw width"],
+        EQUAL_RECALL: at["corrected width"],
+        EQUAL_WIDTH: at["raw width"],
+        AS_RIGHT: at["as right width"],
+    }
+    places = [what for what, width in widths.items() if width is not None]
+    found: dict[str, Any] = {}
+    for at_once, rounds in ROUNDS.items():
+        times: dict[str, list[float]] = {what: [] for what in places}
+        for turn in range(rounds):
+            first = turn % len(places)
+            for what in places[first:] + places[:first]:
+                name, vectors = sides["raw" if what == "raw" else "corrected"]
+                some = vectors[: max(timed, REQUESTS * at_once)]
+                times[what].append(asked(client, name, some, param, widths[what], at_once)[1])
+        for what in places:
+            key = f"{what}, {at_once} a request"
+            found[f"{key}, ms"] = float(np.median(times[what]))
+            if what != "raw":
+                ratios = np.divide(times["raw"], times[what])
+                found[key] = float(np.median(ratios))
+                found[f"{key}, middle half"] = np.percentile(ratios, [25, 75]).tolist()
     return found
 
 
@@ -244,12 +255,11 @@ def main() -> int:
             uri, where = stack.enter_context(MilvusServer()).uri, "2.3.5"
         for index in options.index or [name for name in INDEXES if options.lite or name != "HNSW_SQ"]:
             asking = (task.query[judged], task.positives[judged], options.queries)
-            cells = curves(uri, index, rows, *asking, task.bank, by, options.nlist)
+            both = compared(uri, index, rows, *asking, task.bank, by, options.nlist)
             of = ", nlist {} and {}".format(*options.nlist) if options.nlist else ""
             found[f"{options.task}, {index}{of}, {where}{', tuned' if options.tuned else ''}"] = {
                 **sizes, "index": index + of, "milvus": where, "tuned": options.tuned,
-                "estimator": to_dict(by), "curve": cells, "at_equal_recall": at_equal_recall(cells),
-                "environment": environment(started),
+                "estimator": to_dict(by), **both, "environment": environment(started),
             }  # fmt: skip
             if options.save:
                 kept = RESULTS / "index_parity.json"
@@ -260,7 +270,7 @@ def main() -> int:
         each["at_equal_recall"].get(f"{what}, {n} a request")
         for each in found.values()
         for n in ROUNDS
-        for what in ("equal recall", "as right")
+        for what in (EQUAL_RECALL, AS_RIGHT)
     ]
     return int(any(share is None or share < LEAST_SHARE for share in shares))
 
@@ -273,13 +283,11 @@ def shown(found: dict[str, Any]) -> str:
         at = each["at_equal_recall"]
         what = [each["task"], f"{each['rows']:,}", each["milvus"], each["index"],
                 "tune's choice" if each["tuned"] else "NNN(32, 0.75)"]  # fmt: skip
-        widths = [_said(at[f"{side} width"], ".0f") for side in ("raw", "corrected")]
-        equal.append([*what, *widths, *_shares(at, "equal recall")])
+        widths = [_said(at[f"{side} width"], "d") for side in ("raw", "corrected")]
+        equal.append([*what, *widths, *_shares(at, EQUAL_RECALL)])
         rights = [_said(at.get(f"{side} right"), ".1%") for side in ("raw", "corrected")]
-        width = _said(at.get("as right width"), ".0f")
-        right.append(
-            [*what, widths[0], *rights, *_shares(at, "equal width"), width, *_shares(at, "as right")]
-        )
+        width = _said(at.get("as right width"), "d")
+        right.append([*what, widths[0], *rights, *_shares(at, EQUAL_WIDTH), width, *_shares(at, AS_RIGHT)])
     head = ["task", "rows", "Milvus", "index", "corrected by"]
     a_second = [f"queries a second, {n} a request: corrected / raw" for n in ROUNDS]
     named = ["width", "right, raw", "right, corrected", *a_second]
@@ -293,7 +301,12 @@ def shown(found: dict[str, Any]) -> str:
 
 
 def _shares(at: dict[str, Any], what: str) -> list[str]:
-    return [_said(at.get(f"{what}, {n} a request"), ".2f") for n in ROUNDS]
+    """The ratios with one and with a hundred queries a request, and the middle half of each one's rounds."""
+    keys = [f"{what}, {n} a request" for n in ROUNDS]
+    return [
+        "–" if key not in at else "{:.2f} ({:.2f} to {:.2f})".format(at[key], *at[f"{key}, middle half"])
+        for key in keys
+    ]
 
 
 def _said(value: float | None, form: str) -> str:
