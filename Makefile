@@ -7,11 +7,12 @@ BIN := .venv/bin
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
 
+# Bytecode is kept, whatever the environment says: every process that tests start imports the package.
 test: .venv/installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest
 
 # What more would take make test beyond its time.
 test-long: .venv/installed-for-tests

@@ -42,10 +42,11 @@ ON_THE_SERVER = (
     "test_bulk.py",
     "test_writers.py",
     "test_on_a_server",
+    "on_the_server",
     "outlives_the_server",
     "of_another_database",
 )
-MIGRATIONS = ("/crash/", "test_migrate.py")
+MIGRATIONS = ("/crash/", "test_migrat", "test_mirror.py", "test_copy_index.py")
 AN_HOUR_MS = 3_600_000
 LONG = ("/crash/", "[server-2.3.5", "/demo/", "/beyond/", "test_example", "/kernels/", "/estimators/")
 
@@ -93,22 +94,28 @@ class Backend:
 
 
 class ByDatabase(LoadScopeScheduling):
-    """Tests on the server share four workers, as each worker starts a server of its own, and are about as
-    long on each. Others of one file on one database share a worker, and with it what was made for the module;
-    those that kill processes go where there is room: each takes long."""
+    """Tests on the server share three workers, as each worker starts a server of its own, and are about as
+    long on each; those on Ray share one, and its cluster. Others of one file on one database share a worker,
+    and with it what was made for the module; those that kill processes go where there is room: each takes
+    long."""
 
     def _split_scope(self, nodeid):
         file = nodeid.split("::")[0]
         if "[server-2.3.5" in nodeid or any(part in nodeid for part in ON_THE_SERVER):
             if any(part in nodeid for part in MIGRATIONS):
                 return "server, migrations"
-            stem = file.rpartition("test_")[2]
-            return "server, " + ("a to d" if stem < "e" else "e to i" if stem < "j" else "j to z")
+            return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
+        if "/beyond/" in file:
+            return "Ray"
         return nodeid if "/crash/" in file else file
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """What takes long comes first, so that no worker is alone with it in the end."""
+    for item in items:
+        if "[server-" in item.nodeid and item.get_closest_marker("long_on_servers"):
+            item.add_marker(pytest.mark.long)
 
     def place(item):
         return next((i for i, part in enumerate(LONG) if part in item.nodeid), len(LONG))

@@ -34,13 +34,18 @@ SETTINGS = {
     # By default SIGTERM waits half an hour for the query nodes to hand over.
     "common.gracefulStopTimeout": 1,
     # The default waits between the coordinators' rounds make every load and strong read take seconds.
-    "proxy.timeTickInterval": 50,
+    "proxy.timeTickInterval": 100,
     "queryCoord.checkInterval": 100,
     "queryCoord.distPullInterval": 100,
     "log.level": "warn",
 }
-ENVIRONMENT = {"QUERYCOORD_CHECKCHANNELINTERVAL": "100", "QUERYCOORD_CHECKSEGMENTINTERVAL": "100"}
-"""Settings of which the configuration's template knows nothing: its `set` drops such without a word."""
+ENVIRONMENT = {
+    # Of these the configuration's template knows nothing: its `set` drops such without a word.
+    "QUERYCOORD_CHECKCHANNELINTERVAL": "100",
+    "QUERYCOORD_CHECKSEGMENTINTERVAL": "100",
+    # Idle servers mostly tick and collect garbage.
+    "GOGC": "400",
+}
 EXEC_AND_DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster():
     ray = pytest.importorskip("ray", reason="Ray is not installed")
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])

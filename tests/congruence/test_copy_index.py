@@ -58,6 +58,7 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     assert found[0].ids == np.argsort(-wanted[0]).tolist()
 
 
+@pytest.mark.long_on_servers
 def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     client, name = backend.client(), backend.name()
     rng = np.random.default_rng(12)

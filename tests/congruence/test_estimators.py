@@ -35,6 +35,9 @@ ESTIMATORS = [
 ]
 
 
+SHOWN_ON_SERVERS = (InvertedSoftmax, DistributionNormalization, Blend)
+
+
 class Served:
     def __init__(self, backend, metric):
         rng = np.random.default_rng(3)
@@ -81,7 +84,14 @@ def test_without_an_estimator_the_blend_is_taken(served):
     np.testing.assert_allclose(served.scores(), served.wanted(biases, served.items), atol=1e-4)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda estimator: type(estimator).__name__)
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        each if isinstance(each, SHOWN_ON_SERVERS) else pytest.param(each, marks=pytest.mark.long_on_servers)
+        for each in ESTIMATORS
+    ],
+    ids=lambda estimator: type(estimator).__name__,
+)
 def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimator):
     reduce = served.plan.layout.reduce_items
     refresh(

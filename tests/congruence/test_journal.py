@@ -463,6 +463,7 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
 # -- clients that know less than is so -------------------------------------------------------------------
 
 
+@pytest.mark.long_on_servers
 def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     written = Written(backend)
     old = backend.hubness_client(state_ttl=AN_HOUR)
@@ -495,6 +496,7 @@ def mark(written):
         written.plain.alter_collection_properties(name, {"mark": "1"})
 
 
+@pytest.mark.long_on_servers
 def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
     written = Written(backend)
     late = backend.hubness_client(state_ttl=AN_HOUR)

@@ -70,9 +70,9 @@ def milvus_literal(key):
 @pytest.mark.parametrize(
     ("key", "count"),
     [
-        ("int", 5_000),
+        ("int", 3_000),
         pytest.param("int", 20_000, marks=pytest.mark.long),
-        pytest.param("varchar", 4_000, marks=pytest.mark.shown_on_lite),
+        pytest.param("varchar", 2_500, marks=pytest.mark.shown_on_lite),
     ],
 )
 def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
@@ -155,6 +155,7 @@ def collections(client):
     return set(client.list_collections())
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("metric", ["COSINE", "IP", "L2"])
 def test_rows_without_direction_are_carried_over_counted_and_listed(backend, metric):
     if metric != "COSINE" and not backend.is_lite:
@@ -258,6 +259,7 @@ def finished(shared_backend):
     return client, name, bank, store, alias
 
 
+@pytest.mark.long_on_servers
 def test_the_bank_is_kept_beside_the_collection(finished):
     client, name, bank, store, _ = finished
     reference = store.info(f"{name}_hubness").state.profile.bank
@@ -557,6 +559,7 @@ SPOILERS = {
 }
 
 
+@pytest.mark.long_on_servers
 def test_verification_names_the_row_that_differs(finished):
     client, name, _, store, _ = finished
     target = f"{name}_hubness"
@@ -605,8 +608,9 @@ def test_duplicates_in_the_source_are_told_and_copied_once(backend):
     assert migrate(store, plan).rows == 60
 
 
-def test_large_rows_go_in_fitting_parts(backend):
-    client, name = backend.client(), backend.name()
+@pytest.mark.long
+def test_large_rows_go_in_fitting_parts_on_the_server(served):
+    client, name = served.client(), served.name()
     items = vectors(np.random.default_rng(5), 1_150, 8)
     plain_collection(client, name, items[:1], "IP")
     text = "x" * 60_000
@@ -616,7 +620,7 @@ def test_large_rows_go_in_fitting_parts(backend):
             for i in range(start, min(1_150, start + 200))
         ]
         client.insert(name, rows)
-    store = backend.store()
+    store = served.store()
     result = migrate(store, plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4)))
     assert result.rows == 1_150
     [row] = client.get(result.target, 1_149)

@@ -88,6 +88,7 @@ def test_a_plan_writes_nothing(database):
     json.dumps(told)
 
 
+@pytest.mark.long_on_servers
 def test_the_name_moves_over_and_back_with_what_was_written(database):
     small = Small(database, OTHER_METRICS.get(database.kind, "COSINE"))
     store, alias = small.store, f"{small.name}_live"

@@ -144,6 +144,7 @@ def test_a_mirrored_row_is_the_row_that_is_written_to_the_copy_itself(moving):
     assert {**mirrored, "id": 101} == direct
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("metric", [pytest.param("IP", marks=LITE), "COSINE"])
 def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
     moving = Moving(backend, metric).backward()
@@ -387,6 +388,7 @@ def renaming(moving):
         moving.plain.drop_alias(moving.source)
 
 
+@pytest.mark.long_on_servers
 @pytest.mark.parametrize("state_ttl", [pytest.param(0.0, marks=LITE), AN_HOUR])
 def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, state_ttl):
     moving.forward(required=True)

@@ -22,6 +22,8 @@ from milvus_hubness.quari import Quari, QuariConfig
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 from tests.quari import explicit
 
+pytestmark = pytest.mark.long_on_servers
+
 DIM, ITEMS, QUERIES, CANDIDATES = 12, 150, 18, 25
 
 

@@ -67,6 +67,7 @@ def live(backend):
     return Live(backend)
 
 
+@pytest.mark.long_on_servers
 def test_a_copy_takes_over_beside_writers(live):
     class Writing(MilvusStore):
         """The application writes after every write of the job."""

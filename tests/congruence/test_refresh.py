@@ -123,6 +123,7 @@ def test_a_new_bank_is_adopted(corrected):
 
 
 @pytest.mark.shown_on_lite
+@under_cosine
 def test_one_command_goes_back(corrected):
     before, state = corrected.scores(), corrected.state
     refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
@@ -179,6 +180,7 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
 
 
 @pytest.mark.shown_on_lite
+@under_cosine
 def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
     before = corrected.scores()
     refresh(corrected.store, corrected.name, estimator=NNN(3, 1.0))
@@ -197,7 +199,7 @@ def test_vectors_come_through_a_refresh_unchanged(corrected):
         return {row["id"]: list(row["vector"]) for row in rows}
 
     before = read()
-    for k in (3, 5, 7):
+    for k in (3, 5):
         refresh(corrected.store, corrected.name, estimator=NNN(k))
     after = read()
     assert len(after) == ITEMS

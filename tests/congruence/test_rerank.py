@@ -95,6 +95,7 @@ def test_strength_zero_is_raw(gated):
     assert_found(gated, results, gated.raw)
 
 
+@pytest.mark.long_on_servers
 def test_a_refresh_learns_the_activation_anew(gated):
     half = gated.bank[:12]
     refresh(gated.store, gated.name, bank=QueryBank(half), estimator=NNN(8))
@@ -116,12 +117,14 @@ def directed(dual):
     return dual.targets[:-1] if dual.metric == "COSINE" else dual.targets
 
 
+@pytest.mark.long_on_servers
 def test_items_near_the_target_bank_are_activated_too(dual):
     activated = dual.activated(dual.bank, directed(dual))
     assert activated > dual.activated(dual.bank)
     assert_found(dual, dual.found(), dual.chosen(activated))
 
 
+@pytest.mark.long_on_servers
 def test_a_refresh_learns_both_sets_anew(dual):
     half, others = dual.bank[:12], directed(dual)[:6]
     refresh(dual.store, dual.name, bank=QueryBank(half), target_bank=QueryBank(others))

@@ -20,6 +20,8 @@ from milvus_hubness.jobs import diagnose, tune
 from milvus_hubness.state import TuningRecord
 from tests.galleries import plain_collection
 
+pytestmark = pytest.mark.long_on_servers
+
 DIM, ITEMS = 24, 300
 
 

@@ -56,6 +56,7 @@ def kept(backend):
     return Kept(backend)
 
 
+@pytest.mark.long_on_servers
 def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     done = keep_up(kept.store, Duty(kept.name, bank=QueryBank(kept.queries)))
     assert (done.action, done.changed, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)

@@ -13,6 +13,7 @@ from milvus_hubness.state import Mirror
 from tests import servers
 from tests.crash.trials import Runner, trials
 
+LONG = pytest.mark.long
 SEED = int(os.environ.get("CRASH_SEED") or random.randrange(10**6))
 FROZEN_RUN, MIRRORED_RUN, ROLLBACK, SERVER_KILLED = 2, 7, 21, 1
 
@@ -23,11 +24,12 @@ def assert_survives(runner, backend, number):
     assert not outcome.problem, outcome.line
 
 
-@pytest.mark.parametrize("number", [FROZEN_RUN, MIRRORED_RUN, ROLLBACK])
+@pytest.mark.parametrize("number", [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, ROLLBACK])
 def test_on_milvus_lite(tmp_path, number):
     assert_survives(Runner(tmp_path), "lite", number)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [FROZEN_RUN, ROLLBACK])
 def test_on_a_server(served_uri, tmp_path, number):
     assert_survives(Runner(tmp_path, uri=served_uri), "server-2.3.5", number)

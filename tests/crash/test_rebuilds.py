@@ -18,7 +18,10 @@ def assert_survives(runner, backend, number, stage, again):
     assert not outcome.problem, outcome.line
 
 
-@pytest.mark.parametrize(("number", "stage", "again"), [(0, "copying", "same"), (1, "moving", "plain")])
+@pytest.mark.parametrize(
+    ("number", "stage", "again"),
+    [pytest.param(0, "copying", "same", marks=pytest.mark.long), (1, "moving", "plain")],
+)
 def test_on_milvus_lite(tmp_path, number, stage, again):
     assert_survives(Runner(tmp_path), "lite", number, stage, again)
 

@@ -11,6 +11,7 @@ from tests.crash.milvus import MilvusPlace
 from tests.crash.refreshes import Runner
 from tests.crash.rivals import assert_one_writes
 
+LONG = pytest.mark.long
 SEED = int(os.environ.get("CRASH_SEED") or random.randrange(10**6))
 READ, WRITTEN, BACK = 1, 11, 18
 """A full refresh beside searches, one of new rows beside writers, and one that takes the last one back."""
@@ -22,12 +23,12 @@ def assert_survives(runner, backend, number):
     assert not outcome.problem, outcome.line
 
 
-@pytest.mark.parametrize("number", [READ, WRITTEN, BACK])
+@pytest.mark.parametrize("number", [pytest.param(READ, marks=LONG), WRITTEN, pytest.param(BACK, marks=LONG)])
 def test_on_milvus_lite(tmp_path, number):
     assert_survives(Runner(tmp_path), "lite", number)
 
 
-@pytest.mark.parametrize("number", [READ, WRITTEN])
+@pytest.mark.parametrize("number", [READ, pytest.param(WRITTEN, marks=LONG)])
 def test_on_a_server(served_uri, tmp_path, number):
     assert_survives(Runner(tmp_path, uri=served_uri), "server-2.3.5", number)
 

@@ -7,7 +7,6 @@ from tests.congruence import test_client
 from tests.congruence.test_cells import test_what_a_client_writes_has_them  # noqa: F401
 from tests.congruence.test_client import (  # noqa: F401
     pair,
-    shared_pair,
     test_an_alias_is_as_good_as_the_name,
     test_hidden_columns_show_only_when_named,
     test_new_rows_are_corrected_on_the_way_in,
@@ -18,6 +17,18 @@ from tests.congruence.test_client import (  # noqa: F401
     test_strength_zero_is_the_plain_search,
     test_upsert_moves_the_bias_with_the_vector_and_delete_deletes,
 )
+from tests.galleries import METRICS
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        each if each == "COSINE" else pytest.param(each, marks=pytest.mark.long_on_servers)
+        for each in METRICS
+    ],
+)
+def shared_pair(shared_backend, request):
+    return test_client.Pair(shared_backend, request.param)
 
 
 def test_bad_rows_are_refused_and_nothing_is_written(pair):  # noqa: F811

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from tests.crash import draws, refreshes, trials
+from tests.crash import draws, rebuilds, refreshes, trials
 
+LONG = pytest.mark.long
 BACKEND = "qdrant-local"
 SEED = int(os.environ.get("CRASH_SEED") or random.randrange(10**6))
 FROZEN_RUN, MIRRORED_RUN, ROLLBACK = 2, 7, 21
@@ -22,7 +23,9 @@ def assert_survives(runner, trial):
     assert not outcome.problem, outcome.line
 
 
-@pytest.mark.parametrize("number", [FROZEN_RUN, MIRRORED_RUN, ROLLBACK])
+@pytest.mark.parametrize(
+    "number", [pytest.param(FROZEN_RUN, marks=LONG), MIRRORED_RUN, pytest.param(ROLLBACK, marks=LONG)]
+)
 def test_a_migration(quick_folder, number):
     trial = replace(trials.trials(SEED, BACKEND)[number], how="request")
     assert_survives(trials.Runner(quick_folder), trial)
@@ -31,3 +34,8 @@ def test_a_migration(quick_folder, number):
 @pytest.mark.parametrize("number", [FULL, PENDING, BACK])
 def test_a_refresh(quick_folder, number):
     assert_survives(refreshes.Runner(quick_folder), draws.trials(SEED, BACKEND)[number])
+
+
+def test_a_rebuild(quick_folder):
+    trial = replace(rebuilds.trials(SEED, BACKEND)[0], stage="verified", again="plain")
+    assert_survives(rebuilds.Runner(quick_folder), trial)
