@@ -138,7 +138,10 @@ class Mirroring(Writing, Reads):
                 yield from likewise(mirror)
                 return
             for part in parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
-                yield from self._drop(mirror, part, timeout, None, partition_name, {})
+                # pymilvus does not escape the keys that it is given, so texts go by a filter.
+                texts = any(isinstance(key, str) for key in part)
+                by = is_one_of(known.key_field, part) if texts else None
+                yield from self._drop(mirror, None if texts else part, timeout, by, partition_name, {})
 
         yield from self._reach(mirror, lost if where else likewise, collection, known, timeout)
         return done

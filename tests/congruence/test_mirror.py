@@ -189,6 +189,24 @@ def auto_id_collection(client, name, items, metric):
     client.insert(name, [{"vector": vector, "note": f"n{i}"} for i, vector in enumerate(items)])
 
 
+def test_odd_texts_as_keys_are_deleted_from_both(backend):
+    client, name = backend.client(), backend.name()
+    schema = client.create_schema()
+    schema.add_field("id", DataType.VARCHAR, max_length=40, is_primary=True)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=8)
+    index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+    keys = ["o'hara", 'say "hi"', "back\\slash", "plain"]
+    items = vectors(np.random.default_rng(4), 4, 8)
+    client.insert(name, [{"id": key, "vector": row} for key, row in zip(keys, items, strict=True)])
+    store = backend.store()
+    done = migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), frozen=True)
+    store.write_mirror(name, Mirror(collection=done.target, required=True))
+    backend.hubness_client().delete(name, filter='id != "plain"')
+    for there in (name, done.target):
+        assert store.keys(there) == ["plain"]
+
+
 def test_rows_whose_keys_the_server_makes_have_the_same_in_both(lite):
     moving = Moving(lite, make=auto_id_collection).forward()
     fresh = vectors(moving.rng, 3, DIM)
