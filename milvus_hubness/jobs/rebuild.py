@@ -7,6 +7,7 @@ and leaves the collection that is searched alone until it is done.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from milvus_hubness.jobs.migration.chunks import survey
 from milvus_hubness.jobs.migration.clean import drop_copy
@@ -74,20 +75,23 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     )
 
 
-def unfinished(store: Store, collection: str) -> Migration | None:
-    """The rebuilding of this collection that an earlier run left, if any; or the one that made it, where the
-    alias leads to it already and the rest of the switch is still to be done."""
+def rebuildings(store: Store) -> list[Migration]:
+    """All that the ledger knows of, whatever became of them."""
+    return [each for each in Ledger(store).migrations() if each.rebuilds is not None]
+
+
+def unfinished(known: Sequence[Migration], collection: str) -> Migration | None:
+    """The rebuilding of this collection that an earlier run left, if any."""
     over = {"switched", "rolled back", "finished"}
-    found = [
-        each
-        for each in Ledger(store).migrations()
-        if each.rebuilds is not None
-        and (
-            (each.source == collection and each.phase not in over)
-            or (each.target == collection and each.phase == "switching")
-        )
-    ]
+    found = [each for each in known if each.source == collection and each.phase not in over]
     return found[-1] if found else None
+
+
+def half_switched(known: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
+    """The rebuilding that made this copy, where the alias leads to it already and an earlier run left the
+    rest of the switch undone."""
+    found = [each for each in known if each.target == copy.name and each.phase == "switching"]
+    return next((each for each in found if each.arguments["alias"] in copy.aliases), None)
 
 
 def carry_out(store: Store, migration: Migration, steering: Steering) -> Migration:

@@ -22,7 +22,13 @@ from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, silent
-from milvus_hubness.jobs.rebuild import REBUILD_SHARE, carry_out, unfinished
+from milvus_hubness.jobs.rebuild import (
+    REBUILD_SHARE,
+    carry_out,
+    half_switched,
+    rebuildings,
+    unfinished,
+)
 from milvus_hubness.jobs.refreshing import Refreshing, Waiting
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
@@ -122,12 +128,11 @@ def refresh(
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
         with ThreadPoolExecutor(1, "bank") as beside:
             reading = beside.submit(store.load_bank, state.profile.bank)
-            left = unfinished(store, name)
-            if left and left.target == name:
-                if not plan:
-                    lease.settle()
-                    carry_out(store, left, steering.Steering(client_ttl=0.0))
-                left = None
+            known = rebuildings(store)
+            left, half = unfinished(known, name), half_switched(known, info)
+            if half and not plan:
+                lease.settle()
+                carry_out(store, half, steering.Steering())
             spare = SpareBanks(store, name)
             unused = [] if plan or left else spare.noted()
             waiting = None if asks or refit else _waiting(store, info, state)

@@ -28,7 +28,7 @@ from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks
-from milvus_hubness.jobs.rebuild import abandon, begin, carry_out, unfinished, way
+from milvus_hubness.jobs.rebuild import abandon, begin, carry_out, rebuildings, unfinished, way
 from milvus_hubness.jobs.renewal import Renewal
 from milvus_hubness.jobs.restored import NONE_READ, Banks, restored
 from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
@@ -134,7 +134,7 @@ class Refreshing:
             return {**told, "judged": judged}
         self.lease.check()
         fresh = self._fresh(aim, correction, centre)
-        if left := unfinished(self.store, self.info.name):
+        if left := unfinished(rebuildings(self.store), self.info.name):
             abandon(self.store, left)
         if rebuilds:
             state = self._told(self.state.with_profile(fresh))

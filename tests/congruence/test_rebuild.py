@@ -1,5 +1,7 @@
 """New biases by a copy that takes over the alias, beside writers, and from wherever it was left."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -164,6 +166,13 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
     live.assert_found(live.other)
     assert rollback(live.store, live.alias).source == live.name
     live.assert_found(live.bank)
+
+
+@pytest.mark.parametrize(("aliases", "is_found"), [(("live",), True), ((), False), (("other",), False)])
+def test_a_switch_is_finished_only_of_the_copy_that_the_alias_leads_to(aliases, is_found):
+    left = SimpleNamespace(target="copy_r2", phase="switching", arguments={"alias": "live"})
+    copy = SimpleNamespace(name="copy_r2", aliases=aliases)
+    assert (rebuild.half_switched([left], copy) is left) == is_found
 
 
 @pytest.mark.shown_on_lite

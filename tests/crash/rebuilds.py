@@ -6,11 +6,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
@@ -18,11 +16,10 @@ from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Corrected
 from tests.crash.draws import drawn_biases
 from tests.crash.driver import Moment
-from tests.crash.places import BACKENDS, Command, said
+from tests.crash.places import BACKENDS, Command
 from tests.crash.ports import Database, Place
-from tests.crash.series import run_one_by_one
+from tests.crash.series import Ended, PlacedRunner, run_one_by_one
 from tests.crash.sources import Rows, Shape, assert_same
-from tests.servers import MilvusServer
 
 COUNT = 16
 """Trials of each backend."""
@@ -93,52 +90,19 @@ def trials(seed: int, backend: str) -> list[Trial]:
 
 
 @dataclass
-class Outcome:
+class Outcome(Ended):
     """reached: the phase of the copy when the killed process was dead."""
 
-    trial: Trial
-    moment: str = ""
-    reached: str = ""
-    first_exit: int | None = None
-    problem: str = ""
-    seconds: float = 0.0
-
     @property
-    def line(self) -> str:
-        ended = f"FAILED: {self.problem}" if self.problem else "ok"
-        return (
-            f"seed {self.trial.seed} {self.trial}: killed {self.trial.victim} {self.moment}, copy "
-            f"{self.reached!r}, {self.seconds:.1f} s: {ended}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        facts = vars(self.trial) | {"shape": vars(self.trial.shape)}
-        mine = {name: value for name, value in vars(self).items() if name != "trial"}
-        return {**facts, **mine, "seconds": round(self.seconds, 1)}
+    def came_to(self) -> str:
+        return f"copy {self.reached!r}"
 
 
-class Runner:
-    """Runs the trials of one backend, one after the other. folder: for banks, logs and Milvus Lite's files.
-    uri: of a server that is not killed, and that others may use."""
+class Runner(PlacedRunner[Outcome]):
+    outcome_of = Outcome
 
-    def __init__(self, folder: Path, *, server: MilvusServer | None = None, uri: str = "") -> None:
-        self._folder, self._server, self._uri = folder, server, uri
-
-    @property
-    def is_served(self) -> bool:
-        """Whether its server, if it has one, came back after it was killed."""
-        return self._server is None or self._server.is_running
-
-    def run(self, trial: Trial) -> Outcome:
-        """What happened. Its `problem` is empty where all that must hold does."""
-        outcome, began = Outcome(trial), time.monotonic()
-        place = BACKENDS[trial.backend].place.within(self._folder, self._server, self._uri)
-        try:
-            _Attempt(place, outcome).run()
-        except Exception as error:
-            outcome.problem = said(error)
-        outcome.seconds = time.monotonic() - began
-        return outcome
+    def attempt(self, place: Place, outcome: Outcome) -> None:
+        _Attempt(place, outcome).run()
 
 
 class _Attempt:

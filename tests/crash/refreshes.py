@@ -5,79 +5,43 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from milvus_hubness.state import CollectionState
 from tests.crash.application import Reader, Writer
 from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Biases, Corrected
-from tests.crash.draws import REQUESTS, SURE_REQUESTS, Trial, drawn_biases, trials
+from tests.crash.draws import REQUESTS, SURE_REQUESTS, drawn_biases, trials
 from tests.crash.driver import Moment
-from tests.crash.places import BACKENDS, Command, said
+from tests.crash.places import BACKENDS, Command
 from tests.crash.ports import Database, Place
-from tests.crash.series import run_one_by_one
-from tests.servers import MilvusServer
+from tests.crash.series import Ended, PlacedRunner, run_one_by_one
 
 _numbers = itertools.count()
 
 
 @dataclass
-class Outcome:
+class Outcome(Ended):
     """reached: how far the killed process had come. answers: of searches meanwhile, by the biases that they
     were by: those at first, those after, and the others."""
 
-    trial: Trial
-    moment: str = ""
-    reached: str = ""
-    first_exit: int | None = None
     answers: Counter[int] = field(default_factory=Counter)
-    problem: str = ""
-    seconds: float = 0.0
 
     @property
-    def line(self) -> str:
-        ended = f"FAILED: {self.problem}" if self.problem else "ok"
-        seen = f", answers {dict(self.answers)}" if self.trial.reads else ""
-        return (
-            f"seed {self.trial.seed} {self.trial}: killed {self.trial.victim} {self.moment}, "
-            f"{self.reached}{seen}, {self.seconds:.1f} s: {ended}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        facts = vars(self.trial) | {"shape": vars(self.trial.shape)}
-        mine = {name: value for name, value in vars(self).items() if name != "trial"}
-        return {**facts, **mine, "seconds": round(self.seconds, 1)}
+    def came_to(self) -> str:
+        return f"{self.reached}, answers {dict(self.answers)}" if self.trial.reads else self.reached
 
 
-class Runner:
-    """Runs the trials of one backend, one after the other. folder: for banks, logs and Milvus Lite's files.
-    uri: of a server that is not killed, and that others may use."""
+class Runner(PlacedRunner[Outcome]):
+    outcome_of = Outcome
 
-    def __init__(self, folder: Path, *, server: MilvusServer | None = None, uri: str = "") -> None:
-        self._folder, self._server, self._uri = folder, server, uri
-
-    @property
-    def is_served(self) -> bool:
-        """Whether its server, if it has one, came back after it was killed."""
-        return self._server is None or self._server.is_running
-
-    def run(self, trial: Trial) -> Outcome:
-        """What happened. Its `problem` is empty where all that must hold does."""
-        outcome, began = Outcome(trial), time.monotonic()
-        place = BACKENDS[trial.backend].place.within(self._folder, self._server, self._uri)
-        is_shared = trial.ttl > 0 and not place.is_served
-        try:
-            with place.hosted() if is_shared else contextlib.nullcontext(place) as at:
-                _Attempt(at, outcome).run()
-        except Exception as error:
-            outcome.problem = said(error)
-        outcome.seconds = time.monotonic() - began
-        return outcome
+    def attempt(self, place: Place, outcome: Outcome) -> None:
+        is_shared = outcome.trial.ttl > 0 and not place.is_served
+        with place.hosted() if is_shared else contextlib.nullcontext(place) as at:
+            _Attempt(at, outcome).run()
 
 
 class _Attempt:
