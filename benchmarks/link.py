@@ -1,4 +1,4 @@
-"""What the link column is worth: the distances that an HNSW graph computes for a recall.
+"""What the link and the cell columns are worth: the distances that an HNSW graph computes for a recall.
 
     python -m benchmarks.link [--rows N]
 
@@ -6,9 +6,9 @@ FAISS HNSW (M 16, efConstruction 200) over the items of two tasks, enlarged to N
 some breadths of the search recall@10 against the exact answers, and the distances computed for a query, which
 unlike times do not depend on what else a machine does. At recall 0.95 and 0.97, the logarithmic miss
 interpolated: of the raw index, and of the stored form with NNN(32, 0.75) without a link column and with one
-of some λ, asked with strength 1 and with strength 0. Exits with 1 where the corrected search of the form that
-migrations write needs more distances than without the column, or the raw one more than 1.25 times what the
-raw index does.
+of some λ, without cell columns and with them, asked with strength 1 and with strength 0. Exits with 1 where
+the corrected search of the form that migrations write needs more distances than without these columns, or the
+raw one more than 1.25 times what the raw index does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ QUERIES, LIMIT = 500, 10
 LINKS, BUILD_BREADTH = 16, 200
 BREADTHS = (10, 14, 20, 26, 32, 40, 48, 64, 96, 128, 192)
 RECALLS = (0.95, 0.97)
-PULLS = (0.0, 0.25, 0.5, 0.75, 1.0)
+FORMS = ((0.0, False), (0.5, False), (0.75, False), (1.0, False), (0.5, True), (0.75, True), (1.0, True))
+"""λ, and whether there are cell columns."""
 MOST = 1.25
 
 
@@ -83,13 +84,18 @@ def measured(name: str, count: int) -> dict[str, Any]:
         for kind, w in (("raw", 0.0), ("corrected", 1.0))
     }
     found = {"raw index": distances(items, {"raw": queries}, exact)}
-    for pull in PULLS:
-        layout = plain.measured_on(items, task.bank, link=pull > 0)
-        layout = replace(layout, pull=layout.pull * pull / LINK)
+    for pull, cells in FORMS:
+        layout = plain.measured_on(items, task.bank, link=pull > 0, cells=cells)
+        layout = replace(layout, pull=layout.pull * pull / LINK["IP"])
+        stored = layout.augment(items, biases, replace(uncentred, layout=layout).cells(items))
         asked = {"raw": layout.wrap(queries, 0.0), "corrected": layout.wrap(queries, 1.0)}
-        found[f"λ = {pull:g}" if pull else "no link"] = distances(layout.augment(items, biases), asked, exact)
-        print(name, pull, found[f"λ = {pull:g}" if pull else "no link"], flush=True)
+        found[_form(pull, cells)] = distances(stored, asked, exact)
+        print(name, _form(pull, cells), found[_form(pull, cells)], flush=True)
     return found
+
+
+def _form(pull: float, cells: bool) -> str:
+    return (f"λ = {pull:g}" if pull else "no link") + (", cell columns" if cells else "")
 
 
 def shown(found: dict[str, dict[str, Any]]) -> str:
@@ -118,7 +124,7 @@ def main() -> int:
     )
     worse = 0
     for forms in found.values():
-        ours, without = forms[f"λ = {LINK:g}"], forms["no link"]
+        ours, without = forms[_form(LINK["IP"], True)], forms[_form(0.0, False)]
         for recall in map(str, RECALLS):
             worse += ours["corrected"][recall] > without["corrected"][recall]
             worse += ours["raw"][recall] > MOST * forms["raw index"]["raw"][recall]

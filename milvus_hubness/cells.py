@@ -1,14 +1,16 @@
-"""Columns that no query asks, by which an index that divides items into cells keeps together what the same
-queries look for. No I/O.
+"""Columns that no query asks, by which an index keeps together what the same queries look for. No I/O.
 
-IVF divides items by how they lie among each other. Where queries are of another modality or language, the
-items that one query looks for then lie in many cells: raw searches are saved by the hubs, which are few, and
-corrected ones are not. So an item carries, in COLUMNS further columns,
+An index divides items into cells (IVF), or links them (HNSW), by how they lie among each other. Where
+queries are of another modality or language, the items that one query looks for lie in many cells, and few
+links lead from one to the next: raw searches are saved by the hubs, which are few; corrected ones are not.
+So an item carries, in COLUMNS further columns,
 
     reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the main axes of the bank,
 
 by which the product of two items grows with how much the same queries ask for both, and the distance shrinks.
-The query holds 0 there: no score changes. benchmarks/cells.py shows what it is worth.
+The query holds 0 there: no score changes. That graphs for cross-modal search are better built by the queries
+that they will serve, RoarGraph shows (Chen et al., PVLDB 17, 2024); here the vectors bring this to an index
+that knows nothing of queries. benchmarks/cells.py and benchmarks/link.py show what the columns are worth.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ No query asks the link column a − p·b, where b is the mean of the slots: with
 
 to the products of stored vectors. Without it the graph links items by r·r' alone, while a corrected search
 looks for items of low bias, which are nobody's neighbours; with it, an item's neighbours are those that a
-corrected search with the item for its query finds. Nor does any ask the cell columns, which are for indexes
-that divide items into cells: see `cells`.
+corrected search with the item for its query finds. Nor does any ask the cell columns, by which an index keeps
+together what the same queries look for: see `cells`.
 `Layout.measured_on` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/link.py show what they are
 worth.
 """
@@ -70,8 +70,8 @@ LEAST_LENGTH = 1e-9
 SPREADS = 3
 """s² over the range of half squares: an item links to others as if it lay at most a third further out."""
 
-LINK = 0.5
-"""λ. More is better for corrected searches and, where vectors lie in clusters, worse for raw ones."""
+LINK: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
+"""λ. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
 
 
 def as_metric(name: str) -> Metric:
@@ -207,10 +207,11 @@ class Layout:
         if not (link and self.spare):
             return found
         if self.metric != "IP":
-            return replace(found, anchor=found.scale, pull=LINK / found.scale)
+            return replace(found, anchor=found.scale, pull=LINK[self.metric] / found.scale)
         asked = lengths_of(self.rows(queries)) if queries is not None else np.array([length])
         anchor = 2.0 ** round(math.log2(length))
-        return replace(found, anchor=anchor, pull=LINK * length / (float(np.median(asked)) or 1.0) / anchor)
+        pull = LINK["IP"] * length / (float(np.median(asked)) or 1.0) / anchor
+        return replace(found, anchor=anchor, pull=pull)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
@@ -282,13 +283,17 @@ class Layout:
         changed[:, self._cell_columns] = matrix(cells, self.cell_count, "cell columns")
         return changed
 
+    def held_cells(self, stored: npt.ArrayLike) -> Floats:
+        """(n, c) what the cell columns of stored vectors hold."""
+        return self._stored(stored)[:, self._cell_columns]
+
     def lacks_cells(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """(n,) true where rows that could have something in the cell columns have nothing there."""
         rows = self._stored(stored)
         if not self.cells:
             return np.zeros(len(rows), np.bool_)
         could = rows[:, : self.dim].any(axis=1) & ~self.unsound(rows[:, : self.dim])
-        return could & ~rows[:, self._cell_columns].any(axis=1)
+        return could & ~self.held_cells(rows).any(axis=1)
 
     def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
         """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.correction import Correction, initial_state
@@ -23,13 +23,13 @@ from milvus_hubness.jobs.gallery import only_field, read_gallery
 from milvus_hubness.jobs.migration.checks import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.jobs.migration.differences import same_rows
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import Placement, placement_of
+from milvus_hubness.jobs.placement import Placed, Placement, placement_of
 from milvus_hubness.jobs.plan import chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.restored import restored
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.state import STORED_FIELD, CollectionState, form_of, slots_for, suffix_for
-from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank, undo_save_bank
+from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank, undo_save_bank
 
 BIAS_TOLERANCE = 1e-5
 MOST_PASSES = 20
@@ -249,7 +249,12 @@ def _fit(
     """Fitted on the bank and the gallery, centred on the mean bias, the layout's constants measured."""
     gallery = read_gallery(store, info, field, progress=progress)
     fitted = Correction.fit(
-        layout.measured_on(gallery.vectors, bank.vectors, link=store.takes_link(info, field)),
+        layout.measured_on(
+            gallery.vectors,
+            bank.vectors,
+            link=store.takes_link(info, field),
+            cells=store.takes_cells(info, field),
+        ),
         estimator,
         bank,
         gallery=gallery.vectors if estimator.needs_gallery else None,
@@ -296,29 +301,29 @@ def _fill(
     doing: str,
     progress: Progress,
 ) -> tuple[int, int]:
-    """How many rows there are, and how many of them had to be written to hold what they should. Raises
-    NotCaughtUp."""
+    """How many rows there are, and how many of them had to be written to be found by the scores that they
+    should have: not those that lacked cell columns alone, as what a client writes does whose memory the bank
+    does not fit. Raises NotCaughtUp."""
     rows = mended = 0
     for partition in info.partitions:
         keys = store.keys(info.name, partition=partition)
         for part in chunks(keys, store.chunk_rows(info), doing, progress):
             rows += len(part)
-            off = _off(placement, part, partition, correction)
-            mended += len(off)
-            if off:
-                placement.write(off, partition, dict.fromkeys((0, 1), correction), 1)
+            placed = placement.read(part, partition)
+            off = _off(placed, correction)
+            mended += int(off.sum())
+            off |= placed.pending
+            if off.any():
+                placement.write(placed.only(off).batch.keys, partition, dict.fromkeys((0, 1), correction), 1)
     return rows, mended
 
 
-def _off(
-    placement: Placement, keys: Sequence[Key], partition: str | None, correction: Correction
-) -> list[Key]:
-    """Those of the rows whose second field does not hold what it should."""
-    placed = placement.read(keys, partition)
+def _off(placed: Placed, correction: Correction) -> npt.NDArray[np.bool_]:
+    """(n,) whether the second field does not hold what it should, but for cell columns."""
+    waiting = placed.pending if placed.bare is None else placed.pending & ~placed.bare
     wanted = correction.centred(placed.vectors)[:, None]
     near = np.abs(placed.biases - wanted) <= BIAS_TOLERANCE * np.maximum(1, np.abs(wanted))
-    off = placed.pending | ~near.all(axis=1)
-    return [key for key, is_off in zip(placed.batch.keys, off, strict=True) if is_off]
+    return np.asarray(waiting | ~near.all(axis=1), np.bool_)
 
 
 def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:

@@ -29,12 +29,15 @@ MENDING_ROUNDS = 20
 @dataclass(frozen=True, eq=False)
 class Placed:
     """Rows with the biases they carry. batch: as fetched; vectors (n, d) as the user knows them; biases
-    (n, slots), 0 where there is none; pending (n,) whether the row still waits for its first."""
+    (n, slots), 0 where there is none; pending (n,) whether the row still waits for its first. Of a second
+    vector field, else None: cells (n, c); bare (n,) whether a row is pending for those alone."""
 
     batch: Batch
     vectors: Floats
     biases: Floats
     pending: npt.NDArray[np.bool_]
+    cells: Floats | None = None
+    bare: npt.NDArray[np.bool_] | None = None
 
     def only(self, rows: npt.NDArray[np.bool_]) -> Placed:
         """Those of the rows (n,) that are true."""
@@ -44,7 +47,9 @@ class Placed:
             self.batch.vectors[places],
             [self.batch.rows[i] for i in places],
         )
-        return Placed(batch, self.vectors[places], self.biases[places], self.pending[places])
+        cells = None if self.cells is None else self.cells[places]
+        bare = None if self.bare is None else self.bare[places]
+        return Placed(batch, self.vectors[places], self.biases[places], self.pending[places], cells, bare)
 
 
 class Placement(Protocol):
@@ -220,7 +225,7 @@ class InVectors(_InRows):
 @dataclass(frozen=True)
 class InSecondField(_InRows):
     """In columns of a second vector field, beside the user's vectors. A row is pending too while that holds
-    the stored form of another vector, or none."""
+    the stored form of another vector, or none, or its cell columns are empty."""
 
     second: str
 
@@ -257,9 +262,19 @@ class InSecondField(_InRows):
             held[there] = decode([batch.rows[i][self.second] for i in there], form.dtype)
         stored = form.joined(held)
         biases = np.column_stack([layout.biases(stored, slot) for slot in range(layout.slots)])
-        wanted = form.joined(decode(self._stored(batch.vectors, biases), form.dtype).reshape(held.shape))
+        cells = layout.held_cells(stored)
+        made = decode(self._stored(batch.vectors, biases, cells), form.dtype)
+        wanted = form.joined(made.reshape(held.shape))
         differing = self._differing(stored, wanted)
-        return Placed(batch, batch.vectors, biases, self._pending(batch) | differing), differing
+        pending = self._pending(batch) | differing
+        bare = layout.lacks_cells(stored) & ~pending
+        return Placed(batch, batch.vectors, biases, pending | bare, cells, bare), differing
+
+    def _put_all(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        cells = corrections[self.state.profile.slot].cells(placed.vectors)
+        super()._put_all(replace(placed, cells=cells), partition, corrections, epoch)
 
     def put(
         self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
@@ -273,7 +288,7 @@ class InSecondField(_InRows):
         batch = self._with_fields(placed.batch, placed.vectors, columns, epoch)
         rows = [
             {**row, self.second: vector}
-            for row, vector in zip(batch.rows, self._stored(placed.vectors, slots), strict=True)
+            for row, vector in zip(batch.rows, self._stored(placed.vectors, slots, placed.cells), strict=True)
         ]
         changed = [self.second, *columns, *([self.state.epoch_field] if epoch is not None else [])]
         self._update(Batch(batch.keys, batch.vectors, rows), partition, changed)
@@ -292,8 +307,8 @@ class InSecondField(_InRows):
             if left:
                 self.store.update(name, kept, field, changed, partition=partition)
 
-    def _stored(self, vectors: Floats, slots: Floats) -> list[Any]:
-        return self.state.form.stored(self.state.layout.augment(vectors, slots))
+    def _stored(self, vectors: Floats, slots: Floats, cells: Floats | None) -> list[Any]:
+        return self.state.form.stored(self.state.layout.augment(vectors, slots, cells))
 
     def _differing(self, stored: Floats, wanted: Floats) -> npt.NDArray[np.bool_]:
         """(n,) whether these are of different vectors, by more than their last place."""

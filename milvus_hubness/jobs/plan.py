@@ -204,7 +204,8 @@ def plan_migration(
         chosen_switch(store, info.name, target, alias, rename)
     looked = survey(store, info, store.chunk_rows(info))
     distinct = looked.rows
-    remarks = store.remarks(replace(info, aliases=tuple(each for each in info.aliases if each != alias)))
+    kept = tuple(each for each in info.aliases if each != alias)
+    remarks = store.remarks(replace(info, aliases=kept), field)
     if estimator.needs_gallery:
         size = 4 * layout.dim * distinct / 2**20
         remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")

@@ -202,7 +202,7 @@ class Store(Protocol):
         """Why `source` cannot be carried over; empty where it can."""
         ...
 
-    def remarks(self, source: CollectionInfo) -> list[str]:
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         """What the user should know that a copy changes."""
         ...
 
@@ -220,7 +220,8 @@ class Store(Protocol):
         ...
 
     def takes_cells(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the field's index divides rows into cells, and cell columns cost it nothing. See Layout."""
+        """Whether the field's index divides rows into cells or links them, and cell columns cost it nothing.
+        See Layout."""
         ...
 
     def units_moved(self) -> int:

@@ -83,8 +83,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
 
-    def remarks(self, source: CollectionInfo) -> list[str]:
-        return milvus_schema.remarks(source)
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
+        return milvus_schema.remarks(source, field)
 
     def width_multiple(self, field: VectorField) -> int:
         return milvus_schema.width_multiple(field)

@@ -120,8 +120,14 @@ def build_params(index: dict[str, Any]) -> dict[str, Any]:
     return {**params, **nested} if isinstance(nested, dict) else params
 
 
-CELLED = {"IVF_FLAT", "IVF_SQ8", "GPU_IVF_FLAT"}
-"""Indexes that divide rows into cells and keep their columns apart."""
+SEGMENT_BYTES = 512 * 2**20
+"""datacoord.segment.maxSize, unless set otherwise."""
+
+FEW_CELLS = 2
+"""So many times fewer cells than advised are worth a remark."""
+
+CELLED = {"IVF_FLAT", "IVF_SQ8", "GPU_IVF_FLAT", "HNSW", "HNSW_SQ", "AUTOINDEX"}
+"""Indexes that divide rows into cells, or link them, and keep their columns apart."""
 
 
 def width_multiple(field: VectorField) -> int:
@@ -166,8 +172,9 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
     return found
 
 
-def remarks(source: CollectionInfo) -> list[str]:
-    """What a copy changes that the user should know of."""
+def remarks(source: CollectionInfo, field: str) -> list[str]:
+    """What a copy changes that the user should know of. source: with the index that the copy's field is to
+    have."""
     said = []
     if TTL_PROPERTY in source.schema.get("properties", {}):
         said.append("time to live: the copied rows start theirs anew")
@@ -176,7 +183,19 @@ def remarks(source: CollectionInfo) -> list[str]:
     if source.aliases:
         said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     said.append("grants on the source do not carry over to the copy")
+    vector = source.vector_fields[field]
+    cells, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
+    if 0 < FEW_CELLS * cells <= advised:
+        said.append(
+            f"{vector.index_type} has nlist {cells}, Milvus advises {advised} for these rows: corrected "
+            f"searches look into more cells, and smaller ones make up for it (--index-param nlist={advised})"
+        )
     return said
+
+
+def advised_cells(rows: int, dim: int) -> int:
+    """nlist by the rule of Milvus' performance FAQ: 4·√n, n the rows of a segment of 512 MB."""
+    return round(4 * math.sqrt(min(rows, SEGMENT_BYTES / (4 * dim))))
 
 
 def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:

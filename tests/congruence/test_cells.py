@@ -1,4 +1,4 @@
-"""Collections whose index divides rows into cells: whoever writes a row fills its cell columns."""
+"""Collections whose index divides rows into cells, or links them: who writes a row fills its cell columns."""
 
 import numpy as np
 import pytest
@@ -10,13 +10,16 @@ from milvus_hubness import (
     Hubness,
     InvertedSoftmax,
     QueryBank,
+    enable,
     migrate,
+    plan_enable,
     plan_migration,
     refresh,
 )
-from milvus_hubness.jobs import rebuild
+from milvus_hubness.jobs import in_place, rebuild
 from milvus_hubness.jobs.restored import restored
 from milvus_hubness.stores.base import Batch
+from tests.congruence.test_in_place import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K, CELLS = 32, 300, 400, 6, 8
@@ -40,7 +43,7 @@ class Divided:
             self.items,
             metric,
             index_type=options.pop("index_type", "IVF_FLAT"),
-            params={"nlist": CELLS},
+            params=options.pop("params", {"nlist": CELLS}),
         )
         plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options)
         self.name = migrate(self.store, plan, frozen=True).target
@@ -77,7 +80,7 @@ class Divided:
             self.name,
             data=list(self.queries),
             limit=10,
-            search_params={"params": {"nprobe": ALL}},
+            search_params={"params": {"nprobe": ALL, "ef": ALL}},
             **options,
         )
         assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
@@ -90,22 +93,29 @@ class Divided:
         return keys
 
 
-@pytest.mark.parametrize("metric", ["COSINE", "IP"])
-def test_a_copy_has_them(backend, metric):
-    if metric == "COSINE" and not backend.is_lite:
+GRAPH = {"M": 16, "efConstruction": 100}
+
+
+@pytest.mark.parametrize(
+    ("metric", "lite", "server"),
+    [("COSINE", "IVF_FLAT", None), ("IP", "IVF_FLAT", "IVF_SQ8"), ("IP", "HNSW_SQ", "HNSW")],
+)
+def test_a_copy_has_them(backend, metric, lite, server):
+    index_type = lite if backend.is_lite else server
+    if index_type is None:
         pytest.skip("shown on Milvus Lite")
-    index_type = "IVF_FLAT" if backend.is_lite else "IVF_SQ8"
-    here = Divided(backend, metric, index_type=index_type)
+    params = {"nlist": CELLS} if index_type.startswith("IVF") else GRAPH
+    here = Divided(backend, metric, index_type=index_type, params=params)
     assert here.state.layout.cell_count == 13
     here.assert_filled(range(ITEMS), here.items)
-    if index_type == "IVF_FLAT":
+    if "SQ" not in index_type:
         here.assert_found()
     [row] = here.client.get(here.name, ids=[7])
     np.testing.assert_allclose(row["vector"], here.items[7], rtol=2.4e-7)
 
 
 def test_there_are_none_for_other_indexes_and_metrics(lite):
-    for options in ({"metric": "L2"}, {"index_type": "HNSW"}):
+    for options in ({"metric": "L2"}, {"index_type": "FLAT"}):
         here = Divided(lite, **options)
         assert here.state.layout.cell_count == 0
 
@@ -143,6 +153,63 @@ def test_a_full_refresh_fills_those_of_a_client_that_has_no_room_for_the_bank(ba
     assert (done.mode, done.written) == ("full", len(keys))
     here.assert_filled(keys, here.new)
     here.assert_filled(range(ITEMS), here.items)
+
+
+def test_a_second_vector_field_has_them(backend):
+    """An index of the copy's kind searches it."""
+    require_second_field(backend)
+    rng = np.random.default_rng(5)
+    items, new, bank = (vectors(rng, count, DIM) for count in (ITEMS, 3, BANK))
+    plain, store, name = backend.client(), backend.store(), backend.name("beside")
+    made = with_second_field if backend.is_lite else plain_collection
+    options = {"width": 48} if backend.is_lite else {}
+    made(plain, name, items, "IP", **options, index_type="HNSW", params=GRAPH)
+    enable(store, plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K)))
+    state = store.info(name).state
+    assert state.layout.cell_count == 13
+    correction = restored(store, state, state.profile)
+
+    def held(keys):
+        rows = plain.get(name, ids=list(keys), output_fields=[state.searched_field])
+        stored = {row["id"]: row[state.searched_field] for row in rows}
+        return state.layout.held_cells(np.array([stored[key] for key in keys], np.float32))
+
+    np.testing.assert_allclose(held(range(ITEMS)), correction.cells(items), atol=1e-5)
+    keys = range(ITEMS, ITEMS + 3)
+    rows = [{"id": key, "vector": row, "group": 0} for key, row in zip(keys, new, strict=True)]
+    backend.hubness_client().insert(name, rows)
+    np.testing.assert_allclose(held(keys), correction.cells(new), atol=1e-5)
+    backend.hubness_client(bank_budget=1_000).upsert(name, rows)
+    assert not held(keys).any()
+    done = refresh(store, name, refit=True)
+    assert (done.mode, done.written) == ("full", len(keys))
+    np.testing.assert_allclose(held(keys), correction.cells(new), atol=1e-5)
+    np.testing.assert_allclose(held(range(ITEMS)), correction.cells(items), atol=1e-5)
+    wanted = similarity(items[:4], np.vstack([items, new]), "IP") - nnn(
+        bank, np.vstack([items, new]), "IP", K, 0.75
+    )
+    found = backend.hubness_client().search(
+        name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}}
+    )
+    assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
+
+
+def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite, monkeypatch):
+    """One that writes without end, and has no room for the bank: its rows are found by the right scores."""
+    rng = np.random.default_rng(6)
+    items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
+    store, name = lite.store(), lite.name("beside")
+    with_second_field(lite.client(), name, items, "IP", 48, index_type="HNSW", params=GRAPH)
+    writer, fill = lite.hubness_client(bank_budget=1_000), in_place._fill
+    monkeypatch.setattr(in_place, "MOST_PASSES", 3)
+
+    def written_before(*args):
+        writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
+        return fill(*args)
+
+    monkeypatch.setattr(in_place, "_fill", written_before)
+    plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))
+    assert enable(store, plan).rows == 60
 
 
 @pytest.mark.shown_on_lite

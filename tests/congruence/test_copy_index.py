@@ -15,6 +15,7 @@ from milvus_hubness import (
     resume,
 )
 from milvus_hubness.jobs import run
+from milvus_hubness.stores import milvus_schema
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 
@@ -56,6 +57,27 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     )
     wanted = similarity(query, items, "COSINE") - nnn(bank.vectors, items, "COSINE", 4, 0.75)
     assert found[0].ids == np.argsort(-wanted[0]).tolist()
+
+
+def test_fewer_cells_than_milvus_advises_are_remarked_on(lite):
+    rng = np.random.default_rng(12)
+    items, bank = vectors(rng, 100, 8), QueryBank(vectors(rng, 20, 8))
+    name = lite.name()
+    plain_collection(lite.client(), name, items, "IP", index_type="IVF_FLAT")
+
+    def said(nlist):
+        plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), index_params={"nlist": nlist})
+        return [each for each in plan.remarks if "advises" in each]
+
+    [few] = said(20)
+    assert "IVF_FLAT has nlist 20, Milvus advises 40" in few
+    assert "--index-param nlist=40" in few
+    assert said(21) == said(100) == []
+
+
+def test_the_advice_is_for_a_segment():
+    assert milvus_schema.advised_cells(100_000, 256) == 1_265
+    assert milvus_schema.advised_cells(10**9, 256) == round(4 * (2**19) ** 0.5)
 
 
 @pytest.mark.long_on_servers

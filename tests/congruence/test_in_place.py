@@ -38,7 +38,7 @@ def width_for(metric):
     return 32 if metric == "L2" else WIDTH
 
 
-def with_second_field(client, name, items, metric, width):
+def with_second_field(client, name, items, metric, width, index_type="FLAT", params=None):
     """As plain_collection, with a second vector field of zeros, which Milvus Lite cannot add later."""
     schema = client.create_schema(enable_dynamic_field=True)
     schema.add_field("id", DataType.INT64, is_primary=True)
@@ -47,7 +47,9 @@ def with_second_field(client, name, items, metric, width):
     schema.add_field(STORED_FIELD, DataType.FLOAT_VECTOR, dim=width)
     schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
     schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
-    index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
+    index = client.prepare_index_params(
+        "vector", index_type=index_type, metric_type=metric, params=params or {}
+    )
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     none = np.zeros(width, np.float32)
     client.insert(

@@ -25,12 +25,14 @@ from milvus_hubness import (
     clean,
     migrate,
     plan_migration,
+    refresh,
     resume,
     rollback,
     status,
 )
 from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.jobs.restored import restored
 from milvus_hubness.state import MIRROR_PROPERTY
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
@@ -169,6 +171,33 @@ def test_halves_are_stored_as_halves(backend):
     state = store.info(target).state
     wanted = items @ query - (nnn(bank, items, "IP", 8, 0.75) - state.profile.centre)
     np.testing.assert_allclose([p.score for p in found], [wanted[p.id] for p in found], atol=5e-4)
+
+
+def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
+    rng = np.random.default_rng(6)
+    items, bank, new = vectors(rng, 80, DIM), vectors(rng, 200, DIM), vectors(rng, 3, DIM)
+    name = backend.fill(items, "Dot", keys=lambda i: i)
+    store = backend.store()
+    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
+    state = store.info(target).state
+    assert state.layout.cell_count == 13
+    correction = restored(store, state, state.profile)
+
+    def held(ids):
+        found = store.fetch(target, list(ids), "")
+        return state.layout.held_cells(found.vectors[np.argsort(found.keys)])
+
+    np.testing.assert_allclose(held(range(80)), correction.cells(items), atol=1e-5)
+    points = [models.PointStruct(id=80 + i, vector=row.tolist()) for i, row in enumerate(new)]
+    backend.hubness().upsert(target, points)
+    np.testing.assert_allclose(held(range(80, 83)), correction.cells(new), atol=1e-5)
+    without = state.layout.augment(new, np.zeros(3))
+    points = [models.PointVectors(id=80 + i, vector=row.tolist()) for i, row in enumerate(without)]
+    backend.client.update_vectors(target, points)
+    assert not held(range(80, 83)).any()
+    assert refresh(store, target, refit=True).written == 3
+    np.testing.assert_allclose(held(range(80, 83)), correction.cells(new), atol=1e-5)
+    np.testing.assert_allclose(held(range(80)), correction.cells(items), atol=1e-5)
 
 
 def test_what_was_set_in_payloads_goes_back_too(backend):

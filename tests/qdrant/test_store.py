@@ -115,15 +115,17 @@ def test_errors_are_ours_and_name_the_collection(backend):
             call()
 
 
-def test_a_quantised_collection_goes_without_a_link_column(backend):
-    """Its one range for all columns would be spent on that one."""
+def test_a_quantised_collection_goes_without_a_link_column_and_cell_columns(backend):
+    """Its one range for all columns would be spent on those."""
     store = backend.store()
     info = store.info(backend.fill(np.ones((1, 4), np.float32), "Dot"))
     assert store.takes_link(info, "")
+    assert store.takes_cells(info, "")
     described = info.schema["described"]
     scalar = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8"))
     for owner in (described.config, described.config.params.vectors):
         owner.quantization_config = scalar
         assert not store.takes_link(info, "")
+        assert not store.takes_cells(info, "")
         owner.quantization_config = None
     assert store.takes_link(info, "")

@@ -148,18 +148,30 @@ class Knowledge:
     def _biases(
         self, collection: str, state: CollectionState, profile: Profile, vectors: Floats
     ) -> Operation[Floats]:
+        bank = yield from self._bank(collection, state, profile)
+        of = (collection, state.field, profile.slot)
+        found: Floats = yield Compute(
+            lambda: self._banks.correction(of, state, profile, bank).centred(vectors)
+        )
+        return found
+
+    def cells(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
+        """(n, c) what the cell columns of vectors (n, d) hold, by the active profile's bank."""
+        profile = state.profile
+        if not state.layout.cell_count:
+            return np.zeros((len(vectors), 0), np.float32)
+        bank = yield from self._bank(collection, state, profile)
+        of = (collection, state.field, profile.slot)
+        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).cells(vectors))
+        return found
+
+    def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         of = (collection, state.field, profile.slot)
         bank = self._banks.bank(of, profile)
         if bank is None:
             bank = yield from self._load_bank(profile)
             self._banks.keep(of, profile, bank)
-        kept = bank
-
-        def compute() -> Floats:
-            return self._banks.correction(of, state, profile, kept).centred(vectors)
-
-        found: Floats = yield Compute(compute)
-        return found
+        return bank
 
     def _load_bank(self, profile: Profile) -> Operation[StoredBank]:
         reference = profile.bank

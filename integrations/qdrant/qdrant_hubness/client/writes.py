@@ -196,7 +196,8 @@ class Writing(Knowledge):
             rows = state.layout.require_sound(rows, "point") if sound else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
             if state.beside is None:
-                stored = state.form.split(state.layout.augment(rows, slots)).tolist()
+                cells: Floats = yield from self.cells(collection, state, rows)
+                stored = state.form.split(state.layout.augment(rows, slots, cells)).tolist()
                 for i, own in zip(places, stored, strict=True):
                     vectors[i][field] = own
                 continue

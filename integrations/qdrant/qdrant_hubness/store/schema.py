@@ -71,6 +71,11 @@ def takes_link(source: CollectionInfo, field: str) -> bool:
     return own is None and described.config.quantization_config is None
 
 
+def takes_cells(source: CollectionInfo, field: str) -> bool:
+    """Not where it is quantised, nor in halves, in which each of our numbers takes three columns."""
+    return takes_link(source, field) and source.vector_fields[field].dtype == "float32"
+
+
 def obstacles(source: CollectionInfo, field: str) -> list[str]:
     """Why the collection cannot be carried over."""
     described: Described = source.schema["described"]

@@ -80,7 +80,7 @@ class QdrantStore(QdrantJournal):
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return schema.obstacles(source, field)
 
-    def remarks(self, source: CollectionInfo) -> list[str]:
+    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         return schema.remarks(source)
 
     def width_multiple(self, field: VectorField) -> int:
@@ -93,7 +93,7 @@ class QdrantStore(QdrantJournal):
         return schema.takes_link(source, field)
 
     def takes_cells(self, source: CollectionInfo, field: str) -> bool:
-        return False
+        return schema.takes_cells(source, field)
 
     def units_moved(self) -> int:
         return self.units
