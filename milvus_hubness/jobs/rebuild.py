@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
-from milvus_hubness.jobs.migration.chunks import survey
+from milvus_hubness.correction import read_back
+from milvus_hubness.jobs.migration.chunks import Chunk, survey
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.cutover import cutover
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
@@ -54,7 +57,9 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     looked = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger, moment = Ledger(store), now()
     target = _free_name(store, info.name, state)
-    copy = state.model_copy(update={"source": info.name, "phase": "copying"})
+    copy = state.model_copy(
+        update={**_columns(store, info, state, looked.chunks[:1]), "source": info.name, "phase": "copying"}
+    )
     ledger.forget_chunks(target)
     ledger.write_chunks(target, looked.chunks)
     return ledger.write(
@@ -73,6 +78,22 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
             changed_at=moment,
         )
     )
+
+
+def _columns(
+    store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
+) -> dict[str, Any]:
+    """Of the copy's columns that no query asks, what goes by the bank of its biases; also where the rows have
+    had none of them, as a copy that an earlier version made. some: rows whose lengths are those of all."""
+    if not some or not store.takes_cells(info, state.field) or state.layout.metric == "L2":
+        return {}
+    first = some[0]
+    rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
+    bank = store.load_bank(state.profile.bank).queries
+    bare = replace(state.layout, anchor=0.0, pull=0.0, cells="", reach=0.0)
+    vectors = read_back(state, rows.vectors, rows.rows)
+    found = bare.measured_on(vectors, bank.vectors, link=store.takes_link(info, state.field), cells=True)
+    return {name: getattr(found, name) for name in ("anchor", "pull", "cells", "reach")}
 
 
 def rebuildings(store: Store) -> list[Migration]:

@@ -9,6 +9,7 @@ from milvus_hubness import (
     NNN,
     Hubness,
     InvertedSoftmax,
+    MilvusStore,
     QueryBank,
     enable,
     migrate,
@@ -224,6 +225,23 @@ def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatc
     assert np.abs(here.cells(range(ITEMS)) - before).max() > 0.01
     here.assert_filled(range(ITEMS), here.items)
     here.assert_found(bank=here.other)
+
+
+@pytest.mark.shown_on_lite
+def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monkeypatch):
+    """As an earlier version made it."""
+    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(MilvusStore, "takes_cells", lambda *_: False)
+        here = Divided(backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH)
+    backend.made += [f"{here.name}_r2"]
+    assert here.state.layout.cell_count == 0
+    refresh(here.store, alias, bank=QueryBank(here.other), force=True)
+    here.name = here.store.info(alias).name
+    assert here.state.layout.cell_count == 13
+    here.assert_filled(range(ITEMS), here.items)
+    here.assert_filled(here.insert(), here.new)
+    here.assert_found(bank=here.other, items=np.vstack([here.items, here.new]))
 
 
 @pytest.mark.shown_on_lite
