@@ -36,7 +36,7 @@ QUERIES, LIMIT = 500, 10
 LINKS, BUILD_BREADTH = 16, 200
 BREADTHS = (10, 14, 20, 26, 32, 40, 48, 64, 96, 128, 192)
 RECALLS = (0.95, 0.97)
-FORMS = ((0.0, False), (0.5, False), (0.75, False), (1.0, False), (0.5, True), (0.75, True), (1.0, True))
+FORMS = ((0.0, False), (0.5, False), (0.75, False), (0.5, True), (0.75, True), (1.0, True))
 """λ, and whether there are cell columns."""
 MOST = 1.25
 

@@ -9,6 +9,8 @@ from milvus_hubness import CSLS, NNN, HubnessClient, QueryBank, migrate, plan_mi
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, THREADS, OWN = 16, 400, 8, 1_000
+FEWEST, PATIENCE = 50, 120
+"""Searches, and the seconds in which even a busy machine answers so many."""
 
 
 class Shared:
@@ -103,8 +105,11 @@ def test_eight_threads_search_and_write(shared, seconds):
         *((shared.write, i, rows) for i, rows in enumerate(written)),
     )
     shared.stop.wait(seconds)
+    for _ in range(PATIENCE):
+        if shared.responses[0] > FEWEST or shared.stop.wait(1.0):
+            break
     shared.finish(threads)
-    assert shared.responses[0] > 50
+    assert shared.responses[0] > FEWEST
     wanted = {key: row for rows in written for key, row in rows.items()} | dict(enumerate(shared.items))
     keys = sorted(wanted)
     assert len(keys) > ITEMS
