@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from milvus_hubness.correction import read_back
@@ -90,9 +89,8 @@ def _columns(
     first = some[0]
     rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
     bank = store.load_bank(state.profile.bank).queries
-    bare = replace(state.layout, anchor=0.0, pull=0.0, cells="", reach=0.0)
-    vectors = read_back(state, rows.vectors, rows.rows)
-    found = bare.measured_on(vectors, bank.vectors, link=store.takes_link(info, state.field), cells=True)
+    vectors, link = read_back(state, rows.vectors, rows.rows), store.takes_link(info, state.field)
+    found = state.layout.measured_on(vectors, bank.vectors, link=link, cells=True)
     return {name: getattr(found, name) for name in ("anchor", "pull", "cells", "reach")}
 
 

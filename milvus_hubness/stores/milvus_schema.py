@@ -134,7 +134,15 @@ def width_multiple(field: VectorField) -> int:
     """16, or what product quantisation with m sub-vectors makes of it."""
     if "PQ" not in field.index_type:
         return ALIGNMENT
-    return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
+    return math.lcm(ALIGNMENT, _number(field, "m", DEFAULT_SUB_VECTORS))
+
+
+def _number(field: VectorField, name: str, default: int) -> int:
+    """A parameter of the field's index, which Milvus gives back as text. Raises InvalidParameter."""
+    value = field.index_params.get(name, default)
+    if not str(value).isdecimal():
+        raise InvalidParameter(f"{name} of {field.index_type} must be a whole number, not {value!r}")
+    return int(value)
 
 
 def takes_cells(index_type: str, dtype: Dtype) -> bool:
@@ -184,7 +192,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
         said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     said.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
-    cells, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
+    cells, advised = _number(vector, "nlist", 0), advised_cells(source.rows, vector.dim)
     if 0 < FEW_CELLS * cells <= advised:
         said.append(
             f"{vector.index_type} has nlist {cells}, Milvus advises {advised} for these rows: corrected "

@@ -186,9 +186,8 @@ def test_a_second_vector_field_has_them(backend):
     assert (done.mode, done.written) == ("full", len(keys))
     np.testing.assert_allclose(held(keys), correction.cells(new), atol=1e-5)
     np.testing.assert_allclose(held(range(ITEMS)), correction.cells(items), atol=1e-5)
-    wanted = similarity(items[:4], np.vstack([items, new]), "IP") - nnn(
-        bank, np.vstack([items, new]), "IP", K, 0.75
-    )
+    stored = np.vstack([items, new])
+    wanted = similarity(items[:4], stored, "IP") - nnn(bank, stored, "IP", K, 0.75)
     found = backend.hubness_client().search(
         name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}}
     )

@@ -5,6 +5,7 @@ import pytest
 
 from milvus_hubness import (
     NNN,
+    InvalidParameter,
     MilvusStore,
     QueryBank,
     ResumeRefused,
@@ -73,6 +74,8 @@ def test_fewer_cells_than_milvus_advises_are_remarked_on(lite):
     assert "IVF_FLAT has nlist 20, Milvus advises 40" in few
     assert "--index-param nlist=40" in few
     assert said(21) == said(100) == []
+    with pytest.raises(InvalidParameter, match="nlist of IVF_FLAT must be a whole number, not 'many'"):
+        said("many")
 
 
 def test_the_advice_is_for_a_segment():
