@@ -39,6 +39,10 @@ StateTtl = Annotated[
 MaxMessage = Annotated[
     int, typer.Option("--max-message-mib", min=1, help="The largest message in either direction, in MiB.")
 ]
+MaxCalls = Annotated[
+    int,
+    typer.Option("--max-calls", min=1, help="The most calls of one user on one collection at once."),
+]
 Keepalive = Annotated[
     float, typer.Option("--keepalive", min=1, help="Seconds between signs of life on a quiet connection.")
 ]
@@ -62,6 +66,7 @@ def proxy(
     strength: Strength = None,
     state_ttl: StateTtl = STATE_TTL,
     max_message_mib: MaxMessage = 256,
+    max_calls: MaxCalls = 512,
     keepalive: Keepalive = 30.0,
     drain: Drain = 10.0,
     bank_budget_mib: Budget = 1024,
@@ -81,6 +86,7 @@ def proxy(
         keepalive=keepalive,
         drain=drain,
         bank_budget=bank_budget_mib * MIB,
+        max_calls=max_calls,
     )
     asyncio.run(_run(options, as_json))
 

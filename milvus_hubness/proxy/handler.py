@@ -17,6 +17,7 @@ from pymilvus.grpc_gen import milvus_pb2
 from milvus_hubness.client.steps import drive_async
 from milvus_hubness.errors import HubnessError, ServerUnavailable
 from milvus_hubness.proxy.answers import refusal, request_of, response_of, status_in
+from milvus_hubness.proxy.callers import Caller
 from milvus_hubness.proxy.metadata import Metadata, passed_on, wish_in, word
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN
 from milvus_hubness.proxy.options import ProxyOptions
@@ -148,9 +149,11 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
         request, metadata = request_of(method, message), context.invocation_metadata()
         database = getattr(request, "db_name", "") or word(metadata, "dbname")
-        session = await self._sessions.of(word(metadata, "authorization"), database)
-        operation = REWRITTEN[method](session.operations, request, wish_in(metadata))
-        return await drive_async(operation, lambda step: session.answer(step, send))
+        session = self._sessions.of(word(metadata, "authorization"), database)
+        caller = Caller(context.time_remaining())
+        with session.pools.entered(str(request.collection_name)) as pool:
+            operation = REWRITTEN[method](session.operations, request, wish_in(metadata))
+            return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
 
 
 async def _relayed(call: Any, context: Context) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 
@@ -30,7 +31,8 @@ class ProxyOptions:
     which what a collection says of its biases is believed. max_message: bytes of one message at most.
     keepalive: seconds between two signs of life on a quiet connection. drain: seconds that calls under way
     have to end when the proxy is stopped. bank_budget: bytes of banks kept for each user of a database.
-    Raises InvalidParameter.
+    max_calls: calls of one user on one collection that may be under way at once; further ones are refused
+    with RESOURCE_EXHAUSTED. Raises InvalidParameter.
     """
 
     upstream: str
@@ -45,6 +47,7 @@ class ProxyOptions:
     keepalive: float = 30.0
     drain: float = 10.0
     bank_budget: int = 1 << 30
+    max_calls: int = 512
 
     def __post_init__(self) -> None:
         host, _, port = self.upstream.rpartition(":")
@@ -52,7 +55,11 @@ class ProxyOptions:
             raise InvalidParameter(f"the upstream is HOST:PORT, got {self.upstream!r}")
         if self.upstream_ca and not self.upstream_tls:
             raise InvalidParameter("authorities to trust at the upstream are for TLS to it")
-        if min(self.max_message, self.bank_budget) < 1 or self.keepalive <= 0 or self.drain < 0:
+        if (
+            min(self.max_message, self.bank_budget, self.max_calls) < 1
+            or self.keepalive <= 0
+            or self.drain < 0
+        ):
             raise InvalidParameter("sizes and times of a proxy must be above 0")
 
     @property
@@ -91,10 +98,17 @@ class ProxyOptions:
 
     def open_channel(self) -> grpc.aio.Channel:
         """To the upstream. Raises InvalidParameter."""
+        return self._open(grpc.aio)
+
+    def open_blocking_channel(self) -> grpc.Channel:
+        """The same for threads. Raises InvalidParameter."""
+        return self._open(grpc)
+
+    def _open(self, api: Any) -> Any:
         if not self.upstream_tls:
-            return grpc.aio.insecure_channel(self.upstream, options=self.channel_options())
+            return api.insecure_channel(self.upstream, options=self.channel_options())
         credentials = grpc.ssl_channel_credentials(self.authorities())
-        return grpc.aio.secure_channel(self.upstream, credentials, options=self.channel_options())
+        return api.secure_channel(self.upstream, credentials, options=self.channel_options())
 
 
 def read_pem(path: str) -> bytes:

@@ -18,6 +18,7 @@ from pymilvus.grpc_gen import milvus_pb2
 from milvus_hubness.client.sampling import WRITE_SECONDS, sampler_for
 from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Pause, Step
 from milvus_hubness.errors import InvalidInput
+from milvus_hubness.proxy.callers import Caller, CallerChannel, CollectionPool, CollectionPools
 from milvus_hubness.proxy.operations import WireOperations
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.proxy.steps import Send
@@ -26,7 +27,7 @@ from milvus_hubness.stores.milvus_rpc import connect
 from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 
 MOST = 64
-"""So many sessions are kept; the one used longest ago goes first."""
+"""So many sessions are kept, and those with calls under way; the one used longest ago goes first."""
 
 Sending = Callable[[str, Any], Awaitable[Any]]
 """Sends a request message on by the method's name, and returns the response message. Raises Refused."""
@@ -43,9 +44,15 @@ class Session:
         self.operations = WireOperations(
             options.strength, options.state_ttl, options.bank_budget, self._sampler
         )
+        self.pools = CollectionPools(options.max_calls)
 
-    async def answer(self, step: Step, send: Sending) -> Any:
-        """The outcome of a step of an operation. send: for what is passed on."""
+    async def answer(self, step: Step, caller: Caller, pool: CollectionPool, send: Sending) -> Any:
+        """Return the outcome of a step of an operation.
+
+        caller: who waits for it. pool: of the collection. send: sends a request message on. Raises CallEnded
+        where the caller's deadline has passed.
+        """
+        caller.remaining()
         if isinstance(step, Send):
             return await send(step.method, step.request)
         if isinstance(step, Pause):
@@ -56,16 +63,16 @@ class Session:
                     collection_name=step.args[0], db_name=self._database
                 )
                 return CollectionSchema(raw=await send("DescribeCollection", request)).dict()
-            return await asyncio.to_thread(self._ask, step)
+            return await pool.run(caller, lambda: self._ask(step))
         if isinstance(step, LoadBank):
             reference = step.reference
-            return await asyncio.to_thread(lambda: MilvusStore(self._connected()).load_bank(reference))
+            return await pool.run(caller, lambda: MilvusStore(self._connected()).load_bank(reference))
         if isinstance(step, InStore):
             work = step.work
-            return await asyncio.to_thread(lambda: work(MilvusStore(self._connected())))
+            return await pool.run(caller, lambda: work(MilvusStore(self._connected())))
         if isinstance(step, LearnSchema):
             return self._learn_schema(step.collection)
-        return await asyncio.to_thread(step.work)
+        return await pool.run(caller, step.work)
 
     def close(self) -> None:
         """Write what was sampled, and hang up."""
@@ -80,11 +87,15 @@ class Session:
     def _connected(self) -> MilvusClient:
         with self._lock:
             if self._client is None:
-                secure: dict[str, Any] = {}
-                if self._options.upstream_ca:
-                    secure["server_pem_path"] = self._options.upstream_ca
-                self._client = connect(self._options.uri, self._token, self._database, **secure)
+                own: dict[str, Any] = {"channel": self._channel(), "dedicated": True}
+                client = connect(self._options.uri, self._token, self._database, **own)
+                # pymilvus opens another channel where the upstream was away.
+                client._get_connection()._create_grpc_channel = self._channel
+                self._client = client
             return self._client
+
+    def _channel(self, address: str | None = None) -> CallerChannel:
+        return CallerChannel(self._options.open_blocking_channel())
 
     def _learn_schema(self, collection: str) -> None:
         if self._client is not None:
@@ -102,16 +113,17 @@ class Sessions:
         self._options = options
         self._kept: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
-    async def of(self, authorization: str, database: str) -> Session:
-        """That of who is authorized so. Raises InvalidInput where the header is none of Milvus's."""
+    def of(self, authorization: str, database: str) -> Session:
+        """Return the session of a user of a database. Raises InvalidInput where the header is none of
+        Milvus's."""
         name = (authorization, database)
         session = self._kept.pop(name, None)
         if session is None:
             session = Session(self._options, _token(authorization), database)
+            idle = [other for other, kept in self._kept.items() if not kept.pools]
+            for other in idle[: max(0, len(self._kept) + 1 - MOST)]:
+                asyncio.get_running_loop().run_in_executor(None, self._kept.pop(other).close)
         self._kept[name] = session
-        if len(self._kept) > MOST:
-            _, oldest = self._kept.popitem(last=False)
-            await asyncio.to_thread(oldest.close)
         return session
 
     def forget(self) -> None:

@@ -234,6 +234,6 @@ def test_writes_are_noted(lite):
         written.both("delete", ids=[5, 900])
         written.both("delete", filter="id in [6, 7]")
 
-    with written.journalled() as journal:
-        assert written.rewrite(journal, meanwhile)
+    with written.rewriting() as writer:
+        assert written.rewrite(writer, meanwhile)
     written.assert_equal()

@@ -1,9 +1,11 @@
-"""An upstream that is no Milvus: it tells what reaches it, and answers as it is told to."""
+"""Upstreams that tests command: one that is no Milvus, and one that stands between a proxy and Milvus."""
 
 import threading
 from concurrent import futures
 
 import grpc
+
+from milvus_hubness.proxy.answers import request_of
 
 
 class FakeUpstream:
@@ -43,3 +45,53 @@ class Handler(grpc.GenericRpcHandler):
             yield from messages
 
         return grpc.stream_stream_rpc_method_handler(answer)
+
+
+class Relay:
+    """Between a proxy and Milvus: notes the calls that reach it, and does not answer those that it holds.
+
+    calls: (method, collection, seconds left) of each, collection None where a request names none. held,
+    unavailable: what is not answered until `released` is set, and what is answered with UNAVAILABLE, as
+    (method, collection). What was cancelled by then is not passed on: `cancelled` is set.
+    """
+
+    def __init__(self, address):
+        self.calls, self.held, self.unavailable = [], set(), set()
+        self.released, self.cancelled = threading.Event(), threading.Event()
+        self.channel = grpc.insecure_channel(address)
+        self.server = grpc.server(futures.ThreadPoolExecutor(64), handlers=[RelayHandler(self)])
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def reached(self, method, collection):
+        """The seconds that each of these calls had left."""
+        return [left for *call, left in self.calls if call == [method, collection]]
+
+    def stop(self):
+        self.released.set()
+        self.server.stop(0).wait()
+        self.channel.close()
+
+
+class RelayHandler(grpc.GenericRpcHandler):
+    def __init__(self, relay):
+        self.relay = relay
+
+    def service(self, details):
+        method = details.method.rpartition("/")[2]
+
+        def answer(message, context):
+            relay = self.relay
+            call = method, getattr(request_of(method, message), "collection_name", None)
+            relay.calls.append((*call, context.time_remaining()))
+            if call in relay.unavailable:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+            if call in relay.held:
+                context.add_callback(lambda: relay.released.is_set() or relay.cancelled.set())
+                relay.released.wait(60)
+                if not context.is_active():
+                    context.abort(grpc.StatusCode.CANCELLED, "nobody waits")
+            metadata = [pair for pair in context.invocation_metadata() if pair[0] != "user-agent"]
+            return relay.channel.unary_unary(details.method)(message, metadata=metadata, timeout=60)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
