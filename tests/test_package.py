@@ -17,6 +17,7 @@ PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
     "errors": set(),
+    "redaction": set(),
     "rows": {"errors"},
     "cells": {"errors", "rows"},
     "layout": {"cells", "errors", "rows"},
@@ -31,25 +32,26 @@ MAY_IMPORT = {
     "quality": {"errors", "banks", "kernels", "estimators", "layout"},
     "rerank": {"kernels"},
     "quari": {"errors", "banks", "kernels", "quality"},
-    "stores": {"errors", "banks", "halves", "layout", "state"},
+    "stores": {"errors", "banks", "halves", "layout", "redaction", "state"},
     "client": {
         "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
     },
+    "operations": {"errors", "state", "stores"},
     "jobs": {
-        "errors", "banks", "beyond", "cells", "correction", "estimators", "halves", "layout", "quality",
-        "quari", "rerank", "reservoir", "state", "stores",
+        "errors", "banks", "beyond", "cells", "correction", "estimators", "halves", "layout", "operations",
+        "quality", "quari", "redaction", "rerank", "reservoir", "state", "stores",
     },
-    "demo": {"errors", "banks", "client", "estimators", "jobs", "quality", "stores"},
-    "serve": {"errors", "banks", "estimators", "jobs", "quality", "state", "stores"},
+    "demo": {"errors", "banks", "client", "estimators", "jobs", "operations", "quality", "stores"},
+    "serve": {"errors", "banks", "estimators", "jobs", "operations", "quality", "state", "stores"},
     "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
     "cli": {
-        "errors", "banks", "demo", "estimators", "jobs", "proxy", "quality", "quari", "serve", "state",
-        "stores",
+        "errors", "banks", "demo", "estimators", "jobs", "operations", "proxy", "quality", "quari", "redaction",
+        "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "rows", "cells", "layout", "halves", "state", "banks", "kernels", "estimators", "correction",
-    "quality", "jobs", "quari", "reservoir", "rerank", "serve", "beyond",
+    "errors", "redaction", "rows", "cells", "layout", "halves", "state", "banks", "kernels", "estimators",
+    "correction", "quality", "jobs", "operations", "quari", "reservoir", "rerank", "serve", "beyond",
 }  # fmt: skip
 
 

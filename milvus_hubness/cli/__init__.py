@@ -23,7 +23,7 @@ from milvus_hubness.cli import (
     status,
     tune,
 )
-from milvus_hubness.cli.console import tell_error
+from milvus_hubness.cli.console import show_unexpected_error, tell_error
 from milvus_hubness.errors import HubnessError, InvalidParameter
 
 FAILURE, USAGE, TERMINATED = 1, 2, 143
@@ -63,6 +63,9 @@ def main() -> None:
         sys.exit(USAGE if isinstance(error, InvalidParameter) else FAILURE)
     except MilvusException as error:
         tell_error(error, as_json="--json" in sys.argv)
+        sys.exit(FAILURE)
+    except Exception as error:
+        show_unexpected_error(error, as_json="--json" in sys.argv)
         sys.exit(FAILURE)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,8 +25,8 @@ from rich.table import Table
 
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.jobs.bank_source import read_bank as read_bank
-from milvus_hubness.jobs.migration.commands import redacted
 from milvus_hubness.jobs.progress import Progress as Report
+from milvus_hubness.redaction import redacted, remember_secrets, remembered_secrets, secrets_in
 from milvus_hubness.stores import MilvusStore, connect
 
 URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
@@ -54,7 +55,6 @@ DEFAULT_URI = "http://localhost:19530"
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
-_tokens: set[str] = set()
 
 
 def open_token(token_file: Path | None) -> str:
@@ -66,17 +66,18 @@ def open_token(token_file: Path | None) -> str:
             token = token_file.read_text().strip()
         except OSError as error:
             raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
-    _tokens.add(token)
+    remember_secrets(token)
     return token
 
 
 def known_tokens() -> frozenset[str]:
-    """The tokens that were opened, which nothing and nobody is told of."""
-    return frozenset(filter(None, _tokens))
+    """Return the secrets that were opened: tokens, and passwords of addresses."""
+    return remembered_secrets()
 
 
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
     """The store behind --uri."""
+    remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, open_token(token_file), database))
 
 
@@ -102,7 +103,7 @@ def progress_bars() -> Iterator[Report]:
 
 
 def show_json(data: Mapping[str, Any]) -> None:
-    sys.stdout.write(redacted(json.dumps(data, ensure_ascii=False, default=str), known_tokens()) + "\n")
+    sys.stdout.write(redacted(json.dumps(data, ensure_ascii=False, default=str)) + "\n")
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
@@ -112,13 +113,24 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts.items():
         if value not in (None, "", [], ()):
-            table.add_row(name, str(value))
+            table.add_row(name, redacted(str(value)))
     out.print(table)
 
 
 def tell_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:
     """One line on standard error; with --json also an object on standard output."""
-    message = redacted(" ".join(str(getattr(error, "message", "") or error).split()), known_tokens())
+    message = _message(error)
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})
     sys.stderr.write(f"{program}: {message}\n")
+
+
+def show_unexpected_error(error: Exception, *, as_json: bool) -> None:
+    """Print the traceback of an error that no code expects; with --json also an object on standard output."""
+    if as_json:
+        show_json({"error": {"type": type(error).__name__, "message": _message(error)}})
+    sys.stderr.write(redacted("".join(traceback.format_exception(error))))
+
+
+def _message(error: Exception) -> str:
+    return " ".join(redacted(str(getattr(error, "message", "") or error)).split())

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.redaction import redacted
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 LARGEST_BODY = 65_536
-IDLE_SECONDS = 2.0
+REQUEST_SECONDS = 5.0
+"""In so many seconds a request arrives as a whole, head and body."""
+ANSWER_SECONDS = 2.0
+"""In so many seconds a client takes the answer."""
+POLL_SECONDS = 0.1
 
 Json = dict[str, Any]
 
@@ -63,17 +73,23 @@ class Request:
         headers = self._handler.headers
         if headers.get_content_type() != "application/json":
             raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json")
-        length = headers.get("Content-Length", "")
-        if not length.isdecimal():
-            raise Refusal(HTTPStatus.LENGTH_REQUIRED, "the Content-Length is missing")
-        if int(length) > LARGEST_BODY:
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY} bytes")
+        body = self._body(_length(headers.get("Content-Length")))
         try:
-            body = json.loads(self._handler.rfile.read(int(length)) or b"{}")
-        except ValueError as error:
+            data = json.loads(body or b"{}")
+        except (ValueError, RecursionError) as error:
             raise InvalidParameter(f"the body is not JSON: {error}") from None
-        if not isinstance(body, dict):
+        if not isinstance(data, dict):
             raise InvalidParameter("the body must be a JSON object")
+        return data
+
+    def _body(self, length: int) -> bytes:
+        try:
+            body = self._handler.rfile.read(length)
+        except OSError:
+            said = f"the request did not arrive as a whole within {REQUEST_SECONDS:g} seconds"
+            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, said) from None
+        if len(body) < length:
+            raise InvalidParameter(f"the body has {len(body)} bytes, and {length} were announced")
         return body
 
 
@@ -118,17 +134,48 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.answer = answer
         self.is_local = is_loopback(host)
+        self.is_closing = threading.Event()
         super().__init__((host, port), _Handler)
+
+    def server_close(self) -> None:
+        """Wait for the answers under way, and not for requests that are still arriving."""
+        self.is_closing.set()
+        super().server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that hangs up early is nothing to tell of."""
+
+
+class _Arriving(io.RawIOBase):
+    """What a client sends. Reading raises TimeoutError after REQUEST_SECONDS in all, however little arrives
+    at a time, and once the server closes."""
+
+    def __init__(self, connection: socket.socket, is_closing: threading.Event) -> None:
+        self._connection, self._is_closing = connection, is_closing
+        self._ends_at = time.monotonic() + REQUEST_SECONDS
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        while (left := self._ends_at - time.monotonic()) > 0 and not self._is_closing.is_set():
+            self._connection.settimeout(min(left, POLL_SECONDS))
+            try:
+                return self._connection.recv_into(buffer)
+            except TimeoutError:
+                continue
+        raise TimeoutError("the request did not arrive in time")
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     server_version = "milvus-hubness"
     sys_version = ""
-    timeout = IDLE_SECONDS
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Arriving(self.connection, self.server.is_closing))
 
     def _handle(self) -> None:
         try:
@@ -150,7 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _handle  # noqa: N815
 
     def _send(self, answer: Answer) -> None:
-        body = answer.body.encode()
+        body = redacted(answer.body).encode()
+        self.connection.settimeout(ANSWER_SECONDS)
         self.send_response(answer.status)
         self.send_header("Content-Type", answer.content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -163,6 +211,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing is written to standard error."""
+
+
+def _length(header: str | None) -> int:
+    """The number of bytes in a body. Raises Refusal."""
+    if header is None:
+        raise Refusal(HTTPStatus.LENGTH_REQUIRED, "the Content-Length is missing")
+    header = header.strip(" \t")
+    if not (header.isascii() and header.isdecimal()):
+        raise Refusal(HTTPStatus.BAD_REQUEST, "the Content-Length must be a whole number of bytes")
+    digits = header.lstrip("0") or "0"
+    # Only so many digits are a number for `int`.
+    if len(digits) > len(str(LARGEST_BODY)) or int(digits) > LARGEST_BODY:
+        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY} bytes")
+    return int(digits)
 
 
 def parse_address(address: str) -> tuple[str, int]:

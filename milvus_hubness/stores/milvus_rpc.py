@@ -7,13 +7,15 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import grpc
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
-from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError
+from milvus_hubness.errors import CollectionNotFound, InvalidParameter, ServerUnavailable, StoreError
+from milvus_hubness.redaction import redacted, secrets_in
 
 T = TypeVar("T")
 
@@ -28,8 +30,10 @@ def connect(
 ) -> MilvusClient:
     """A plain MilvusClient; options are further arguments of it.
 
-    Raises ServerUnavailable, naming the address and never the token.
+    Raises ServerUnavailable, which names the address without its user and password, and never the token;
+    InvalidParameter for an address of another form.
     """
+    _validate_address(uri)
     # Milvus Lite hangs up on clients that were idle for half a minute; pymilvus connects without retrying.
     attempts = 1 if "://" in uri else 3
     retrying = Retrying(
@@ -41,12 +45,36 @@ def connect(
     try:
         return retrying(MilvusClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
     except MilvusException as error:
-        if "://" in uri:
-            raise ServerUnavailable(f"no Milvus answers at {uri}: {error.message}") from None
-        hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
-        if not uri.endswith(".db"):
-            hint = "its name must end with .db; a server's address begins with http://"
-        raise ServerUnavailable(f"cannot open the Milvus Lite file {uri} ({hint}): {error.message}") from None
+        message = f"{_unreachable(uri)}: {error.message}"
+    # Outside of `except`: the error of pymilvus, which would be its context, may name the whole address.
+    raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def _validate_address(uri: str) -> None:
+    """Raises InvalidParameter where a URI has no port that is a number, or its user and password no end."""
+    _, scheme, rest = uri.partition("://")
+    if not scheme:
+        return
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port
+        valid = ("@" in rest) == ("@" in parts.netloc)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InvalidParameter(
+            redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
+            + "; in a user and a password, percent-encode / ? # and @"
+        )
+
+
+def _unreachable(uri: str) -> str:
+    if "://" in uri:
+        return f"no Milvus answers at {uri}"
+    hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
+    if not uri.endswith(".db"):
+        hint = "its name must end with .db; a server's address begins with http://"
+    return f"cannot open the Milvus Lite file {uri} ({hint})"
 
 
 @contextmanager
@@ -61,9 +89,9 @@ def translated(collection: str) -> Iterator[None]:
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if "connect" in error.message.lower() or "unavailable" in error.message.lower():
             raise ServerUnavailable(
-                f"the server stopped answering about {collection!r}: {error.message}"
+                f"the server stopped answering about {collection!r}: {_told(error)}"
             ) from error
-        raise StoreError(f"Milvus refused a request on {collection!r}: {error.message}") from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {_told(error)}") from error
 
 
 def literal(key: int | str) -> str:
@@ -129,4 +157,5 @@ def is_too_large(error: Exception) -> bool:
 
 def _told(error: Exception) -> str:
     """What went wrong, in the server's words: pymilvus passes some of gRPC's errors on as they are."""
-    return str(error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error))
+    words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    return redacted(str(words))

@@ -12,7 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness import jobs
-from milvus_hubness.cli.console import AsJson, progress_bars, show_facts, show_json, tell_error
+from milvus_hubness.cli.console import (
+    AsJson,
+    progress_bars,
+    show_facts,
+    show_json,
+    show_unexpected_error,
+    tell_error,
+)
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
 from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
 from milvus_hubness.cli.migrate.spread import spread
@@ -22,6 +29,7 @@ from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL, Steering, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
+from milvus_hubness.redaction import remember_secrets, secrets_in
 from milvus_hubness.state import require_state
 from qdrant_hubness.store import QdrantStore, connect
 
@@ -53,6 +61,7 @@ class Connection:
     uri: Uri = DEFAULT_URI
 
     def open(self) -> QdrantStore:
+        remember_secrets(*secrets_in(self.uri))
         return QdrantStore(connect(self.uri, os.environ.get(KEY_VARIABLE)))
 
 
@@ -108,6 +117,9 @@ def main() -> None:
     except HubnessError as error:
         tell_error(error, as_json="--json" in sys.argv, program="qdrant-hubness")
         sys.exit(USAGE if isinstance(error, InvalidParameter) else FAILURE)
+    except Exception as error:
+        show_unexpected_error(error, as_json="--json" in sys.argv)
+        sys.exit(FAILURE)
 
 
 @app.command("migrate")

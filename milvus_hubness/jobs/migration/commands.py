@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-TOKEN_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN")
+from milvus_hubness.redaction import SECRET_VARIABLES, all_secrets
+from milvus_hubness.redaction import redacted as redacted
+
 POLL_SECONDS = 0.1
 TAIL_BYTES = 65_536
 LINE_LENGTH = 500
@@ -48,7 +49,7 @@ def run_command(
     variables are added to its environment. It sees neither the variables that hold the token nor any whose
     value contains one of `secrets`.
     """
-    hidden = _all_secrets(secrets)
+    hidden = all_secrets(secrets)
     environment = _without_secrets({**os.environ, **(variables or {})}, hidden)
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
         process = subprocess.Popen(
@@ -69,24 +70,11 @@ def run_command(
         return Outcome(exit_code, _last_line(complained, hidden) or _last_line(printed, hidden))
 
 
-def redacted(text: str, secrets: Collection[str]) -> str:
-    """`text` with each of `secrets`, and the token in this process's environment, replaced by ***, also where
-    they are part of a text in JSON."""
-    for secret in sorted(_all_secrets(secrets), key=len, reverse=True):
-        in_json = json.dumps(secret, ensure_ascii=False)[1:-1]
-        text = text.replace(secret, "***").replace(in_json, "***")
-    return text
-
-
-def _all_secrets(secrets: Collection[str]) -> set[str]:
-    return {secret for secret in (*secrets, *map(os.environ.get, TOKEN_VARIABLES)) if secret}
-
-
 def _without_secrets(environment: Mapping[str, str], secrets: Collection[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environment.items()
-        if name not in TOKEN_VARIABLES and not any(secret in value for secret in secrets)
+        if name not in SECRET_VARIABLES and not any(secret in value for secret in secrets)
     }
 
 

@@ -16,6 +16,7 @@ from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError
+from milvus_hubness.redaction import redacted, secrets_in
 
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""
@@ -29,7 +30,8 @@ _locks_lock = threading.Lock()
 
 def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> QdrantClient:
     """A plain QdrantClient of a server (http://… or https://…), of a folder of the local mode, or of
-    ":memory:". Raises ServerUnavailable, naming the address and never the key."""
+    ":memory:". Raises ServerUnavailable, which names the address without its user and password, and never the
+    key."""
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)
@@ -37,7 +39,8 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> Qdran
             return client
         return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
     except FAILURES as error:
-        raise ServerUnavailable(f"no Qdrant answers at {uri}: {told(error)}") from None
+        message = f"no Qdrant answers at {uri}: {told(error)}"
+    raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
 
 
 def is_local(client: Any) -> bool:
@@ -83,9 +86,10 @@ def translated(collection: str) -> Iterator[None]:
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if isinstance(error, ResponseHandlingException):
             raise ServerUnavailable(
-                f"the server stopped answering about {collection!r}: {told(error)}"
+                redacted(f"the server stopped answering about {collection!r}: {told(error)}")
             ) from error
-        raise StoreError(f"Qdrant refused a request on {collection!r}: {told(error)}") from error
+        message = redacted(f"Qdrant refused a request on {collection!r}: {told(error)}")
+        raise StoreError(message) from error
 
 
 def told(error: BaseException) -> str:

@@ -1,0 +1,148 @@
+"""The HTTP server against clients that are slow, wrong or gone."""
+
+import contextlib
+import json
+import logging
+import socket
+import threading
+import time
+
+import pytest
+
+from milvus_hubness.jobs import http_server
+from milvus_hubness.jobs.http_server import Answer, HttpServer
+
+HEAD = "POST /echo HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+
+
+def echo(request):
+    return Answer.of_json(request.json() if request.method == "POST" else {"path": request.path})
+
+
+@pytest.fixture
+def server():
+    with HttpServer("127.0.0.1:0", echo, name="test") as server:
+        yield server
+
+
+def dial(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def received(connection):
+    """All that the server sends until it hangs up."""
+    parts = []
+    while part := connection.recv(65_536):
+        parts.append(part)
+    return b"".join(parts).decode()
+
+
+def send(server, text):
+    """The status and the body of the answer; 0 and nothing where the server hangs up without one."""
+    with dial(server) as connection:
+        connection.sendall(text.encode())
+        head, _, body = received(connection).partition("\r\n\r\n")
+    return int(head.split()[1]) if head else 0, body
+
+
+def error(server, text):
+    status, body = send(server, text)
+    return status, json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("length", ["9" * 5_000, "9" * 60_000, "65537", "00065537"])
+def test_a_body_that_is_announced_as_too_long_is_refused(server, caplog, length):
+    assert error(server, f"{HEAD}Content-Length: {length}\r\n\r\n{{}}") == (
+        413,
+        "a body has at most 65536 bytes",
+    )
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("length", ["-5", "+5", "1_0", "0x10", "2.0", "1e1", "5 5", "", "²", "٢"])
+def test_a_content_length_that_is_no_number_is_refused(server, caplog, length):
+    status, said = error(server, f"{HEAD}Content-Length: {length}\r\n\r\n{{}}")
+    assert (status, said) == (400, "the Content-Length must be a whole number of bytes")
+    assert not caplog.records
+
+
+def test_a_missing_content_length_is_named(server):
+    assert error(server, f"{HEAD}\r\n{{}}") == (411, "the Content-Length is missing")
+
+
+@pytest.mark.parametrize("length", ["7", "007", " 7 ", "0" * 5_000 + "7"])
+def test_a_content_length_may_have_leading_zeros(server, length):
+    assert send(server, f'{HEAD}Content-Length: {length}\r\n\r\n{{"a":1}}') == (200, '{"a": 1}\n')
+
+
+@pytest.mark.parametrize("body", ["[" * 60_000, '{"a": ' + "9" * 5_000 + "}"], ids=["nested", "digits"])
+def test_json_that_python_cannot_read_is_refused(server, caplog, body):
+    status, said = error(server, f"{HEAD}Content-Length: {len(body)}\r\n\r\n{body}")
+    assert status == 400
+    assert said.startswith("the body is not JSON: ")
+    assert not caplog.records
+
+
+def test_a_body_that_ends_early_is_refused(server):
+    with dial(server) as connection:
+        connection.sendall(f"{HEAD}Content-Length: 9\r\n\r\n{{}}".encode())
+        connection.shutdown(socket.SHUT_WR)
+        assert "the body has 2 bytes, and 9 were announced" in received(connection)
+
+
+def drip(connections, ended):
+    """One byte of a header a second on each."""
+    while not ended.wait(1):
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(b"x")
+
+
+@pytest.mark.parametrize("sent", ["", "GET / HTTP/1.0\r\nX-Slow: ", f"{HEAD}Content-Length: 9999\r\n\r\n"])
+def test_clients_that_send_a_byte_a_second_do_not_keep_the_server_from_closing(caplog, sent):
+    answered, ended = [], threading.Event()
+
+    def answer(request):
+        answered.append(request)
+        return echo(request)
+
+    with contextlib.ExitStack() as stack:
+        server = HttpServer("127.0.0.1:0", answer, name="test").__enter__()
+        connections = [stack.enter_context(dial(server)) for _ in range(5)]
+        for connection in connections:
+            connection.sendall(sent.encode())
+        threading.Thread(target=drip, args=(connections, ended), daemon=True).start()
+        stack.callback(ended.set)
+        time.sleep(1.2)
+        closed, began = threading.Event(), time.monotonic()
+        threading.Thread(target=lambda: (server.__exit__(), closed.set()), daemon=True).start()
+        assert closed.wait(3), "the server waits for slow clients"
+        assert time.monotonic() - began < 2
+        assert not answered or sent.startswith("POST"), "a request that never arrived was answered"
+    assert not caplog.records
+
+
+def test_a_request_that_takes_too_long_is_ended(monkeypatch, caplog):
+    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1.5)
+    ended = threading.Event()
+    with HttpServer("127.0.0.1:0", echo, name="test") as server, dial(server) as head, dial(server) as body:
+        head.sendall(b"GET / HTTP/1.0\r\nX-Slow: ")
+        body.sendall(f"{HEAD}Content-Length: 9999\r\n\r\n".encode())
+        threading.Thread(target=drip, args=([head, body], ended), daemon=True).start()
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            assert head.recv(65_536) == b""
+        assert b"408 Request Timeout" in body.recv(65_536)
+        assert 1 < time.monotonic() - began < 4
+        ended.set()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_answers_hold_no_password():
+    def answer(request):
+        return Answer.of_json({"database": "http://root:s3cret@host:1"})
+
+    with HttpServer("127.0.0.1:0", answer, name="test") as server:
+        told = send(server, "GET / HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+    assert told == (200, '{"database": "http://***@host:1"}\n')
