@@ -153,7 +153,7 @@ def hook_costs() -> dict[str, float]:
     """µs that the sampler takes of a search of one 768-d query, passed by and sampled: the best of REPEATS
     rounds, as others may use the machine."""
     layout = Layout(768, "COSINE")
-    reference = BankReference(collection="b", generation=1, fingerprint="", count=1)
+    reference = BankReference(collection="b", generation="01", fingerprint="", count=1)
     state = initial_state(layout, NNN(16), reference, field="v", suffix="", dtype="float32", source="c")
     rng = np.random.default_rng(0)
     queries = rng.standard_normal((1, 768), np.float32)

@@ -25,7 +25,6 @@ HubnessError
 │   ├── UnfinishedMigration
 │   ├── ResumeRefused                     an unfinished migration was begun with other arguments
 │   ├── NoMigration                       the ledger knows of none
-│   ├── MigrationRunning                  another process is at it
 │   ├── WrongPhase                        the migration is not where this step begins
 │   ├── LeaseHeld                         another process is at work on the collection
 │   ├── LeaseLost                         another process has taken over from this one
@@ -146,10 +145,6 @@ class ResumeRefused(StateError):
 
 class NoMigration(StateError):
     """The ledger knows of no migration of that name."""
-
-
-class MigrationRunning(StateError):
-    """Another process is at work on this migration."""
 
 
 class WrongPhase(StateError):

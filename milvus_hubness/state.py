@@ -58,16 +58,18 @@ class _Frozen(BaseModel):
 
 
 class BankReference(_Frozen):
-    """Where the reference queries lie: one generation of rows of a bank collection.
+    """Reference to one generation of a bank collection.
 
-    nearest: the field of those rows that names each one's nearest items in the gallery, for a gate.
+    generation: digest of its queries, potentials and targets, which names its rows. fingerprint: of the
+    queries and targets alone, as a bank file has it. count: number of queries. nearest: name of the rows that
+    list the nearest items of each query and target, for a gate; empty without a gate.
     """
 
     collection: str
-    generation: int = Field(ge=1)
+    generation: str = Field(pattern="^[0-9a-f]+$")
     fingerprint: str
     count: int = Field(ge=1)
-    nearest: str = "nearest"
+    nearest: str = ""
 
 
 class Former(_Frozen):
@@ -147,7 +149,7 @@ class CollectionState(_Frozen):
     offset, scale, anchor, pull, cells, reach: the layout's. dtype: of the numbers in the field. incoming:
     what a refresh that is under way will make of one profile. outgoing: what one was until a moment ago:
     clients that have not heard of the change still read its slot, so rows that are written get that bias
-    there too.
+    there too. migration: the id of the migration that created the collection as a copy.
     """
 
     version: Literal[1] = VERSION
@@ -172,6 +174,7 @@ class CollectionState(_Frozen):
     stored_in: str | None = None
     incoming: Incoming | None = None
     outgoing: Incoming | None = None
+    migration: str = ""
 
     @property
     def layout(self) -> Layout:

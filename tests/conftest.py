@@ -17,7 +17,6 @@ from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadScopeScheduling
 
 from milvus_hubness import HubnessClient, MilvusStore
-from milvus_hubness.jobs import lease
 from milvus_hubness.jobs.migration import steering
 from tests import servers
 
@@ -33,7 +32,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 steering.CLIENT_TTL = 0.0
 """Tests that migrate or refresh have no writers that need to be told, or say how long these remember."""
-lease.WAITS = False
+os.environ["MILVUS_HUBNESS_LEASE_WAITS"] = "0"
 """Nobody else takes their leases, but in the tests of the lease itself."""
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}

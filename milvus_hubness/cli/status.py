@@ -18,25 +18,44 @@ from milvus_hubness.cli.console import (
     show_json,
 )
 from milvus_hubness.cli.estimator_options import describe
+from milvus_hubness.jobs.migration.steering import CLIENT_TTL
+from milvus_hubness.operations.lease import holder_of
 
 
 def status(
     collection: Annotated[str, typer.Argument(help="Collection or alias.")],
     field: Annotated[str | None, typer.Option(help="Corrected field, where there are several.")] = None,
+    repair: Annotated[
+        bool,
+        typer.Option("--repair", help="Repair the rows that a killed job left, as the next refresh would."),
+    ] = False,
+    client_ttl: Annotated[
+        float, typer.Option(help="With --repair: the longest state_ttl of a HubnessClient that writes.")
+    ] = CLIENT_TTL,
     uri: Uri = DEFAULT_URI,
     db: Database = "",
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell whether a collection is corrected, how, and how fresh its biases are."""
-    found = jobs.status(open_store(uri, db, token_file), collection, field=field)
+    store = open_store(uri, db, token_file)
+    repaired = jobs.repair(store, collection, client_ttl=client_ttl) if repair else None
+    found = jobs.status(store, collection, field=field)
+    holder = holder_of(store, found.collection)
     if as_json:
-        show_json({"status": found.to_dict()})
+        lease = holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None
+        show_json({"status": {**found.to_dict(), "lease": lease, "repaired": repaired}})
         return
     facts: dict[str, object] = {
         "corrected": "yes" if found.corrected else "no",
         "rows": f"{found.rows:,}",
         "aliases": ", ".join(found.aliases),
+        "at work": holder,
+        "repaired": f"{repaired:,} rows" if repair else None,
+        "write intents": f"{found.write_intents:,} rows in memory" if found.write_intents else None,
+        "batches": f"{found.open_batches} open: a job is at work or was killed (--repair, or the next refresh)"
+        if found.open_batches
+        else None,
     }
     if found.corrected and found.estimator and found.bank and found.age_seconds is not None:
         facts |= {

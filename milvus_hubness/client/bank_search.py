@@ -10,12 +10,17 @@ import numpy as np
 from milvus_hubness.client.bank_cache import BankSummary, Name
 from milvus_hubness.client.knowledge import Knowledge
 from milvus_hubness.client.steps import Ask, Operation
-from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput
+from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, StateError
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.nearest import Doubles, Nearest, Needs, masses
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import BankReference, CollectionState, Profile
-from milvus_hubness.stores.milvus_banks import all_targets, queries_between, targets_between
+from milvus_hubness.stores.milvus_banks import (
+    all_queries,
+    all_targets,
+    queries_between,
+    targets_between,
+)
 
 VECTORS_PER_REQUEST = 100
 
@@ -95,7 +100,8 @@ class BankSearching(Knowledge):
         kept = self._banks.summary(of, profile)
         if kept is not None:
             return kept
-        bank, seen = profile.bank, 0
+        bank = profile.bank
+        yield from _expect_queries(bank, timeout)
         total: Doubles | None = None
         mass = np.full(len(needs.temperatures), -np.inf)
         fields = ["vector"] * needs.mean + ["potentials"] * bool(needs.temperatures)
@@ -103,22 +109,19 @@ class BankSearching(Knowledge):
         rows = min(WINDOW, NUMBERS_PER_PAGE // max(1, numbers))
         for start in range(0, bank.count if fields else 0, rows):
             page = yield _query(bank, queries_between(bank, start, start + rows), fields, timeout)
-            seen += len(page)
             if needs.mean and page:
                 queries = state.layout.reduce_queries([row["vector"] for row in page])
                 sums = queries.sum(0, dtype=np.float64)
                 total = sums if total is None else total + sums
             if needs.temperatures and page:
                 mass = masses(_kept_potentials(page, bank, len(mass)), needs.temperatures, mass)
-        if fields and not seen:
-            raise EmptyBank(f"{bank.collection!r} holds no queries of generation {bank.generation}")
         targets = 0
         if needs.targets:
             [counted] = yield _query(bank, all_targets(bank), ["count(*)"], timeout)
             targets = counted["count(*)"]
             if not targets:
                 raise EmptyBank(f"{bank.collection!r} holds no targets of generation {bank.generation}")
-        summary = BankSummary(None if total is None else total / seen, mass, targets)
+        summary = BankSummary(None if total is None else total / bank.count, mass, targets)
         self._banks.keep_summary(of, profile, summary)
         return summary
 
@@ -206,6 +209,20 @@ def _found(
     order = np.argsort(-scores, axis=1, kind="stable")
     ranked: Doubles = np.take_along_axis(scores, order, 1)
     return ranked, np.take_along_axis(np.concatenate(potentials, axis=1), order[..., None], 1)
+
+
+def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[None]:
+    """Raises EmptyBank where the bank's queries are gone, and StateError where some of them are."""
+    [counted] = yield _query(bank, all_queries(bank), ["count(*)"], timeout)
+    found = counted["count(*)"]
+    if not found:
+        raise EmptyBank(f"{bank.collection!r} holds no queries of generation {bank.generation}")
+    if found != bank.count:
+        raise StateError(
+            f"bank {bank.collection!r} holds {found:,} queries and the collection state names "
+            f"{bank.count:,}: run refresh with --bank FILE to replace them, or run refresh to use them as "
+            "they are"
+        )
 
 
 def _query(bank: BankReference, where: str, fields: list[str], timeout: float | None) -> Ask:

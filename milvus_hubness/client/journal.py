@@ -2,8 +2,8 @@
 
 A job reads a row, and writes it back with another bias; what a client did to the row in between is undone.
 So the client notes what it is about to do, and the job looks, after it wrote a row, for a note of it, and
-does again what that says (`jobs.journal`). A note comes before its write: either it is there when the job
-looks, or the client's write comes after the job's, and stays.
+does again what that says (`operations.row_writer`). A note comes before its write: either it is there when
+the job looks, or the client's write comes after the job's, and stays.
 
 Notes under one key are replaced in one step, so that there is one last note, of a row or of its deletion.
 Clients that write the same row in the same instant may find it as either of them wrote it.
@@ -11,7 +11,9 @@ Clients that write the same row in the same instant may find it as either of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import grpc
@@ -24,10 +26,20 @@ from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import JournalFailed
 from milvus_hubness.state import Journal
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_journal import NAME_FIELD, line, name_for, names_in, partition_of, picked
+from milvus_hubness.stores.milvus_journal import (
+    NAME_FIELD,
+    changed_in,
+    line,
+    name_for,
+    names_in,
+    partition_of,
+    picked,
+)
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, is_one_of
 
 T = TypeVar("T")
+NOTING_SECONDS = 30.0
+"""A note that took longer is noted again: half the time after which a job drops a row that no note names."""
 Key = int | str
 Row = dict[str, Any]
 
@@ -97,16 +109,24 @@ class Journalling(Matching):
         in_part = method == "upsert" and (options.get("partial_update") or options.get("field_ops"))
 
         def note() -> Operation[None]:
-            names = [name_for(journal) for _ in rows]
-            named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
-            if in_part:
-                yield from self._note_in_part(
-                    known, collection, journal, named, partition_name, timeout, options
-                )
-            else:
-                yield from self._keep(journal, named, timeout)
             keys = [row[known.key_field] for row in rows]
-            yield from self._point(journal, dict(zip(keys, names, strict=True)), partition_name, timeout)
+            while True:
+                began = time.monotonic()
+                names = [name_for(journal) for _ in rows]
+                named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
+                changed: dict[Key, set[str]] = {}
+                if in_part:
+                    changed = yield from self._note_in_part(
+                        known, collection, journal, named, partition_name, timeout, options
+                    )
+                else:
+                    yield from self._keep(journal, named, timeout)
+                yield from self._point(
+                    journal, dict(zip(keys, names, strict=True)), partition_name, timeout, changed
+                )
+                # A job drops rows that no note names after a while: such a one may have been among these.
+                if time.monotonic() - began < NOTING_SECONDS:
+                    return
 
         yield from self._noting(collection, journal, note())
 
@@ -119,18 +139,24 @@ class Journalling(Matching):
         partition_name: str | None,
         timeout: float | None,
         options: Mapping[str, Any],
-    ) -> Operation[None]:
+    ) -> Operation[dict[Key, set[str]]]:
         """Note the whole rows that a partial update makes: of what was last noted of them, else of what the
         collection holds, which then no job has read before a client wrote it. It is read first, so that
-        whoever wrote it has been noted."""
+        whoever wrote it has been noted. Returns for each key the fields that this changes, and that partial
+        updates noted just before it do."""
+        changes: dict[Key, set[str]] = {}
         key_field, within = known.key_field, partition_of(journal, partition_name) or partition_name
         for part in parts(named, ROWS_PER_REQUEST):
             keys = [row[key_field] for row in part]
             held = yield from self._whole_rows(collection, key_field, keys, within, timeout)
-            told = {"output_fields": ["place", "name"], "timeout": timeout, **STRONG}
+            told = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
             lines = yield Ask("query", (journal.collection, picked(journal, keys, partition_name)), told)
             last = names_in(journal, lines, keys, partition_name)
             names = [name for name in last.values() if name]
+            changed_before = {each["name"]: changed_in(each) for each in lines if each["name"]}
+            for row in part:
+                key = row[key_field]
+                changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {NAME_FIELD, key_field}
             noted = yield from self._whole_rows(journal.rows, NAME_FIELD, names, None, timeout)
             before = {key: noted.get(last[key]) if key in last else held.get(key) for key in keys}
             bases = [
@@ -140,6 +166,7 @@ class Journalling(Matching):
             if changed := [row for row in part if before[row[key_field]]]:
                 yield Ask("upsert", (journal.rows, changed, timeout), dict(options))
             yield from self._keep(journal, [row for row in part if not before[row[key_field]]], timeout)
+        return changes
 
     def _whole_rows(
         self,
@@ -224,10 +251,18 @@ class Journalling(Matching):
             yield Ask("insert", (journal.rows, part, timeout))
 
     def _point(
-        self, journal: Journal, names: Mapping[Key, str], partition_name: str | None, timeout: float | None
+        self,
+        journal: Journal,
+        names: Mapping[Key, str],
+        partition_name: str | None,
+        timeout: float | None,
+        changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
     ) -> Operation[None]:
-        """Have these keys stand for the rows of these names; for none, where a name is empty."""
-        lines = [line(journal, key, partition_name, name) for key, name in names.items()]
+        """Have these keys stand for the rows of these names; for none, where a name is empty. changed: the
+        fields that partial updates change."""
+        lines = [
+            line(journal, key, partition_name, name, changed.get(key, ())) for key, name in names.items()
+        ]
         for part in parts(lines, ROWS_PER_REQUEST):
             yield Ask("upsert", (journal.collection, part, timeout))
 

@@ -18,6 +18,7 @@ from milvus_hubness.state import (
     TUNING_PROPERTY,
     CollectionState,
 )
+from milvus_hubness.stores.base import is_fence
 
 Row = MutableMapping[str, Any]
 
@@ -107,7 +108,10 @@ class Reading:
             if each["name"] in dims:
                 each["params"] = {**each["params"], "dim": dims[each["name"]]}
         properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
-        return {**description, "fields": fields, "properties": properties}
+        shown = {**description, "fields": fields, "properties": properties}
+        if "aliases" in description:
+            shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
+        return shown
 
     def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
         """describe_index with the metric the user knows."""

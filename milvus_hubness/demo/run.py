@@ -19,7 +19,8 @@ from milvus_hubness.estimators import NNN
 from milvus_hubness.jobs import migrate, plan_migration
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.progress import Progress, chunks, silent
-from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.operations.lease import forget_leases
+from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.quality.hubness import k_occurrence, skewness
 from milvus_hubness.quality.retrieval import recall_at_k
 from milvus_hubness.stores import MilvusStore, connect
@@ -104,7 +105,10 @@ def run(
             if store.exists(collection):
                 store.drop(collection)
         if not keep and store.exists(LEDGER):
-            Ledger(store).forget(f"{name}_hubness")
+            ledger, copy = Ledger(store), f"{name}_hubness"
+            if migration := ledger.of_target(copy):
+                ledger.forget(migration)
+            forget_leases(store, name, copy)
             if not had_ledger:
                 store.drop(LEDGER)
     return DemoResult(

@@ -15,7 +15,7 @@ from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.migration.verify import verify
 from milvus_hubness.jobs.plan import MigrationPlan, plan_migration
 from milvus_hubness.jobs.refresh import RefreshResult, refresh
-from milvus_hubness.jobs.status import Status, status
+from milvus_hubness.jobs.status import Status, repair, status
 from milvus_hubness.jobs.tune import tune
 from milvus_hubness.jobs.upkeep import Duty, Kept, keep_up
 
@@ -46,6 +46,7 @@ __all__ = [
     "plan_enable",
     "plan_migration",
     "refresh",
+    "repair",
     "resume",
     "rollback",
     "run",

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.cells import foremost
-from milvus_hubness.errors import InvalidInput, InvalidParameter, NoRoom, UnfinishedMigration
+from milvus_hubness.errors import (
+    EmptyBank,
+    InvalidInput,
+    InvalidParameter,
+    NoRoom,
+    StateError,
+    UnfinishedMigration,
+)
 from milvus_hubness.estimators import Estimator, from_dict, to_dict
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.state import (
@@ -18,6 +25,7 @@ from milvus_hubness.state import (
     TuningRecord,
     require_state,
 )
+from milvus_hubness.stores.bank_generations import holds
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 
@@ -58,23 +66,32 @@ def aim_at(
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:
         begun = rebuilding.state.profiles.get(state.active, begun)
+    lost = False
     if begun and not refit:
-        there = store.load_bank(begun.bank)
-        asked = StoredBank(bank or there.queries, there.potentials, target_bank or there.targets)
+        left = _whole(store, begun.bank)
+        lost = left is None
         same = estimator is None or to_dict(estimator) == begun.estimator
-        if same and asked.fingerprint == there.fingerprint:
+        if left and same and _with(left, bank, target_bank).fingerprint == left.fingerprint:
             return Aim(
-                from_dict(begun.estimator), there, begun.strength, "one was not finished",
+                from_dict(begun.estimator), left, begun.strength, "one was not finished",
                 begun.centre, begun.bank, True, rebuilding,
             )  # fmt: skip
     there = kept()
-    wanted = StoredBank(bank or there.queries, there.potentials, target_bank or there.targets)
+    wanted = _with(there, bank, target_bank)
     strength = profile.strength
     if estimator is None and not is_new and (tuned := _newly_tuned(info, profile, wanted)):
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength
     estimator = estimator or from_dict(profile.estimator)
-    reason = "the profile is new" if is_new else _what_changed(profile, wanted, estimator, refit)
-    return Aim(estimator, wanted, strength, reason)
+    if is_new:
+        return Aim(estimator, wanted, strength, "the profile is new")
+    changed = ["a refit was asked for"] if refit else []
+    if lost:
+        changed.append("the bank of an unfinished refresh is gone")
+    if wanted.fingerprint != profile.bank.fingerprint or not holds(profile.bank, there):
+        changed.append("the bank changed")
+    if to_dict(estimator) != profile.estimator:
+        changed.append("the parameters changed")
+    return Aim(estimator, wanted, strength, " and ".join(changed))
 
 
 def aim_back(store: Store, info: CollectionInfo, state: CollectionState) -> Aim:
@@ -149,13 +166,17 @@ def _with_columns(state: CollectionState, slots: int) -> CollectionState:
     return found
 
 
-def _what_changed(profile: Profile, bank: StoredBank, estimator: Estimator, refit: bool) -> str:
-    changed = ["a refit was asked for"] if refit else []
-    if bank.fingerprint != profile.bank.fingerprint:
-        changed.append("the bank changed")
-    if to_dict(estimator) != profile.estimator:
-        changed.append("the parameters changed")
-    return " and ".join(changed)
+def _whole(store: Store, reference: BankReference) -> StoredBank | None:
+    """Return the bank; None where its rows are gone or are not those that the reference names."""
+    try:
+        return store.load_bank(reference)
+    except (EmptyBank, StateError):
+        return None
+
+
+def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | None) -> StoredBank:
+    """Return the stored bank with these queries and targets in place of its own, where given."""
+    return StoredBank(bank or stored.queries, stored.potentials, target_bank or stored.targets)
 
 
 def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> TuningRecord | None:

@@ -44,7 +44,7 @@ def drift(
         reason = "no recent queries were sampled"
         return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
     recent = vectors[unlike_each_other(vectors, living.duplicate_cosine)]
-    stored = store.load_bank(held.bank)
+    stored = store.load_bank(held.bank, checked=False)
     bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(living, seed))
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]

@@ -4,7 +4,7 @@ the corrected vectors in a second field."""
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -15,22 +15,30 @@ from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
     InvalidParameter,
+    LeaseLost,
     NotCorrected,
     VerificationFailed,
     name_some,
 )
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery
-from milvus_hubness.jobs.in_place import EnabledInPlace, InPlacePlan, enable_in_place, plan_in_place
-from milvus_hubness.jobs.journal import drop_journals
+from milvus_hubness.jobs.in_place import (
+    MOST_PASSES,
+    EnabledInPlace,
+    InPlacePlan,
+    enable_in_place,
+    plan_in_place,
+)
 from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.plan import checked_gate, chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.operations.lease import Lease, lease_on
+from milvus_hubness.operations.write_intents import drop_intents, rewriting
 from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import Beside, CollectionState, suffix_for
-from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank, undo_save_bank
+from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank, undo_save_bank
 
 ALLOWED_MISSES = 0.01
 MEASURED_QUERIES = 1_000
@@ -234,24 +242,41 @@ def enable(
     client_ttl: float | None = None,
     progress: Progress = silent,
 ) -> Enabled | EnabledInPlace:
-    """Write the biases beside the vectors, check them, and tell the collection.
+    """Write the biases beside the vectors, tell the collection, and check them.
 
     On any failure, and when interrupted, what this run created is dropped again; fields that a server added
     stay. With a second vector field, for which see enable_in_place, all stays and the next run carries on;
     client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds unless given. Raises
+    LeaseHeld, LeaseLost, AlreadyCorrected if another job has enabled the field since the plan was made,
     VerificationFailed naming the rows, and what the store raises.
     """
-    if isinstance(plan, InPlacePlan):
-        ttl = steering.CLIENT_TTL if client_ttl is None else client_ttl
-        return enable_in_place(store, plan, client_ttl=ttl, progress=progress)
-    began = time.perf_counter()
+    ttl = steering.CLIENT_TTL if client_ttl is None else client_ttl
+    further = [plan.side] if isinstance(plan, EnablePlan) and plan.side else []
+    with Lease(store, plan.source.name, *further) as lease:
+        info = lease.store.info(plan.source.name)
+        plan = replace(plan, source=info)
+        if isinstance(plan, InPlacePlan):
+            return enable_in_place(lease, plan, client_ttl=ttl, progress=progress)
+        if plan.field in info.states:
+            raise AlreadyCorrected(
+                f"another job has corrected {plan.field!r} of {info.name!r} since this plan was made: "
+                "plan again"
+            )
+        with lease.explained():
+            return _enable_beside(lease, plan, ttl, progress)
+
+
+def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> Enabled:
+    store, began = lease.store, time.perf_counter()
     kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
-    made_side = False
+    made_side = told = False
+    state: CollectionState | None = None
     try:
         if plan.side:
             store.create_side(plan.source, plan.side)
             made_side = True
+            lease.fence(plan.side)
         elif plan.adds_fields:
             store.add_bias_fields(plan.source.name, plan.suffix)
         state = initial_state(
@@ -273,9 +298,20 @@ def enable(
                 queries=plan.queries,
             ),
         )
-        rows = _write(store, plan, state, progress)
-        store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state, kept))
+        wait = 0.0 if plan.side else client_ttl
+        with rewriting(lease, plan.source, state, client_ttl=wait) as writer:
+            placement = placement_of(store, plan.source, state, writer)
+            _write(store, plan, state, placement, progress)
+            told = True
+            store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state, kept))
+            # From here on clients write biases too; what they wrote before, the check finds.
+            time.sleep(client_ttl)
+            rows = _checked(store, plan, state, placement, progress)
+    except LeaseLost:
+        raise
     except BaseException:
+        if told and state is not None:
+            store.drop_state(plan.source.name, state)
         if plan.side and made_side:
             store.drop(plan.side)
         undo_save_bank(store, bank, made_bank)
@@ -296,7 +332,13 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     stays. A second vector field is taken away too where the server can. Returns what was dropped: the side
     collection or that field. Raises NotCorrected, and InvalidInput where several fields are corrected and
     none is named."""
-    info = store.info(collection)
+    name = store.info(collection, counted=False).name
+    with lease_on(store, store.info(name, counted=False)) as lease:
+        return _disable(lease.store, name, field)
+
+
+def _disable(store: Store, name: str, field: str | None) -> str | None:
+    info = store.info(name)
     state = info.state_of(field)
     if state is None:
         raise NotCorrected(f"{info.name!r} carries no biases that could be taken away")
@@ -305,7 +347,7 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
     store.drop_state(info.name, state)
-    drop_journals(store, info)
+    drop_intents(store, info)
     if state.stored_in:
         return state.stored_in if store.drop_stored_field(info.name, state) else None
     side = state.beside.side if state.beside else None
@@ -314,30 +356,43 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     return side
 
 
-def _write(store: Store, plan: EnablePlan, state: CollectionState, progress: Progress) -> int:
-    """All biases, written and then read again."""
-    placement = placement_of(store, plan.source, state)
+def _write(
+    store: Store, plan: EnablePlan, state: CollectionState, placement: Placement, progress: Progress
+) -> None:
+    """Write all biases."""
     corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
-    size = store.chunk_rows(plan.source)
     for partition in plan.source.partitions:
         keys = store.keys(plan.source.name, partition=partition)
-        for part in chunks(keys, size, "writing biases", progress):
+        for part in chunks(keys, store.chunk_rows(plan.source), "writing biases", progress):
             placement.write(part, partition, corrections, state.profile.epoch)
     if plan.side:
         store.finish(plan.side)
     placement.settle()
-    rows = 0
-    for partition in plan.source.partitions:
-        keys = store.keys(plan.source.name, partition=partition)
-        for part in chunks(keys, size, "verifying", progress):
-            placed = placement.read(part, partition)
-            wanted = plan.correction.centred(placed.vectors)
-            off = (np.abs(placed.biases - wanted[:, None]) > BIAS_TOLERANCE).any(axis=1) | placed.pending
-            if off.any():
-                broken = [key for key, is_off in zip(placed.batch.keys, off, strict=True) if is_off]
-                raise VerificationFailed(
-                    f"biases are missing or wrong for rows {name_some(broken)}: was {plan.source.name!r} "
-                    "written to meanwhile?"
-                )
-            rows += len(placed.batch)
-    return rows
+
+
+def _checked(
+    store: Store, plan: EnablePlan, state: CollectionState, placement: Placement, progress: Progress
+) -> int:
+    """Read all biases again, and write those anew that are missing or wrong, until none is: rows that clients
+    changed before they knew of the biases. Returns the number of rows. Raises VerificationFailed."""
+    corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
+    wrong: list[Key] = []
+    for _ in range(MOST_PASSES):
+        rows, wrong = 0, []
+        for partition in plan.source.partitions:
+            keys = store.keys(plan.source.name, partition=partition)
+            for part in chunks(keys, store.chunk_rows(plan.source), "verifying", progress):
+                placed = placement.read(part, partition)
+                wanted = plan.correction.centred(placed.vectors)
+                off = (np.abs(placed.biases - wanted[:, None]) > BIAS_TOLERANCE).any(axis=1) | placed.pending
+                if off.any():
+                    wrong += placed.only(off).batch.keys
+                    placement.write(placed.only(off).batch.keys, partition, corrections, state.profile.epoch)
+                rows += len(placed.batch)
+        if not wrong:
+            return rows
+        placement.settle()
+    raise VerificationFailed(
+        f"biases are missing or wrong for rows {name_some(wrong)} of {plan.source.name!r}, which change "
+        "faster than biases are written: enable it again when there are fewer writes"
+    )

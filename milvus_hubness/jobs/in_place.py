@@ -28,6 +28,8 @@ from milvus_hubness.jobs.plan import chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.restored import restored
 from milvus_hubness.layout import Layout, as_metric
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import STORED_FIELD, CollectionState, form_of, slots_for, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank, undo_save_bank
 
@@ -171,29 +173,39 @@ def plan_in_place(
 
 
 def enable_in_place(
-    store: Store, plan: InPlacePlan, *, client_ttl: float, progress: Progress = silent
+    lease: Lease, plan: InPlacePlan, *, client_ttl: float, progress: Progress = silent
 ) -> EnabledInPlace:
     """Add the second field, fill it, check it, and let clients search it.
 
     Clients write both fields as soon as they have heard of it, and search the user's until all rows are
-    filled. client_ttl: the seconds in which all will have heard. Interrupted or failed, it is carried on by
-    the same plan made anew, or taken back by disable. Raises NotCaughtUp, VerificationFailed.
+    filled. client_ttl: the seconds in which all will have heard, before the first row is filled. Interrupted
+    or failed, it is carried on by the same plan made anew, or taken back by disable. Raises AlreadyCorrected,
+    LeaseLost, NotCaughtUp, VerificationFailed.
     """
     began = time.perf_counter()
-    name = plan.source.name
+    store, name = lease.store, plan.source.name
+    before = plan.source.states.get(plan.field)
+    if (before is None) != (plan.unfinished is None) or (before is not None and before.serves):
+        raise AlreadyCorrected(
+            f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was made: "
+            "plan again"
+        )
     state = plan.unfinished or _begun(store, plan)
-    told = time.monotonic()
     info = store.info(name)
     store.serve_stored_field(info, state)
-    placement = placement_of(store, info, state)
-    _fill(store, info, placement, plan.correction, "filling the second field", progress)
-    time.sleep(max(0.0, told + client_ttl - time.monotonic()))
-    for _ in range(MOST_PASSES):
-        rows, mended = _fill(store, info, placement, plan.correction, "verifying", progress)
-        if not mended:
-            break
-    else:
-        raise NotCaughtUp(f"rows of {name!r} change faster than their second field can be filled")
+    with rewriting(lease, info, state, client_ttl=client_ttl) as writer, lease.explained():
+        placement = placement_of(store, info, state, writer)
+        doing = "filling the second field"
+        for _ in range(MOST_PASSES):
+            rows, changed = _fill(store, info, placement, plan.correction, doing, progress)
+            if not changed:
+                break
+            doing = "verifying"
+        else:
+            raise NotCaughtUp(
+                f"rows of {name!r} change faster than their second field can be filled: enable it again when "
+                "there are fewer writes"
+            )
     store.finish(name)
     searched, in_field, in_second = _find_themselves(store, info, state)
     if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):

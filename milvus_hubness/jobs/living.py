@@ -7,6 +7,7 @@ from typing import Any
 
 from milvus_hubness.banks import Origins, QueryBank
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.operations.lease import Lease
 from milvus_hubness.reservoir import Terms, merge
 from milvus_hubness.state import CollectionState, Living, require_state
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
@@ -70,8 +71,6 @@ def start_living(
     first 0.01, the bank's own size, 0.25, a week and 0.99. Raises NotCorrected, InvalidInput,
     InvalidParameter, and CollectionExists where the name <collection>__traffic is taken.
     """
-    info, state, name = _found(store, collection, field, profile)
-    before = info.living_of(state.field, name)
     given = {
         "rate": rate,
         "size": size,
@@ -79,6 +78,15 @@ def start_living(
         "half_life_seconds": half_life_seconds,
         "duplicate_cosine": duplicate_cosine,
     }
+    with Lease(store, store.info(collection, counted=False).name) as lease:
+        store = lease.store
+        return _started(store, *_found(store, collection, field, profile), given)
+
+
+def _started(
+    store: Store, info: CollectionInfo, state: CollectionState, name: str, given: dict[str, Any]
+) -> LivingStatus:
+    before = info.living_of(state.field, name)
     terms = _defaults(state, name) if before is None else before.model_dump()
     terms |= {option: value for option, value in given.items() if value is not None}
     _check(terms)
@@ -98,7 +106,11 @@ def stop_living(
 ) -> Living | None:
     """Have clients sample no more of the profile's queries; those that wait are dropped, those that the bank
     holds stay. The terms it lived on, None where it did not. Raises NotCorrected, InvalidInput."""
-    info, state, name = _found(store, collection, field, profile)
+    with Lease(store, store.info(collection, counted=False).name) as lease:
+        return _stopped(lease.store, *_found(lease.store, collection, field, profile))
+
+
+def _stopped(store: Store, info: CollectionInfo, state: CollectionState, name: str) -> Living | None:
     living = info.living_of(state.field, name)
     if living is None:
         return None
@@ -139,7 +151,7 @@ def absorbed(
     living = info.living_of(state.field, name)
     if living is None:
         return None
-    stored = store.load_bank(state.profiles[name].bank)
+    stored = store.load_bank(state.profiles[name].bank, checked=False)
     traffic = store.read_traffic(living.traffic, name)
     origins = origins_of(stored)
     if not len(traffic.origins):
@@ -192,7 +204,7 @@ def _others(info: CollectionInfo, living: Living) -> list[Living]:
 
 
 def _status(store: Store, state: CollectionState, living: Living) -> LivingStatus:
-    origins = origins_of(store.load_bank(state.profiles[living.profile].bank))
+    origins = origins_of(store.load_bank(state.profiles[living.profile].bank, checked=False))
     seeds = int(origins.are_seeds.sum())
     waiting = len(store.read_traffic(living.traffic, living.profile).origins)
     return LivingStatus(living, seeds, len(origins) - seeds, waiting)

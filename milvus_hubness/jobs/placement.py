@@ -14,6 +14,7 @@ from milvus_hubness.correction import Correction, read_back
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
 from milvus_hubness.halves import SPACING, decode
 from milvus_hubness.layout import Floats
+from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import (
     EPOCH_FIELD,
     PENDING,
@@ -95,15 +96,18 @@ class Placement(Protocol):
         ...
 
 
-def placement_of(store: Store, info: CollectionInfo, state: CollectionState) -> Placement:
-    """Where this state says that the biases lie."""
+def placement_of(
+    store: Store, info: CollectionInfo, state: CollectionState, writer: RowWriter | None = None
+) -> Placement:
+    """Return the biases of `info` where the state says that they are. writer: rewrites rows; None if none is
+    to be rewritten."""
     if state.stored_in is not None:
-        return InSecondField(store, info, state, state.stored_in)
+        return InSecondField(store, info, state, writer, state.stored_in)
     if state.beside is None:
-        return InVectors(store, info, state)
+        return InVectors(store, info, state, writer)
     if state.beside.side is None:
-        return InFields(store, info, state)
-    return InSide(store, info, state, state.beside.side)
+        return InFields(store, info, state, writer)
+    return InSide(store, info, state, writer, state.beside.side)
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,7 @@ class _Placement(ABC):
     store: Store
     info: CollectionInfo
     state: CollectionState
+    writer: RowWriter | None
 
     @abstractmethod
     def read(self, keys: Sequence[Key], partition: str | None) -> Placed: ...
@@ -177,16 +182,22 @@ class _Placement(ABC):
         return [self.state.epoch_field] if epoch is not None and placed.pending.any() else []
 
     def _rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
-        self.store.rewrite(self.info.name, batch, self.state.field, changed, partition=partition)
+        self._row_writer.rewrite(batch, changed, partition)
+
+    @property
+    def _row_writer(self) -> RowWriter:
+        if self.writer is None:
+            raise RuntimeError(f"the rows of {self.info.name!r} were opened for reading only")
+        return self.writer
 
 
 class _InRows(_Placement):
-    """In the rows themselves: what a client did to one meanwhile, a journal tells."""
+    """In the rows themselves, which a RowWriter writes and repairs."""
 
     def mend(
         self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> None:
-        """Nothing: whoever writes rows looks into the journal."""
+        """Do nothing: the RowWriter repairs."""
 
 
 @dataclass(frozen=True)
@@ -239,16 +250,25 @@ class InSecondField(_InRows):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> int:
-        """As Placement.write. A client may give a row another vector in between, and this then undo what it
-        wrote to the second field. Reading the row again, afterwards, shows that; or the client writes after
-        that look, both fields, and they stay. Raises NotCaughtUp for a row that changes faster."""
-        written = super().write(keys, partition, corrections, epoch)
+        """As Placement.write. Raises NotCaughtUp for a row that changes faster than this writes it."""
+        placed = self.read(keys, partition)
+        self._put_all(placed, partition, corrections, epoch)
+        self.mend(placed, partition, corrections, epoch)
+        return len(placed.batch)
+
+    def mend(
+        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    ) -> None:
+        # A client may give a row another vector before the second field of its old one is written. Reading
+        # the row again, afterwards, shows that; or the client writes after that, both fields, and they stay.
+        keys = placed.batch.keys
         for _ in range(MENDING_ROUNDS):
-            placed, differing = self._read(keys, partition)
-            keys = [key for key, is_other in zip(placed.batch.keys, differing, strict=True) if is_other]
+            found, differing = self._read(keys, partition)
+            moved = found.only(differing)
+            keys = moved.batch.keys
             if not keys:
-                return written
-            super().write(keys, partition, corrections, epoch)
+                return
+            self._put_all(moved, partition, corrections, epoch)
         raise NotCaughtUp(
             f"rows {name_some(list(keys))} of {self.info.name!r} change faster than {self.second!r} is filled"
         )
@@ -295,9 +315,8 @@ class InSecondField(_InRows):
 
     def _update(self, batch: Batch, partition: str | None, changed: Sequence[str]) -> None:
         """Those of the rows that are still there: the database refuses some fields of a row that is not."""
-        name, field = self.info.name, self.state.field
         try:
-            self.store.update(name, batch, field, changed, partition=partition)
+            self._row_writer.update(batch, changed, partition)
         except StoreError:
             there = set(self._fetch(batch.keys, partition).keys)
             left = [i for i, key in enumerate(batch.keys) if key in there]
@@ -305,7 +324,7 @@ class InSecondField(_InRows):
                 raise
             kept = Batch([batch.keys[i] for i in left], batch.vectors[left], [batch.rows[i] for i in left])
             if left:
-                self.store.update(name, kept, field, changed, partition=partition)
+                self._row_writer.update(kept, changed, partition)
 
     def _stored(self, vectors: Floats, slots: Floats, cells: Floats | None) -> list[Any]:
         return self.state.form.stored(self.state.layout.augment(vectors, slots, cells))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from milvus_hubness.correction import read_back
@@ -18,7 +19,8 @@ from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.run import resume
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.progress import Progress
-from milvus_hubness.jobs.runner import now
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.owner import now
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import CollectionInfo, Store
 
@@ -59,24 +61,22 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     copy = state.model_copy(
         update={**_columns(store, info, state, looked.chunks[:1]), "source": info.name, "phase": "copying"}
     )
-    ledger.forget_chunks(target)
-    ledger.write_chunks(target, looked.chunks)
-    return ledger.write(
-        Migration(
-            source=info.name,
-            target=target,
-            field=state.field,
-            bank_collection=state.profile.bank.collection,
-            arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
-            phase="copying",
-            state=copy,
-            rebuilds=info.states[state.field],
-            rows=looked.rows,
-            chunks=len(looked.chunks),
-            begun_at=moment,
-            changed_at=moment,
-        )
+    migration = Migration(
+        source=info.name,
+        target=target,
+        field=state.field,
+        bank_collection=state.profile.bank.collection,
+        arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
+        phase="copying",
+        source_identity=info.identity,
+        rebuilds=info.states[state.field],
+        rows=looked.rows,
+        chunks=len(looked.chunks),
+        begun_at=moment,
+        changed_at=moment,
     )
+    ledger.write_chunks(migration, looked.chunks)
+    return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
 
 
 def _columns(
@@ -113,17 +113,18 @@ def half_switched(known: Sequence[Migration], copy: CollectionInfo) -> Migration
     return next((each for each in found if each.arguments["alias"] in copy.aliases), None)
 
 
-def carry_out(store: Store, migration: Migration, steering: Steering) -> Migration:
+def carry_out(store: Store, migration: Migration, steering: Steering, lease: Lease) -> Migration:
     """Copy, verify, and move the alias; from wherever it was left. Raises what migrations raise."""
+    steering = replace(steering, lease=lease)
     if migration.phase in {"copying", "catching up"}:
         resume(store, migration.target, steering)
     return cutover(store, migration.target, alias=migration.arguments["alias"], steering=steering)
 
 
-def abandon(store: Store, migration: Migration) -> None:
+def abandon(lease: Lease, migration: Migration) -> None:
     """Drop the copy: the collection stays as it is."""
-    ledger = Ledger(store)
-    drop_copy(store, ledger, ledger.claim(migration))
+    lease.include(migration.target)
+    drop_copy(lease.store, Ledger(lease.store), migration)
 
 
 def _free_name(store: Store, name: str, state: CollectionState) -> str:

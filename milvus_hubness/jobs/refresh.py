@@ -17,7 +17,6 @@ from milvus_hubness.errors import InvalidParameter, Stopped
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.jobs.aims import aim_at, aim_back, ready_state, with_profile
 from milvus_hubness.jobs.engines import Engine
-from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.placement import placement_of
@@ -33,6 +32,7 @@ from milvus_hubness.jobs.refreshing import Refreshing, Waiting
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
 from milvus_hubness.jobs.spare_banks import SpareBanks
+from milvus_hubness.operations.lease import Lease, lease_on
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import CollectionInfo, Store
 
@@ -117,7 +117,7 @@ def refresh(
         before = store.info(collection, counted=False)
         ready_state(before, field)
         name = before.name
-        lease = lease or Lease(store, name)
+        lease = lease or lease_on(store, before)
         if not (plan or lease.is_held):
             stack.enter_context(lease.claimed())
         info = store.info(name, counted=False)
@@ -127,17 +127,15 @@ def refresh(
             profile = whole.incoming.name if whole.incoming and not asks else whole.active
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
         with ThreadPoolExecutor(1, "bank") as beside:
-            reading = beside.submit(store.load_bank, state.profile.bank)
+            reading = beside.submit(store.load_bank, state.profile.bank, checked=False)
             known = rebuildings(store)
             left, half = unfinished(known, name), half_switched(known, info)
             if half and not plan:
-                lease.settle()
-                carry_out(store, half, steering.Steering())
-            spare = SpareBanks(store, name)
-            unused = [] if plan or left else spare.noted()
+                carry_out(lease.store, half, steering.Steering(), lease)
+            unused = [] if plan or left else SpareBanks(store, name).noted()
             waiting = None if asks or refit else _waiting(store, info, state)
             if not plan:
-                lease.settle()
+                store = lease.store
             if back:
                 aim = aim_back(store, info, state)
             else:
@@ -167,7 +165,7 @@ def refresh(
         )
         if unused:
             lease.check()
-            spare.drop(unused)
+            SpareBanks(store, name).drop(unused)
         if aim.reason:
             done = job.full(aim, labels, force, rebuild_share)
         else:

@@ -14,14 +14,12 @@ import numpy as np
 
 from milvus_hubness.beyond import fit_on_ray
 from milvus_hubness.correction import Correction
-from milvus_hubness.errors import InvalidInput, LeaseLost
+from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import from_dict, to_dict
 from milvus_hubness.jobs.aims import Aim
 from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.gallery import read_gallery
-from milvus_hubness.jobs.journal import WriteJournal, journalled
-from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.steering import Steering, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
@@ -35,7 +33,11 @@ from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
 from milvus_hubness.jobs.shadow import Shadow, Standing, judge
 from milvus_hubness.jobs.spare_banks import SpareBanks
 from milvus_hubness.layout import Floats
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.row_writer import RowWriter
+from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import BankReference, CollectionState, Former, Incoming, Profile
+from milvus_hubness.stores.bank_generations import reference_to
 from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank
 
 Waiting = Mapping[str | None, Sequence[Key]]
@@ -73,9 +75,9 @@ class Refreshing:
             return self._told_of_pending(written)
         with ThreadPoolExecutor(2, "refresh") as beside:
             if any(waiting.values()) or self._left_behind():
-                with self._journalled() as journal:
+                with self._rewriting() as writer:
                     known = {self.state.profile.bank: aim.bank}
-                    written = self._renewal(journal, known).fill_pending()
+                    written = self._renewal(writer, known).fill_pending()
                     last = self._settling(placement, beside)
             else:
                 last = self._settling(placement, beside)
@@ -135,7 +137,7 @@ class Refreshing:
         self.lease.check()
         fresh = self._fresh(aim, correction, centre)
         if left := unfinished(rebuildings(self.store), self.info.name):
-            abandon(self.store, left)
+            abandon(self.lease, left)
         if rebuilds:
             state = self._told(self.state.with_profile(fresh))
             state = state.model_copy(update={"incoming": None, "outgoing": None})
@@ -172,15 +174,9 @@ class Refreshing:
         return way(self.info, self.asked_for, self.state, float(off.mean()) if len(off) else 0.0, threshold)
 
     def _rebuilt(self, aim: Aim, migration: Migration) -> dict[str, Any]:
-        def watch(doing: str, done: int, total: int) -> None:
-            self.progress(doing, done, total)
-            try:
-                self.lease.check()
-            except LeaseLost as error:
-                self.throttle.stop(error)
-
-        how = Steering(client_ttl=self.client_ttl, throttle=self.throttle, events=as_events(watch))
-        done = carry_out(self.store, migration, how)
+        events = as_events(self.progress)
+        how = Steering(client_ttl=self.client_ttl, throttle=self.throttle, events=events)
+        done = carry_out(self.store, migration, how, self.lease)
         epoch = done.corrected().profile.epoch
         rows = (done.verified or {}).get("rows", 0)
         told = {"reason": aim.reason, "scanned": rows, "written": rows, "epoch": epoch}
@@ -188,7 +184,8 @@ class Refreshing:
 
     def _judged(self, aim: Aim, sample: Sample, labels: Labels | None) -> Shadow | None:
         profile = self.state.profile
-        old = Standing(from_dict(profile.estimator), self.store.load_bank(profile.bank), profile.strength)
+        bank = self.store.load_bank(profile.bank, checked=False)
+        old = Standing(from_dict(profile.estimator), bank, profile.strength)
         new = Standing(aim.estimator, aim.bank, aim.strength)
         known = labelled_in(sample, labels) if labels else None
         return judge(self.state.layout, sample.vectors, old, new, known)
@@ -226,20 +223,22 @@ class Refreshing:
         return replace(self, state=state)
 
     def _referenced(self, bank: StoredBank) -> BankReference:
-        """Where the bank lies: a new one is stored beside the old, which stays."""
+        """Save the bank, and return the reference to it. The generation in use stays, and is returned where
+        it is the same one."""
         old = self.state.profile.bank
-        kept = self.store.load_bank(old)
-        if bank.fingerprint == kept.fingerprint and np.array_equal(bank.potentials, kept.potentials):
-            return old.model_copy(update={"fingerprint": bank.fingerprint, "count": len(bank.queries)})
-        self._spare.note([self.store.next_generation(old.collection)])
-        return self.store.save_bank(old.collection, bank, self.state.metric)[0]
+        reference = reference_to(old.collection, bank)
+        is_same = reference.generation == old.generation
+        if not is_same:
+            self._spare.note([reference])
+        self.store.save_bank(old.collection, bank, self.state.metric)
+        return old if is_same else reference
 
     def _carried_out(self, aim: Aim) -> dict[str, Any]:
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput("no biases are on their way")
-        with self._journalled() as journal:
-            renewal = self._renewal(journal)
+        with self._rewriting() as writer:
+            renewal = self._renewal(writer)
             filled = renewal.fill_pending()
             scanned, written = renewal.run()
             placement_of(self.store, self.info, self._told(self.state)).settle()
@@ -312,22 +311,22 @@ class Refreshing:
     # -- what all of it needs -----------------------------------------------------------------------------
 
     @contextmanager
-    def _journalled(self) -> Iterator[WriteJournal]:
-        ttl, check = self.client_ttl, self.lease.check
+    def _rewriting(self) -> Iterator[RowWriter]:
+        ttl = self.client_ttl
         with (
-            journalled(self.store, self.info, client_ttl=ttl, stop=self.stop, check=check) as journal,
+            rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=self.stop) as writer,
             self.lease.explained(),
         ):
-            yield journal
+            yield writer
 
-    def _renewal(self, journal: WriteJournal, banks: Banks = NONE_READ) -> Renewal:
+    def _renewal(self, writer: RowWriter, banks: Banks = NONE_READ) -> Renewal:
         return Renewal(
             store=self.store,
             info=self.info,
             state=self._told(self.state),
             names_epoch=self.state.active == self.active,
             tolerance=self.tolerance,
-            journal=journal,
+            writer=writer,
             lease=self.lease,
             throttle=self.throttle,
             stop=self.stop,

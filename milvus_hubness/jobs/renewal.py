@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput, Stopped
 from milvus_hubness.jobs.engines import Engine
-from milvus_hubness.jobs.journal import WriteJournal
-from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks
 from milvus_hubness.jobs.restored import Banks, restored_by_slot
-from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.base import CollectionInfo, Key, Record, Store
 
@@ -51,7 +51,7 @@ class Renewal:
     state: CollectionState
     names_epoch: bool
     tolerance: float
-    journal: WriteJournal
+    writer: RowWriter
     lease: Lease
     throttle: Throttle
     stop: threading.Event
@@ -62,7 +62,7 @@ class Renewal:
     def fill_pending(self) -> int:
         """Every profile's biases for the rows that have none, and those on their way. How many rows there
         were. Raises Stopped, LeaseLost."""
-        placement = placement_of(self.store, self.info, self.state)
+        placement = placement_of(self.store, self.info, self.state, self.writer)
         waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
             return 0
@@ -71,7 +71,6 @@ class Renewal:
             for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
                 self._admit(len(part))
                 written += placement.write(part, partition, corrections, self.state.profile.epoch)
-                self.journal.mend(part, partition)
         return written
 
     def run(self) -> tuple[int, int]:
@@ -105,7 +104,7 @@ class Renewal:
     ) -> int:
         """The biases that are on their way for rows where they are off, all biases for rows without any."""
         self._admit(0)
-        placement = placement_of(self.store, self.info, self.state)
+        placement = placement_of(self.store, self.info, self.state, self.writer)
         placed = placement.read(keys, partition)
         wanted = corrections[coming.slot].centred(placed.vectors)
         off = (np.abs(wanted - placed.biases[:, coming.slot]) > self.tolerance) & ~placed.pending
@@ -115,17 +114,18 @@ class Renewal:
             epoch = coming.epoch if self.names_epoch else None
             placement.put(moved, partition, {coming.slot: wanted[off]}, epoch)
             placement.mend(moved, partition, corrections, epoch)
-            self.journal.mend(moved.batch.keys, partition)
         bare = placed.only(placed.pending).batch.keys
         if bare:
             self._admit(len(bare))
             placement.write(bare, partition, corrections, self.state.profile.epoch)
-            self.journal.mend(bare, partition)
         return int(off.sum()) + len(bare)
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
-        return restored_by_slot(self.store, self.state, self.engine, self.banks)
+        # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
+        return restored_by_slot(
+            self.store, self.state, self.engine, self.banks, unchecked=[self.state.active]
+        )
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from types import MappingProxyType
 
 from milvus_hubness.correction import Correction
@@ -22,9 +22,12 @@ def restored(
     profile: Profile,
     engine: Engine = "local",
     banks: Banks = NONE_READ,
+    *,
+    checked: bool = True,
 ) -> Correction:
-    """Without the gallery: the potentials are kept with the bank. Raises as `on_engine` does."""
-    kept = banks.get(profile.bank) or store.load_bank(profile.bank)
+    """Without the gallery: the potentials are kept with the bank. checked: as `load_bank` has it. Raises as
+    that and `on_engine` do."""
+    kept = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(
         state.layout,
         from_dict(profile.estimator),
@@ -37,15 +40,24 @@ def restored(
 
 
 def restored_by_slot(
-    store: Store, state: CollectionState, engine: Engine = "local", banks: Banks = NONE_READ
+    store: Store,
+    state: CollectionState,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
     """By the slot that its biases lie in: every profile's, and those of biases on their way
-    in or out."""
+    in or out. unchecked: profiles whose bank is used as it is, though it was edited by hand."""
     corrections: dict[int, Correction] = {}
-    for profile in state.profiles.values():
-        correction = restored(store, state, profile, engine, banks)
+    for name, profile in state.profiles.items():
+        correction = restored(store, state, profile, engine, banks, checked=name not in unchecked)
         corrections |= {profile.slot: correction, profile.standby: correction}
-    for moving in (state.outgoing, state.incoming):
-        if moving is not None:
-            corrections[moving.profile.slot] = restored(store, state, moving.profile, engine, banks)
+    if leaving := state.outgoing:
+        checked = leaving.name not in unchecked
+        corrections[leaving.profile.slot] = restored(
+            store, state, leaving.profile, engine, banks, checked=checked
+        )
+    if coming := state.incoming:
+        corrections[coming.profile.slot] = restored(store, state, coming.profile, engine, banks)
     return corrections

@@ -1,7 +1,8 @@
-"""Generations of banks that no biases come from: noted before they are made or left, dropped afterwards.
+"""Spare bank generations: noted before a job saves or leaves them, dropped once no state names them.
 
-Whoever is killed in between leaves a note, and the next refresh of the collection drops what it names, unless
-some collection's biases come from it.
+A job that is killed in between leaves its note, and the next refresh of the collection drops what it names. A
+job drops only generations that its own collection noted and that no collection state names; the store gives
+back the rows of one that another job names at the same time, see Store.drop_bank_generation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.base import Record, Store
 
@@ -17,25 +18,25 @@ SPARE_BANKS = "spare banks"
 
 
 class SpareBanks:
-    """Those of one collection."""
+    """The spare bank generations of one collection."""
 
     def __init__(self, store: Store, collection: str) -> None:
         self._store, self._key = store, f"{SPARE_BANKS}/{collection}"
 
     def note(self, banks: Iterable[BankReference]) -> None:
-        """That these may be of no use soon, beside those noted before."""
-        told = [*self.noted(), *banks]
-        if told:
-            body = json.dumps([each.model_dump() for each in told])
+        """Add these to the note."""
+        spare = list(dict.fromkeys([*self.noted(), *banks]))
+        if spare:
+            body = json.dumps([bank.model_dump() for bank in spare])
             self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
 
     def noted(self) -> list[BankReference]:
-        """What was noted and not dropped since."""
+        """Return what was noted and not dropped since."""
         record = self._store.record(LEDGER, self._key)
-        return [BankReference.model_validate(each) for each in json.loads(record.body)] if record else []
+        return [BankReference.model_validate(bank) for bank in json.loads(record.body)] if record else []
 
     def drop(self, noted: Sequence[BankReference]) -> None:
-        """Those of what was noted that are of no use now. noted: all of it."""
+        """Drop those that no collection state names, and the note. noted: all of it."""
         if not noted:
             return
         for bank in noted:

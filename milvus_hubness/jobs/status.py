@@ -6,8 +6,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.placement import placement_of
-from milvus_hubness.stores.base import Store
+from milvus_hubness.operations import write_intents
+from milvus_hubness.operations.lease import lease_on
+from milvus_hubness.operations.row_writer import open_batches
+from milvus_hubness.stores.base import CollectionInfo, Store
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,9 @@ class Status:
     where: "vectors", those of the second field `stored_in` where there is one, "fields", or "side" with the
     collection `side`; candidates and missed: see state.Beside.
     profiles: the field's sets of biases, the active one of which is told of. fields: all corrected ones.
-    age_seconds: since the last refresh. Everything but the first four is None where nothing is corrected."""
+    age_seconds: since the last refresh. write_intents: rows that the log of write intents holds;
+    open_batches: batch records of a job that is at work or was killed. Everything but the first four and these
+    is None where nothing is corrected."""
 
     collection: str
     rows: int
@@ -42,6 +48,8 @@ class Status:
     age_seconds: float | None = None
     profiles: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()
+    write_intents: int = 0
+    open_batches: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The status as plain data, for people and for --json."""
@@ -53,8 +61,9 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     is not there, StateError where the state cannot be read."""
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
+    left = _left(store, info)
     if state is None:
-        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states))
+        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
     profile = state.profile
     beside, placement = state.beside, placement_of(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
@@ -83,4 +92,26 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         age_seconds=round(age.total_seconds(), 1),
         profiles=tuple(state.profiles),
         fields=tuple(info.states),
+        **left,
     )
+
+
+def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
+    """Repair the rows that a killed job may have brought back to an earlier content, and have clients note no
+    more. The next refresh does so too. client_ttl: the longest state_ttl of a client that writes. Returns how
+    many rows had to be repaired. Raises LeaseHeld if a job is at work, CollectionNotFound.
+    """
+    ttl = steering.CLIENT_TTL if client_ttl is None else client_ttl
+    info = store.info(collection, counted=False)
+    with lease_on(store, info) as lease:
+        return write_intents.repair(lease, info.name, client_ttl=ttl)
+
+
+def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
+    """What jobs that are at work, or were killed, keep of writes to the collection."""
+    if info.journal is None:
+        return {}
+    return {
+        "write_intents": store.count_notes(info.journal),
+        "open_batches": len(open_batches(store, info.name)),
+    }

@@ -13,7 +13,6 @@ from milvus_hubness.estimators import Estimator
 from milvus_hubness.jobs.aims import ready_state
 from milvus_hubness.jobs.drift import drift
 from milvus_hubness.jobs.engines import Engine
-from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.living import Absorbed, absorbed, settled
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress, silent
@@ -22,6 +21,7 @@ from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE, refresh
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
 from milvus_hubness.jobs.status import status
+from milvus_hubness.operations.lease import Lease, lease_on
 from milvus_hubness.quality.drift import Drift
 from milvus_hubness.stores.base import Store
 
@@ -66,7 +66,8 @@ class Kept:
     collection; pending: those without a bias, before. scanned, changed, skipped: rows looked at, written, and
     left as they were right. bias_age_seconds: since the biases were last known to be right. judged: None
     where no new biases were made, or there was too little to judge by. drift, living: None and empty where
-    they were not looked at. planned: this would be done, nothing was."""
+    they were not looked at. planned: this would be done, nothing was. write_intents:
+    rows that a killed job had left in the log of write intents."""
 
     collection: str
     action: Action
@@ -83,6 +84,7 @@ class Kept:
     drift: Drift | None = None
     living: dict[str, int] = field(default_factory=dict)
     planned: bool = False
+    write_intents: int = 0
 
     @property
     def skewness(self) -> dict[str, float]:
@@ -118,7 +120,7 @@ def keep_up(
         info = store.info(duty.collection)
         name = info.name
         ready_state(info, duty.field)
-        lease = lease or Lease(store, name)
+        lease = lease or lease_on(store, info)
         if not (duty.plan or lease.is_held):
             stack.enter_context(lease.claimed())
         before = status(store, name, field=duty.field)
@@ -146,7 +148,7 @@ def keep_up(
             progress=progress,
         )
         if taken is not None and done.mode != "refused" and not duty.plan:
-            settled(store, taken)
+            settled(lease.store, taken)
     actions: dict[str, Action] = {"full": "full", "rebuilt": "rebuilt", "refused": "refused"}
     return Kept(
         collection=done.collection,
@@ -164,6 +166,7 @@ def keep_up(
         drift=moved,
         living=_counts(taken),
         planned=done.planned,
+        write_intents=before.write_intents,
     )
 
 

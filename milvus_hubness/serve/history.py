@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from pydantic import ValidationError
 
-from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.serve.look import Look
 from milvus_hubness.stores.base import Record, Store
 

@@ -41,6 +41,7 @@ class Look(BaseModel):
     overlap: float | None = None
     drift: float | None = None
     living: dict[str, int] = {}
+    write_intents: int = 0
 
     @classmethod
     def of(cls, kept: Kept) -> Look:
@@ -61,6 +62,7 @@ class Look(BaseModel):
             overlap=kept.overlap,
             drift=kept.drift.statistic if kept.drift else None,
             living=kept.living,
+            write_intents=kept.write_intents,
         )
 
     @property

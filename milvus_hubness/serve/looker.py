@@ -7,18 +7,19 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, Stopped, StoreError
 from milvus_hubness.jobs.bank_source import read_bank
-from milvus_hubness.jobs.lease import Lease
 from milvus_hubness.jobs.pairs import read_pairs
 from milvus_hubness.jobs.progress import Progress
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.status import status
 from milvus_hubness.jobs.upkeep import Duty, Kept
+from milvus_hubness.operations.lease import Lease, LeasePolicy
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.config_checks import BankFile
 from milvus_hubness.serve.look import Look, Result, now
@@ -102,7 +103,8 @@ class Looker:
     def _be_alone(self) -> None:
         """Raises LeaseHeld where another service is there."""
         if self._lease is None:
-            lease = Lease(self.store, f"service/{self.table.label}", seconds=SERVICE_LEASE_SECONDS)
+            policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
+            lease = Lease(self.store, f"service/{self.table.label}", policy=policy)
             self._lease = self._held.enter_context(lease)
             return
         try:

@@ -28,7 +28,8 @@ class ServiceMetrics:
     """Counts in a registry of its own. All begin with milvus_hubness_ and, but for ready, have the labels
     collection, field and profile, as the configuration names them.
 
-    last_success_timestamp_seconds, rows, pending_rows (found by the last look), rows_scanned_total,
+    last_success_timestamp_seconds, rows, pending_rows (found by the last look), write_intents,
+    rows_scanned_total,
     rows_changed_total, rows_skipped_total, bias_age_seconds, skewness (by its label biases, "raw", "old" and
     "new"), overlap_ratio, drift_ratio, refreshes_total (by action and result), refresh_seconds (a histogram),
     refreshing (0 or 1), failures_in_a_row, busy_total, missed_runs_total (by reason, "late" or "running"),
@@ -46,6 +47,9 @@ class ServiceMetrics:
         self._success = gauge("last_success_timestamp_seconds", "When a look last succeeded.")
         self._rows = gauge("rows", "Rows of the collection.")
         self._pending = gauge("pending_rows", "Rows without a bias that the last look found.")
+        self._intents = gauge(
+            "write_intents", "Rows in the log of write intents that a killed job had left at the last look."
+        )
         self._age = gauge("bias_age_seconds", "Age of the biases.")
         self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
@@ -123,6 +127,7 @@ class ServiceMetrics:
         self._success.labels(*labels).set(look.at.timestamp())
         self._rows.labels(*labels).set(look.rows)
         self._pending.labels(*labels).set(look.pending)
+        self._intents.labels(*labels).set(look.write_intents)
         if look.bias_age_seconds is not None:
             self._ages[labels] = look.bias_age_seconds, look.at
         for biases, skewness in look.skewness.items():

@@ -1,226 +1,308 @@
-"""Query banks as collections: generations of rows, so that a new bank never mixes with the old."""
+"""Bank collections: generations of rows, each named by the digest of what it holds.
+
+A generation never changes: another bank, or the same bank with other potentials, has another name and other
+row ids. Two writers of one generation write the same rows under the same ids, so that writes may be repeated,
+overlap or arrive late. Rows are written first and named in a collection state afterwards.
+"""
 
 from __future__ import annotations
 
-import json
+import hashlib
 import time
 from abc import ABC, abstractmethod
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from milvus_hubness.banks import Origins, QueryBank
-from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank
+from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, StateError, StoreError
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import BankReference, CollectionState
-from milvus_hubness.stores.base import Made, StoredBank
+from milvus_hubness.stores.base import Batch, Key, Made, StoredBank
 
 BANK_PROPERTY = "hubness_bank"
-GENERATION_STRIDE = 2**32
-TARGETS_FROM = 2**31
+QUERIES, TARGETS = "queries", "targets"
 LONGEST_SOURCE = 512
+DIGITS_OF_GENERATION = 32
+ROWS_PER_WRITE = 2_000
+WRITES_OF_A_GENERATION = 3
 
 Row = dict[str, Any]
 
 
-def first_target(reference: BankReference) -> int:
-    """The id of the first row of a generation's targets."""
-    return reference.generation * GENERATION_STRIDE + TARGETS_FROM
+def generation_of(bank: StoredBank) -> str:
+    """Return the name of the generation that holds `bank`: a digest of its queries, potentials and targets,
+    and of the origins of its queries where an online bank took some of them in."""
+    parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
+    if bank.targets is not None:
+        parts.append(bank.targets.vectors)
+    origins = bank.queries.origins
+    if origins is not None and not np.array_equal(origins.numbers, Origins.seeds(len(origins), 0).numbers):
+        parts += [origins.numbers, origins.at]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
+        # 0 is added since not every database keeps the sign of -0.0.
+        digest.update(np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()[:DIGITS_OF_GENERATION]
+
+
+def reference_to(collection: str, bank: StoredBank) -> BankReference:
+    """Return the reference that `save_bank` returns for `bank`, saved or not."""
+    return BankReference(
+        collection=collection,
+        generation=generation_of(bank),
+        fingerprint=bank.fingerprint,
+        count=len(bank.queries),
+    )
+
+
+def holds(reference: BankReference, bank: StoredBank) -> bool:
+    """Return whether `bank` is what the reference names."""
+    return generation_of(bank) == reference.generation
+
+
+def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
+    """Return `bank`, read from the rows that the reference names. Raises StateError where they hold another
+    bank."""
+    if not holds(reference, bank):
+        raise StateError(
+            f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
+            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank "
+            "FILE to replace them, or run refresh to use them as they are"
+        )
+    return bank
+
+
+def parts_of(reference: BankReference) -> list[str]:
+    """Return the parts of a generation that a StoredBank is made of."""
+    return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
+
+
+def stored_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+    """Return the bank in the rows of `parts_of(reference)`, in any order: vectors (n, d), and the other
+    fields. Raises EmptyBank where there are no queries."""
+    numbers = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
+    of_part = {part: [i for i in numbers if rows[i]["part"] == part] for part in parts_of(reference)}
+    queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
+    if not queries:
+        raise EmptyBank(
+            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: "
+            "run refresh with --bank FILE"
+        )
+    potentials = [row.get("potentials", []) for row in queries]
+    are_whole = len({len(own) for own in potentials}) == 1
+    source = f"{database}:{reference.collection}"
+    return StoredBank(
+        QueryBank(vectors[of_part[QUERIES]], source=source, origins=_origins(queries)),
+        np.asarray(potentials if are_whole else [[]] * len(queries), np.float32),
+        QueryBank(vectors[targets], source=source) if targets else None,
+        [rows[i].get("nearest", []) for i in of_part.get(reference.nearest, [])],
+    )
 
 
 def _origins(rows: Sequence[Row]) -> Origins:
-    """Of the rows of a generation's queries; those of earlier versions of this package tell the time only."""
+    """Return the origins of queries; rows that a user added by hand have no `sample`."""
     numbers = [row.get("sample", -1 - i) for i, row in enumerate(rows)]
     return Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in rows], np.int64))
 
 
-def _after(generations: dict[str, Any]) -> int:
-    return 1 + max(map(int, generations), default=0)
+def _row_id(generation: str, part: str, number: int) -> str:
+    return f"{generation}/{part}/{number:010}"
 
 
 class BankGenerations(ABC):
-    """The bank methods of a store, but for those that only the database can tell.
+    """The bank methods of a store, except what differs between databases.
 
-    Rows have an integer id, a vector, and the fields generation, source, added_at, sample and, where there
-    are some, potentials. What generations there are is told in a property of the collection.
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a
+    list of nearest items), `number` within the part, `source` and `added_at`. Queries have `sample` too and,
+    where the estimator needs them, `potentials`. Rows of nearest items have a zero vector and the keys in
+    `nearest`.
     """
 
     database = ""
-    """What banks that are read from here are told to come from."""
+    """Source of the banks that are read from here."""
+    bank_field = ""
+    """Name of the vector field of bank collections."""
 
     @abstractmethod
     def exists(self, collection: str) -> bool: ...
 
     @abstractmethod
+    def count(self, collection: str) -> int: ...
+
+    @abstractmethod
     def drop(self, collection: str) -> None: ...
 
     @abstractmethod
+    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None: ...
+
+    @abstractmethod
+    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None: ...
+
+    @abstractmethod
     def _make_bank(self, collection: str, dim: int) -> None:
-        """An empty bank collection that tells of no generations."""
+        """Create an empty bank collection. Raises StoreError where the name is taken."""
 
     @abstractmethod
     def _serve_bank(self, collection: str, metric: Metric) -> None:
-        """A bank collection that is there is ready to be read and written."""
+        """Make an existing bank collection ready for reads and writes."""
 
     @abstractmethod
-    def _told_of_bank(self, collection: str) -> tuple[int, str | None]:
-        """The dimension of the collection's vectors, and its property; None where it has none."""
+    def _describe_bank(self, collection: str) -> tuple[int, bool]:
+        """Return the dimension of the collection's vectors and whether it is a bank collection."""
 
     @abstractmethod
-    def _tell_of_bank(self, collection: str, told: str) -> None:
-        """Give the collection this property."""
+    def _bank_key(self, row_id: str) -> Key:
+        """Return the database's own form of a row id."""
 
     @abstractmethod
-    def _put_bank_rows(self, collection: str, rows: list[Row]) -> None: ...
+    def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
+        """Return the rows of these parts of a generation; of all parts without `parts`."""
 
     @abstractmethod
-    def _bank_whole(self, reference: BankReference) -> tuple[list[int], Floats, list[Row]]:
-        """Of all rows of the generation the ids, in ascending order, (n, d) the vectors, and the fields."""
-
-    @abstractmethod
-    def _drop_bank_rows(self, reference: BankReference) -> None:
-        """All rows of the generation."""
+    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
+        """Delete the rows of one part of a generation, or of all parts, in one request."""
 
     @abstractmethod
     def _all_states(self) -> Iterable[CollectionState]:
-        """Of every corrected field of the database."""
+        """Return the state of every corrected field of the database."""
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
         """As Store.save_bank."""
-        generations: dict[str, Any] = {}
-        created = not self.exists(collection)
-        if created:
-            self._make_bank(collection, bank.queries.dim)
-        else:
-            generations = self._generations(collection, bank.queries.dim)
-        self._serve_bank(collection, metric)
-        if kept := self._same_generation(collection, generations, bank):
-            return kept, "nothing"
-        reference = BankReference(
-            collection=collection,
-            generation=_after(generations),
-            fingerprint=bank.fingerprint,
-            count=len(bank.queries),
-        )
-        described = {
-            "fingerprint": bank.fingerprint,
-            "count": len(bank.queries),
-            "targets": len(bank.targets) if bank.targets else 0,
-            "source": bank.queries.source,
-        }
+        created = self._ensure_bank(collection, bank.queries.dim, metric)
+        reference = reference_to(collection, bank)
+        writes = 0
         try:
-            self._drop_bank_rows(reference)
-            self._put(reference, bank.queries, bank.potentials, 0)
-            if bank.targets:
-                self._put(reference, bank.targets, np.empty((len(bank.targets), 0), np.float32), TARGETS_FROM)
-            told = {**generations, str(reference.generation): described}
-            self._tell_of_bank(collection, json.dumps(told))
+            while True:
+                stored = self._read_bank_rows(reference, [QUERIES, TARGETS])
+                if self._is_whole(reference, stored):
+                    break
+                if writes == WRITES_OF_A_GENERATION:
+                    raise StateError(
+                        f"bank {collection!r} loses rows while they are written: another process changes "
+                        "them; run this command again"
+                    )
+                writes += 1
+                self._write_generation(reference, bank, stored.keys)
         except BaseException:
-            if created:
+            if writes:
+                self.drop_bank_generation(reference)
+            if created and not self.count(collection):
                 self.drop(collection)
             raise
-        return reference, "collection" if created else "generation"
+        return reference, "collection" if created else "generation" if writes else "nothing"
 
-    def next_generation(self, collection: str) -> BankReference:
-        """As Store.next_generation."""
-        number = _after(self._generations(collection))
-        return BankReference(collection=collection, generation=number, fingerprint="", count=1)
-
-    def load_bank(self, reference: BankReference) -> StoredBank:
+    def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
         """As Store.load_bank."""
-        ids, vectors, rows = self._bank_whole(reference)
-        end = bisect_left(ids, first_target(reference))
-        return stored_bank(reference, self.database, (vectors[:end], rows[:end]), (vectors[end:], rows[end:]))
+        batch = self._read_bank_rows(reference, parts_of(reference))
+        bank = stored_bank(reference, self.database, batch.vectors, batch.rows)
+        return validated(reference, bank) if checked else bank
+
+    def save_nearest(
+        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+    ) -> BankReference:
+        """As Store.save_nearest."""
+        first, second = (f"nearest_{collection}_{place}" for place in (0, 1))
+        renewed = reference.model_copy(update={"nearest": second if reference.nearest == first else first})
+        dim, _ = self._describe_bank(reference.collection)
+        self._delete_bank_rows(renewed, renewed.nearest)
+        rows = [{"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest]
+        self._write_part(renewed, renewed.nearest, np.zeros((len(rows), dim), np.float32), rows)
+        return renewed
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         """As Store.drop_bank_generation."""
+        self._expect_bank(reference.collection)
         if self._is_used(reference):
             return
-        generations = self._generations(reference.collection)
-        generations.pop(str(reference.generation), None)
-        self._drop_bank_rows(reference)
-        self._tell_of_bank(reference.collection, json.dumps(generations))
+        before = self._read_bank_rows(reference)
+        self._delete_bank_rows(reference)
+        # A job may have named the generation in a collection state between the question and the deletion.
+        # One that does so from now on finds that the rows are gone.
+        if self._is_used(reference):
+            self._write_rows(reference.collection, before)
+
+    def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
+        """Create the bank collection where there is none, and return whether there was none."""
+        created = False
+        if not self.exists(collection):
+            try:
+                self._make_bank(collection, dim)
+                created = True
+            except StoreError:
+                # Another process may have created it meanwhile.
+                if not self.exists(collection):
+                    raise
+        if not created:
+            self._expect_bank(collection, dim)
+        self._serve_bank(collection, metric)
+        return created
+
+    def _expect_bank(self, collection: str, dim: int | None = None) -> None:
+        """Raises CollectionExists where it is no bank collection, and DimensionMismatch."""
+        width, is_bank = self._describe_bank(collection)
+        if not is_bank:
+            raise CollectionExists(
+                f"collection {collection!r} exists and is no query bank: choose another name with --bank-name"
+            )
+        if dim is not None and width != dim:
+            raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")
+
+    def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
+        """Return whether these rows are exactly those that the reference names."""
+        try:
+            bank = stored_bank(reference, self.database, stored.vectors, stored.rows)
+        except EmptyBank:
+            return False
+        return holds(reference, bank)
 
     def _is_used(self, reference: BankReference) -> bool:
-        """Whether any collection's biases come from this generation, or are about to."""
+        """Return whether any collection state names this generation."""
         return any(
             (bank.collection, bank.generation) == (reference.collection, reference.generation)
             for state in self._all_states()
             for bank in state.banks
         )
 
-    def _same_generation(
-        self, collection: str, generations: dict[str, Any], bank: StoredBank
-    ) -> BankReference | None:
-        """Where this very bank lies already, whatever its own description claims."""
-        for number, known in generations.items():
-            if known["fingerprint"] != bank.fingerprint:
+    def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
+        """Write the queries and targets, and delete those of the `stored` rows that are others."""
+        now = int(time.time())
+        written: set[Key] = set()
+        for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
+            if own is None:
                 continue
-            reference = BankReference(
-                collection=collection,
-                generation=int(number),
-                fingerprint=known["fingerprint"],
-                count=known["count"],
-            )
-            kept = self.load_bank(reference)
-            if kept.fingerprint == bank.fingerprint and np.array_equal(kept.potentials, bank.potentials):
-                return reference
-        return None
+            source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
+            origins = own.origins or Origins.seeds(len(own), now)
+            potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
+            columns = (origins.numbers.tolist(), origins.at.tolist(), potentials)
+            rows = [
+                {"source": source, "added_at": at, "sample": sample, **({"potentials": p} if p else {})}
+                for sample, at, p in zip(*columns, strict=True)
+            ]
+            written.update(self._write_part(reference, part, own.vectors, rows))
+        if excess := [key for key in stored if key not in written]:
+            self.delete(reference.collection, excess)
 
-    def _put(self, reference: BankReference, bank: QueryBank, potentials: Floats, first: int) -> None:
-        common = {
-            "generation": reference.generation,
-            "source": bank.source.encode()[:LONGEST_SOURCE].decode(errors="ignore"),
-        }
-        origins = bank.origins or Origins.seeds(len(bank), int(time.time()))
-        columns = (bank.vectors, origins.numbers.tolist(), origins.at.tolist(), potentials.tolist())
-        first += reference.generation * GENERATION_STRIDE
-        self._put_bank_rows(
-            reference.collection,
-            [
-                {
-                    "id": first + i,
-                    "vector": vector,
-                    **common,
-                    "added_at": at,
-                    "sample": number,
-                    **({"potentials": own} if own else {}),
-                }
-                for i, (vector, number, at, own) in enumerate(zip(*columns, strict=True))
-            ],
-        )
+    def _write_part(
+        self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]
+    ) -> list[Key]:
+        """Write the rows of a part, and return their keys."""
+        generation = reference.generation
+        ids = [_row_id(generation, part, number) for number in range(len(fields))]
+        common = {"generation": generation, "part": part}
+        rows = [
+            {**row, **common, "id": row_id, "number": number}
+            for number, (row_id, row) in enumerate(zip(ids, fields, strict=True))
+        ]
+        keys = [self._bank_key(row_id) for row_id in ids]
+        self._write_rows(reference.collection, Batch(keys, vectors, rows))
+        return keys
 
-    def _generations(self, collection: str, dim: int | None = None) -> dict[str, Any]:
-        stored, told = self._told_of_bank(collection)
-        if told is None:
-            raise CollectionExists(
-                f"{collection!r} is there already and is no query bank: name another with --bank-name"
-            )
-        if dim is not None and stored != dim:
-            raise DimensionMismatch(f"bank {collection!r} holds {stored}-d queries, these have {dim}")
-        generations: dict[str, Any] = json.loads(told)
-        return generations
-
-
-def stored_bank(
-    reference: BankReference,
-    database: str,
-    queries: tuple[Floats, Sequence[Row]],
-    targets: tuple[Floats, Sequence[Row]],
-) -> StoredBank:
-    """A generation from the vectors and the fields of its rows, in the order of their ids. Raises EmptyBank
-    where there are no queries."""
-    (vectors, rows), (target_vectors, target_rows) = queries, targets
-    if not len(vectors):
-        raise EmptyBank(f"{reference.collection!r} holds no queries of generation {reference.generation}")
-    potentials = [row.get("potentials", []) for row in rows]
-    whole = len({len(each) for each in potentials}) == 1
-    source = f"{database}:{reference.collection}"
-    return StoredBank(
-        QueryBank(vectors, source=source, origins=_origins(rows)),
-        np.asarray(potentials if whole else [[]] * len(rows), np.float32),
-        QueryBank(target_vectors, source=source) if len(target_vectors) else None,
-        [row.get(reference.nearest, []) for row in (*rows, *target_rows)],
-    )
+    def _write_rows(self, collection: str, batch: Batch) -> None:
+        for start in range(0, len(batch), ROWS_PER_WRITE):
+            rows = slice(start, start + ROWS_PER_WRITE)
+            part = Batch(batch.keys[rows], batch.vectors[rows], batch.rows[rows])
+            self.write(collection, part, self.bank_field)

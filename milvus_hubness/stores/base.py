@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,14 @@ from milvus_hubness.state import (
 
 Key = int | str
 """A primary key."""
+
+_FENCE = re.compile(r"__lease_(\d+_)?[0-9a-f]{8}$")
+
+
+def is_fence(alias: str) -> bool:
+    """Whether an alias is one by which the holder of a lease writes."""
+    return _FENCE.search(alias) is not None
+
 
 Made = Literal["collection", "generation", "nothing"]
 """What storing a bank added to the database."""
@@ -50,7 +59,8 @@ class CollectionInfo:
     themselves; (None,) where the database places rows by itself and all keys have one order.
     states: of the corrected vector fields, by name. schema: the database's own description, opaque to the
     jobs. mirror: where a migration has its writers write too. journal: where a refresh has them write first.
-    living: the banks that take in live queries.
+    living: the banks that take in live queries. identity: by which the
+    database tells the collection from another of its name; empty if it does not.
     """
 
     name: str
@@ -66,6 +76,7 @@ class CollectionInfo:
     mirror: Mirror | None = None
     journal: Journal | None = None
     living: tuple[Living, ...] = ()
+    identity: str = ""
 
     @property
     def users_fields(self) -> dict[str, VectorField]:
@@ -165,11 +176,13 @@ class Record:
 @dataclass(frozen=True)
 class Note:
     """What a client was last about to do with the row of a key. partition: of the row, where it named one.
-    row: what the journal calls the row as it was to be written; None where it was to be deleted."""
+    row: what the journal calls the row as it was to be written; None where it was to be deleted. changed: the
+    fields that this partial update, and those noted just before it, change; empty for a whole row."""
 
     key: Key
     partition: str | None
     row: str | None
+    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,6 +209,25 @@ class Store(Protocol):
 
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name is there."""
+        ...
+
+    def fenced(self, fences: Mapping[str, str]) -> Store:
+        """This store, its writes to these collections sent by the alias of each. `fences` may change later.
+
+        Writes are those of rows, records and properties. Once an alias is gone, they raise LeaseLost."""
+        ...
+
+    def fence(self, collection: str, alias: str) -> None:
+        """Create a fencing alias; one that leads to the collection already is no error."""
+        ...
+
+    def unfence(self, alias: str) -> None:
+        """Drop a fencing alias, so that no write by it is accepted any more; a missing one is no error."""
+        ...
+
+    def replaces_rows(self) -> bool:
+        """Whether `rewrite` replaces whole rows, so that it can undo any write and bring back a deleted row;
+        else it changes only the fields that it names of rows that are still there."""
         ...
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
@@ -427,9 +459,25 @@ class Store(Protocol):
         in all partitions."""
         ...
 
+    def noted(
+        self, collection: str, journal: Journal, keys: Sequence[Key], field: str
+    ) -> tuple[list[str], Batch]:
+        """All rows that clients noted of these keys, the last one of each and earlier ones, as `fetch` would
+        return them, and the name of each. Only where `replaces_rows`."""
+        ...
+
+    def compact_notes(self, journal: Journal, unused: frozenset[str]) -> frozenset[str]:
+        """Drop the noted rows of these names, unless a note names them by now; return the names of all others
+        that no note names."""
+        ...
+
+    def count_notes(self, journal: Journal) -> int:
+        """How many rows the log of write intents holds in memory."""
+        ...
+
     def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
         """Do again what notes say, where the collection does not hold it; acknowledged on return. Returns the
-        notes of which that was so."""
+        notes of which that was so, without those that another note has replaced meanwhile."""
         ...
 
     def drop_journal(self, journal: Journal) -> None:
@@ -488,23 +536,24 @@ class Store(Protocol):
         ...
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
-        """Keep `bank` as a further generation of the bank collection, and say what was made for it. The same
-        bank again is the generation that it already is. Raises CollectionExists where the name is taken."""
+        """Save `bank` as a generation of the bank collection, and return the reference to it and what was
+        created. A generation is named by its content: the same bank with the same potentials is one, however
+        often and by whoever it is saved. Its rows are read back before this returns.
+
+        Raises CollectionExists where the name is taken, DimensionMismatch, and StateError where another
+        process keeps changing the rows."""
         ...
 
-    def next_generation(self, collection: str) -> BankReference:
-        """Where the next new bank will lie in a bank collection; nothing is there yet."""
-        ...
-
-    def load_bank(self, reference: BankReference) -> StoredBank:
-        """The queries as they are now, with their own fingerprint."""
+    def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
+        """Return the bank of a generation. checked: raise StateError where its rows are not those that the
+        reference names; else return them as they are. Raises EmptyBank where there are none."""
         ...
 
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        """Keep beside each bank row the keys of its nearest items in `collection`; rows past the end of
-        `nearest` have none. Those that `reference` names stay as they are; the result names the new ones."""
+        """Save the keys of the nearest items in `collection` of each query, then of each target. The rows
+        that `reference` names stay as they are; the returned reference names the new ones."""
         ...
 
     def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
@@ -520,7 +569,10 @@ class Store(Protocol):
         ...
 
     def drop_bank_generation(self, reference: BankReference) -> None:
-        """Unless the biases of some collection come from it."""
+        """Delete the rows of a generation, unless some collection state names it.
+
+        A job that has saved a generation and names it in a state while it is dropped here gets the rows back,
+        or finds them gone when it loads the bank after it wrote the state."""
         ...
 
     def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
@@ -529,8 +581,9 @@ class Store(Protocol):
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
-    """Drop what `save_bank` made."""
-    if made == "collection":
-        store.drop(reference.collection)
-    elif made == "generation":
+    """Drop what `save_bank` created, except a generation that a collection state names and a bank collection
+    that holds other rows."""
+    if made != "nothing":
         store.drop_bank_generation(reference)
+    if made == "collection" and not store.count(reference.collection):
+        store.drop(reference.collection)

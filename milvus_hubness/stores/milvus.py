@@ -9,8 +9,9 @@ from pymilvus import MilvusClient
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.errors import BankTooSmall, CollectionExists, EmptyBank, InvalidInput
+from milvus_hubness.errors import BankTooSmall, CollectionExists, EmptyBank, InvalidInput, StoreError
 from milvus_hubness.layout import Floats
+from milvus_hubness.redaction import redacted
 from milvus_hubness.state import (
     MIRROR_PROPERTY,
     SIDE_FIELD,
@@ -27,7 +28,7 @@ from milvus_hubness.state import (
 )
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.bank_generations import BANK_PROPERTY
-from milvus_hubness.stores.base import CollectionInfo, Key, VectorField
+from milvus_hubness.stores.base import CollectionInfo, Key, VectorField, is_fence
 from milvus_hubness.stores.milvus_banks import queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_journal import MilvusJournal
@@ -72,13 +73,14 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 mirror=read_mirror(schema["properties"]),
                 journal=read_journal(schema["properties"]),
                 living=read_living(schema["properties"]),
+                identity=str(schema["collection_id"] or ""),
             )
 
     def _aliases(self, schema: dict[str, Any]) -> list[str]:
         # Asked for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe them.
         name = schema["collection_name"]
         found: list[str] = self.client.list_aliases(name)["aliases"] if self.is_lite else schema["aliases"]
-        return found
+        return [alias for alias in found if not is_fence(alias)]
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
@@ -162,8 +164,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 self._create_copy(source, target, state)
             else:
                 found = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
-                if found is None or (found.source, found.phase) != (source.name, "copying"):
-                    raise CollectionExists(f"the name {target!r} is taken")
+                if found is None or (found.migration, found.phase) != (state.migration, "copying"):
+                    raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
             for partition in source.partitions:
                 if partition and not self.client.has_partition(target, partition):
                     self.client.create_partition(target, partition)
@@ -240,13 +242,23 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def serve(self, collection: str) -> None:
         with translated(collection):
             for index in self.client.list_indexes(collection):
-                unfinished = retry_if_result(
-                    lambda seen: seen["state"] != "Finished" or seen["pending_index_rows"]
-                )
-                Retrying(retry=unfinished, wait=wait_exponential(0.1, max=5))(
+                is_building = retry_if_result(_is_building)
+                described = Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(
                     self.client.describe_index, collection, index
                 )
+                if described["state"] == "Failed":
+                    raise StoreError(
+                        f"the server failed to build index {index!r} of collection {collection!r}: "
+                        f"{self._why_failed(collection, index)}; drop the index, create it again with "
+                        "parameters that the server accepts, and repeat the command"
+                    )
             self.client.load_collection(collection)
+
+    def _why_failed(self, collection: str, index: str) -> str:
+        # `MilvusClient.describe_index` leaves the reason out.
+        context = self.client._generate_call_context()
+        _, reason = self._connection.get_index_state(collection, index, context=context)
+        return redacted(" ".join(reason.split())) or "it gives no reason"
 
     def show_imported(self, collection: str) -> None:
         self.finish(collection)
@@ -312,3 +324,10 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
 
     def _indexes(self, collection: str) -> list[dict[str, Any]]:
         return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]
+
+
+def _is_building(index: dict[str, Any]) -> bool:
+    """Whether the server still works on an index, as `describe_index` has it."""
+    if index["state"] == "Failed":
+        return False
+    return index["state"] != "Finished" or bool(index["pending_index_rows"])

@@ -76,8 +76,8 @@ class MilvusBulk(MilvusLedger):
             return Path(path).relative_to(folder).as_posix()
 
     def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        with translated(collection):
-            return str(self._connection.do_bulk_insert(collection, partition or "", [file]))
+        with self._writing(collection) as name:
+            return str(self._connection.do_bulk_insert(name, partition or "", [file]))
 
     def import_job(self, job: str) -> ImportJob:
         with translated(f"import job {job}"):

@@ -15,17 +15,17 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.errors import CollectionExists, StoreError
+from milvus_hubness.errors import CollectionExists
 from milvus_hubness.state import JOURNAL_PROPERTY, Journal
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import CollectionInfo, Key, Note
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import is_one_of, literal, translated
 
@@ -53,14 +53,16 @@ def partition_of(journal: Journal, partition: str | None) -> str:
     return (partition or DEFAULT_PARTITION) if journal.by_partition else ""
 
 
-def line(journal: Journal, key: Key, partition: str | None, name: str) -> Row:
-    """What the journal holds for a row. name: of the row that was noted, empty where it is to be deleted."""
+def line(journal: Journal, key: Key, partition: str | None, name: str, changed: Collection[str] = ()) -> Row:
+    """What the journal holds for a row. name: of the row that was noted, empty where it is to be deleted.
+    changed: see Note."""
     return {
         "place": place_of(journal, key, partition),
         "made": journal.made,
         "key": key,
         "partition": partition or "",
         "name": name,
+        "changed": json.dumps(sorted(changed)) if changed else "",
         "vector": [0.0, 0.0],
     }
 
@@ -172,7 +174,44 @@ class MilvusJournal(MilvusRequests):
         found = []
         for start in range(0, len(places), ROWS_PER_REQUEST):
             lines = self.fetch(journal.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
-            found += [Note(each["key"], each["partition"] or None, each["name"] or None) for each in lines]
+            found += [
+                Note(each["key"], each["partition"] or None, each["name"] or None, changed_in(each))
+                for each in lines
+            ]
+        return found
+
+    def noted(
+        self, collection: str, journal: Journal, keys: Sequence[Key], field: str
+    ) -> tuple[list[str], Batch]:
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+        key_field = milvus_schema.key_field(schema)["name"]
+        rows = self._rows(journal.rows, key_field, keys, None)
+        by_name = {row.pop(NAME_FIELD): row for row in rows}
+        batch = self._batch(schema, field, list(by_name), by_name)
+        return list(by_name), Batch([row[key_field] for row in batch.rows], batch.vectors, batch.rows)
+
+    def compact_notes(self, journal: Journal, unused: frozenset[str]) -> frozenset[str]:
+        names = self._keys(journal.rows, "")
+        lines = self._scanned_names(journal)
+        spare = {str(name) for name in names if name not in lines}
+        gone = sorted(spare & unused)
+        for start in range(0, len(gone), ROWS_PER_REQUEST):
+            with translated(journal.rows):
+                part = gone[start : start + ROWS_PER_REQUEST]
+                self.client.delete(journal.rows, filter=is_one_of(NAME_FIELD, part))
+        return frozenset(spare - unused)
+
+    def count_notes(self, journal: Journal) -> int:
+        return sum(self.count(each) for each in (journal.collection, journal.rows) if self.exists(each))
+
+    def _scanned_names(self, journal: Journal) -> set[str]:
+        """The names of all rows that a note names."""
+        places = self._keys(journal.collection, "")
+        found: set[str] = set()
+        for start in range(0, len(places), ROWS_PER_REQUEST):
+            part = places[start : start + ROWS_PER_REQUEST]
+            found |= {row["name"] for row in self.fetch(journal.collection, part, "vector").rows}
         return found
 
     def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
@@ -199,8 +238,8 @@ class MilvusJournal(MilvusRequests):
         key_field = milvus_schema.key_field(schema)["name"]
         names = [note.row for note in notes if note.row is not None]
         noted = self._as_written(journal.rows, schema, NAME_FIELD, names, None)
-        if missing := set(names) - noted.keys():
-            raise StoreError(f"{journal.rows!r} lacks {len(missing)} rows that {journal.collection!r} names")
+        # A row that a note names is gone once the client that noted it has put another note in its place.
+        notes = [note for note in notes if note.row is None or note.row in noted]
         for row in noted.values():
             row.pop(NAME_FIELD)
         within = partition_of(journal, partition) or None
@@ -253,6 +292,11 @@ def _digest(source: CollectionInfo) -> str:
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
+def changed_in(line: Row) -> tuple[str, ...]:
+    """The fields that a line of a journal says a partial update changes."""
+    return tuple(json.loads(line["changed"])) if line["changed"] else ()
+
+
 def names_in(
     journal: Journal, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
 ) -> dict[Key, str]:
@@ -276,6 +320,7 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     schema.add_field("key", DataType(key["type"]), **limits)
     schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
     schema.add_field("name", DataType.VARCHAR, max_length=64)
+    schema.add_field("changed", DataType.VARCHAR, max_length=65_535)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
     return schema
 

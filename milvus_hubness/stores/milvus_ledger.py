@@ -14,6 +14,8 @@ from milvus_hubness.stores.milvus_rpc import is_one_of, literal, translated
 LEDGER_PROPERTY = "hubness_ledger"
 MAX_BODY = 60_000
 _RECORDS_PER_REQUEST = 500
+_FEW = 64
+"""Records that one request reads."""
 
 
 class MilvusLedger(MilvusBanks):
@@ -39,7 +41,15 @@ class MilvusLedger(MilvusBanks):
         if not self.exists(ledger):
             return []
         self._ensure_ledger(ledger)
-        keys = self._keys(ledger, f"belongs_to == {literal(group)}")
+        where = f"belongs_to == {literal(group)}"
+        with translated(ledger):
+            few = self.client.query(
+                ledger, where, ["key", "belongs_to", "body"], limit=_FEW, consistency_level="Strong"
+            )
+        if len(few) < _FEW:
+            rows = sorted(few, key=lambda row: str(row["key"]))
+            return [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
+        keys = self._keys(ledger, where)
         found: list[Record] = []
         for start in range(0, len(keys), _RECORDS_PER_REQUEST):
             batch = self.fetch(ledger, keys[start : start + _RECORDS_PER_REQUEST], "vector")
@@ -51,8 +61,8 @@ class MilvusLedger(MilvusBanks):
             return
         self._ensure_ledger(ledger)
         chosen = [f"belongs_to == {literal(group)}", is_one_of("key", keys) if keys is not None else ""]
-        with translated(ledger):
-            self.client.delete(ledger, filter=" and ".join(filter(None, chosen)))
+        with self._writing(ledger) as name:
+            self.client.delete(name, filter=" and ".join(filter(None, chosen)))
 
     def _ensure_ledger(self, ledger: str) -> None:
         """There, indexed and loaded, whatever an interrupted call left."""

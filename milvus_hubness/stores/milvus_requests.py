@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
+from typing import Any, TypeVar
 
 import grpc
 import numpy as np
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.errors import StoreError
+from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.halves import unpacked
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import Batch, Key
 from milvus_hubness.stores.milvus_rpc import (
+    COLLECTION_NOT_FOUND,
     adds_fields,
     in_fitting_parts,
     is_one_of,
@@ -36,6 +39,9 @@ _AS_ARRAYS = {"strict_float32": True}
 """Has pymilvus give float vectors as slices of one array, in a thousandth of the time that lists take."""
 
 
+Of = TypeVar("Of", bound="MilvusRequests")
+
+
 class MilvusRequests:
     """client: a plain MilvusClient, see `connect`. Milvus Lite opens with every collection released, so there
     a collection is loaded when it is first read; on a server a released collection is an error."""
@@ -46,6 +52,48 @@ class MilvusRequests:
         self.is_lite = self._version.startswith("milvus_lite")
         self.adds_fields = adds_fields(self._version)
         self._ready_ledgers: set[str] = set()
+        self._fences: Mapping[str, str] = {}
+
+    def fenced(self: Of, fences: Mapping[str, str]) -> Of:
+        store = copy(self)
+        store._fences = fences
+        return store
+
+    def fence(self, collection: str, alias: str) -> None:
+        with translated(collection):
+            try:
+                self.client.create_alias(collection, alias)
+            except MilvusException:
+                # A repeated request finds the alias that the first one made.
+                if self.client.describe_collection(alias)["collection_name"] != collection:
+                    raise
+
+    def unfence(self, alias: str) -> None:
+        # Milvus 2.3 forgets the names that its proxies know before it drops the alias: one that asked in
+        # between still knows it, until they are told again.
+        for _ in range(1 if self.is_lite else 2):
+            with suppress(MilvusException):
+                self.client.drop_alias(alias)
+        if self.exists(alias):
+            raise StoreError(f"the fencing alias {alias!r} could not be dropped: drop it and try again")
+
+    def replaces_rows(self) -> bool:
+        return True
+
+    @contextmanager
+    def _writing(self, collection: str) -> Iterator[str]:
+        """The name by which this store writes to a collection. Raises LeaseLost if its alias is gone."""
+        name = self._fences.get(collection, collection)
+        with translated(collection):
+            try:
+                yield name
+            except MilvusException as error:
+                if name == collection or error.code != COLLECTION_NOT_FOUND or not self.exists(collection):
+                    raise
+                raise LeaseLost(
+                    f"the lease on {collection!r} was lost: another job has taken over, and the database "
+                    "refused this write"
+                ) from error
 
     def exists(self, collection: str) -> bool:
         with translated(collection):
@@ -156,11 +204,12 @@ class MilvusRequests:
 
         def insert(part: Sequence[dict[str, Any]]) -> Any:
             # Once: what was inserted although it failed would be there twice.
-            return self.client.insert(collection, list(part), partition_name=partition or "", retry_times=0)
+            return self.client.insert(name, list(part), partition_name=partition or "", retry_times=0)
 
         try:
-            in_fitting_parts(insert, rows)
-        except (MilvusException, grpc.RpcError):
+            with self._writing(collection) as name:
+                in_fitting_parts(insert, rows)
+        except StoreError:
             self._upsert(collection, rows, partition)
 
     def _to_be_stored(
@@ -179,7 +228,8 @@ class MilvusRequests:
             for start in range(0, len(keys), ROWS_PER_REQUEST):
                 # By ids, pymilvus would not escape those that are texts.
                 part = keys[start : start + ROWS_PER_REQUEST]
-                self.client.delete(collection, filter=is_one_of(key_field, part), partition_name=partition)
+                with self._writing(collection) as name:
+                    self.client.delete(name, filter=is_one_of(key_field, part), partition_name=partition)
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """In one request where they are few, else in key-ordered pages, each beginning behind the last key
@@ -315,16 +365,17 @@ class MilvusRequests:
         return vectors, [row for part in parts for row in part.rows]
 
     def _upsert(self, collection: str, rows: list[dict[str, Any]], partition: str | None = None) -> None:
-        with translated(collection):
+        with self._writing(collection) as name:
             in_fitting_parts(
-                lambda part: self.client.upsert(collection, list(part), partition_name=partition or ""), rows
+                lambda part: self.client.upsert(name, list(part), partition_name=partition or ""), rows
             )
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
         """Change these properties and keep the others."""
         # Restarted, Milvus 2.3 forgets the latest change of a collection's properties, and only that.
-        for _ in range(1 if self.is_lite else 2):
-            self.client.alter_collection_properties(collection, properties)
+        with self._writing(collection) as name:
+            for _ in range(1 if self.is_lite else 2):
+                self.client.alter_collection_properties(name, properties)
 
     def _serve_flat(self, collection: str, metric: str) -> None:
         """Its field `vector` indexed exactly and the collection loaded, whatever of that is done already."""

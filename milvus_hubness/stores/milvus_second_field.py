@@ -103,9 +103,10 @@ class MilvusSecondField(MilvusRequests):
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
             rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
+        with self._writing(collection) as written:
             in_fitting_parts(
                 lambda part: self.client.upsert(
-                    collection, list(part), partition_name=partition or "", partial_update=True
+                    written, list(part), partition_name=partition or "", partial_update=True
                 ),
                 rows,
             )

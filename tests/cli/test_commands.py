@@ -164,7 +164,7 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
     for arguments, code, said in FAILURES:
         execute = ["--execute"] if arguments[0] == "enable" else []
         assert_fails(run(*arguments, *execute), code, *said)
-    assert collections(files) == {"products"}
+    assert collections(files) == {"products", "hubness_ledger"}
 
 
 def test_profiles_that_cannot_be_leave_those_that_are(run, files):
@@ -268,7 +268,7 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     assert done["executed"]
     assert done["result"]["rows"] == 60
     assert done["plan"]["missed"]["50"] == pytest.approx(done["result"]["missed"])
-    assert collections(files) == {*before, "products__bias", "products__bank"}
+    assert collections(files) == {*before, "products__bias", "products__bank", "hubness_ledger"}
     told = json.loads(run("status", "products", "--json").stdout)["status"]
     assert (told["corrected"], told["where"], told["pending"]) == (True, "side", 0)
     assert "beside the vectors" in run("status", "products").stdout

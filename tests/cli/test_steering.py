@@ -48,7 +48,7 @@ def test_terminated_in_the_middle_it_carries_on(started, run):
     assert complaint.strip() == "milvus-hubness: stopped; the same command again carries on from here"
 
     standing = json.loads(run("migrate", "status", "many", "--json").stdout)["migration"]
-    assert (standing["phase"], standing["runner"]) == ("copying", None)
+    assert (standing["phase"], standing["lease"]) == ("copying", None)
     assert 0 < standing["rows_copied"] < 3_000
     done = run("migrate", "run", "many", "--alias", "live", "--frozen", "--json")
     assert done.returncode == 0, done.stderr

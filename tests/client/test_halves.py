@@ -44,7 +44,7 @@ class Field:
             slot=0,
             standby=1,
             centre=0.0,
-            bank=BankReference(collection="b", generation=1, fingerprint="f", count=9),
+            bank=BankReference(collection="b", generation="01", fingerprint="f", count=9),
             epoch=1,
             refreshed_at=datetime.now(timezone.utc),
         )

@@ -6,7 +6,9 @@ import json
 import operator
 import random
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException, ParamError
@@ -15,14 +17,34 @@ from milvus_hubness import MilvusStore
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema, drive
 from milvus_hubness.errors import JournalFailed, NotCaughtUp
-from milvus_hubness.jobs.journal import WriteJournal
+from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
 from milvus_hubness.state import JOURNAL_PROPERTY, Journal
+from milvus_hubness.stores.base import Batch
 from milvus_hubness.stores.milvus_journal import NAME_FIELD
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND
 
 HERE, JOURNAL, ROWS = "here", "here__journal", "here__journal_rows"
 KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}
 AN_HOUR = 3_600.0
+
+
+CONTENT = RowContent(field="vector", dim=2, hidden=("bias",), epoch="epoch")
+
+
+class Job(MilvusStore):
+    """A store whose ledger is in memory: its requests come between nothing."""
+
+    def put_records(self, ledger, records):
+        pass
+
+    drop_records = put_records
+
+
+def row_writer(job, journal):
+    lease = SimpleNamespace(store=job, token=1, check=lambda: None)
+    info = SimpleNamespace(name=HERE, states={})
+    state = SimpleNamespace(field="vector", dim=2, hidden_fields=("bias",), epoch_field="epoch")
+    return RowWriter(lease, info, state, journal)
 
 
 def missing(name):
@@ -189,15 +211,13 @@ class Interleaved:
 
     def run(self, mend=True):
         next(self.requests, None)  # up to the first request
-        job = MilvusStore(self.database)
-        journal = WriteJournal(job, HERE, self.database.journal)
+        job = Job(self.database)
+        writer = row_writer(job, self.database.journal if mend else None)
         self.database.before = self.turn
         batch = job.fetch(HERE, [0, 1, 2, 3], "vector")
         for each in batch.rows:
             each["bias"] = 5
-        job.write(HERE, batch, "vector")
-        if mend:
-            journal.mend(batch.keys, None)
+        writer.rewrite(batch, ["bias"], None)
         self.database.before = lambda: None
         list(self.requests)
         return {key: (list(row["vector"]), row["note"]) for key, row in self.database.tables[HERE].items()}
@@ -234,7 +254,7 @@ def orders(requests, points, most, seed=0):
 @pytest.mark.parametrize("name", WRITES)
 def test_in_whatever_order_requests_come_no_write_is_undone(name):
     wanted, requests = alone(WRITES[name])
-    for turns in orders(requests, 9, 800):
+    for turns in orders(requests, 14, 800):
         assert Interleaved(WRITES[name], turns).run() == wanted, f"{name}: {turns}"
     without = [Interleaved(WRITES[name], turns).run(mend=False) for turns in orders(requests, 2, 800)]
     assert any(rows != wanted for rows in without), "the job never came between"
@@ -243,11 +263,20 @@ def test_in_whatever_order_requests_come_no_write_is_undone(name):
 def test_what_two_clients_write_to_one_row_at_once_is_one_or_the_other():
     theirs = [write("upsert", [row(1, "a")])], [write("upsert", [row(1, "b")])]
     left = set()
-    for seed, turns in enumerate(orders(6, 9, 800)):
+    for seed, turns in enumerate(orders(6, 14, 800)):
         rows = Interleaved(theirs[0], turns, theirs[1], seed=seed).run()
         left.add(rows.pop(1)[1])
         assert {note for _, note in rows.values()} == {"old"}
     assert left == {"a", "b"}
+
+
+def repair(database, *written):
+    """Repair row 1, of which a job has written these contents."""
+    job = Job(database)
+    rows = [dict(each) for each in written]
+    batch = Batch([1] * len(rows), np.float32([row.pop("vector") for row in rows]), rows)
+    digests = {1: set(CONTENT.digests(batch))}
+    return _Repair(job, HERE, database.journal, CONTENT, set()).run(digests, None, lambda: None)
 
 
 @pytest.mark.parametrize("moment", [0, 1, 5])
@@ -264,29 +293,50 @@ def test_a_partial_update_builds_on_what_another_client_wrote_and_the_job_undid(
         return answered(database, step)
 
     drive(write("upsert", [{"id": 1, "note": "mine"}], partial_update=True)(mine), meanwhile)
-    WriteJournal(MilvusStore(database), HERE, database.journal).mend([1], None)
+    repair(database, old)
     left = database.tables[HERE][1]
     assert next(requests) > moment
     assert left["vector"] == [0.0, 1.0], "the other's write is lost"
     assert left["note"] == ("mine" if moment < 5 else "other")
 
 
+def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
+    """Point 6: v = 100 was noted and written, then another client wrote v = 200, or deleted the row, or
+    inserted a deleted one again."""
+    for before, after in (
+        (row(1, "100"), row(1, "200")),
+        (row(1, "100"), None),
+        (None, row(1, "inserted again")),
+    ):
+        database = Database()
+        job, operations = Job(database), client(database)
+        batch = job.fetch(HERE, [1], "vector")
+        make = write("upsert", [before]) if before else delete([1])
+        drive(make(operations), lambda step, database=database: answered(database, step))
+        row_writer(job, None).rewrite(batch, ["bias"], None)
+        database.tables[HERE].pop(1, None)
+        if after:
+            database.tables[HERE][1] = dict(after)
+        assert repair(database, {**batch.rows[0], "vector": batch.vectors[0].tolist()}) == 0
+        assert database.tables[HERE].get(1) == after
+
+
 def test_a_row_that_never_rests_is_reported():
     database = Database()
     operations, notes = client(database), itertools.count()
-    job = MilvusStore(database)
+    old = dict(database.tables[HERE][1])
 
     def change():
         # A write that is noted and that the job then comes before.
         database.before = lambda: None
         note = f"n{next(notes)}"
         drive(write("upsert", [row(1, note)])(operations), lambda step: answered(database, step))
-        database.tables[HERE][1]["note"] = "undone"
+        database.tables[HERE][1] = dict(old)
         database.before = change
 
     database.before = change
     with pytest.raises(NotCaughtUp, match=r"rows 1 of 'here' change faster"):
-        WriteJournal(job, HERE, database.journal).mend([1], None)
+        repair(database, old)
 
 
 # -- what clients ask ---------------------------------------------------------------------------------------

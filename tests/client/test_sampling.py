@@ -31,7 +31,7 @@ def living(rate=1.0, traffic="t", profile="default", size=10_000):
 
 
 def state(dtype="float32"):
-    reference = BankReference(collection="b", generation=1, fingerprint="", count=1)
+    reference = BankReference(collection="b", generation="01", fingerprint="", count=1)
     layout = Layout(DIM, "IP")
     return initial_state(layout, NNN(16), reference, field="v", suffix="", dtype=dtype, source="c")
 

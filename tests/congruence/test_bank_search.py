@@ -15,6 +15,7 @@ from milvus_hubness import (
     InvertedSoftmax,
     QueryBank,
     Sinkhorn,
+    StateError,
     migrate,
     plan_migration,
     refresh,
@@ -22,6 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.client import bank_search
 from milvus_hubness.client.steps import Ask, drive
+from milvus_hubness.stores.milvus_banks import queries_between
 from tests.congruence.test_async import opened
 from tests.galleries import METRICS, plain_collection, similarity, vectors
 
@@ -139,14 +141,14 @@ def test_more_is_asked_for_only_where_it_is_needed(small):
     calls = asked(client)
     small.written_by(client)
     searches = [("search", 64), ("search", 256), ("search", 1_024)]
-    assert calls == [("query", None), *searches]
+    assert calls == [("query", None), ("query", None), *searches], "the queries are counted first"
     calls.clear()
     small.written_by(client)
     assert calls == searches
     small.fit(InvertedSoftmax(0.002))
     calls.clear()
     small.written_by(client)
-    assert calls == [("search", 64)]
+    assert calls == [("query", None), ("search", 64)]
 
 
 def test_large_banks_are_read_in_pages(small, monkeypatch):
@@ -189,9 +191,19 @@ def test_a_bound_that_cannot_be_met_is_named(small, monkeypatch):
 def test_a_bank_that_is_gone_is_named(small, estimator):
     small.fit(estimator)
     bank = small.store.info(small.name).state.profile.bank
-    small.backend.client().delete(bank.collection, filter=f"generation == {bank.generation}")
+    small.backend.client().delete(bank.collection, filter=f'generation == "{bank.generation}"')
     client = small.backend.hubness_client(bank_budget=0)
     with pytest.raises(EmptyBank, match=bank.collection):
+        client.insert(small.name, small.rows())
+
+
+@pytest.mark.parametrize("estimator", [NNN(3), DistributionNormalization()], ids=repr)
+def test_a_bank_that_lost_queries_is_refused(small, estimator):
+    small.fit(estimator)
+    bank = small.store.info(small.name).state.profile.bank
+    small.backend.client().delete(bank.collection, filter=queries_between(bank, 5, 7))
+    client = small.backend.hubness_client(bank_budget=0)
+    with pytest.raises(StateError, match=f"{BANK - 2:,} queries and the collection state names {BANK:,}"):
         client.insert(small.name, small.rows())
 
 

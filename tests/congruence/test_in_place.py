@@ -258,11 +258,11 @@ def test_jobs_see_the_rows_and_their_biases(placed):
 
 
 def change(fresh, new):
-    """What is written to it below, by whichever client: rows 1000 to 1004, and 7 as the first of them."""
+    """What is written to it below, by whichever client: rows 1000 to 1004, and 7 near the first of them."""
     rows = [{"id": 1_000 + i, "vector": vector, "group": 0, "note": "new"} for i, vector in enumerate(new)]
-    moved = {"id": 7, "vector": new[0] * 2, "group": 1, "note": "moved"}
+    moved = {"id": 7, "vector": 2 * new[0] + new[1], "group": 1, "note": "moved"}
     items = np.r_[fresh.items, new]
-    items[7] = new[0] * 2
+    items[7] = moved["vector"]
     return rows, moved, items
 
 

@@ -14,8 +14,10 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, Hubness, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
 from milvus_hubness.errors import JournalFailed, LeaseLost, Stopped
-from milvus_hubness.jobs import journal as journal_module
-from milvus_hubness.jobs.journal import journalled
+from milvus_hubness.operations import write_intents
+from milvus_hubness.operations.lease import Lease, LeasePolicy
+from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import Journal
 from tests.congruence.test_async import opened
 from tests.congruence.test_beside import with_bias_fields
@@ -67,17 +69,22 @@ class Written:
             for key, vector in zip(keys, items, strict=True)
         ]
 
-    def journalled(self, **options):
-        return journalled(self.store, self.store.info(self.name), **{"client_ttl": 0.0, **options})
+    @contextlib.contextmanager
+    def rewriting(self, **options):
+        info = self.store.info(self.name)
+        options = {"client_ttl": 0.0, **options}
+        with Lease(self.store, self.name) as lease, rewriting(lease, info, info.state, **options) as writer:
+            yield writer
 
-    def rewrite(self, journal, meanwhile=lambda: None, partition=None, keys=None):
+    def rewrite(self, writer, meanwhile=lambda: None, partition=None, keys=None):
         """What a job does that changes biases, but for the change. meanwhile: between its read and its write.
-        How many rows were mended."""
+        How many rows were repaired."""
         keys = self.store.keys(self.name, partition=partition) if keys is None else keys
         batch = self.store.fetch(self.name, keys, self.field, partition=partition)
         meanwhile()
-        self.store.write(self.name, batch, self.field, partition=partition)
-        return journal.mend(batch.keys, partition)
+        before = writer.repaired
+        writer.rewrite(batch, [self.field], partition)
+        return writer.repaired - before
 
     def both(self, method, **arguments):
         """The same done to both collections."""
@@ -148,12 +155,12 @@ def writes(written):
 
 def test_a_job_undoes_nothing_that_clients_write_meanwhile(backend):
     written = Written(backend, "COSINE")
-    with written.journalled() as journal:
-        assert written.rewrite(journal) == 0
+    with written.rewriting() as writer:
+        assert written.rewrite(writer) == 0
         for is_undone, write in writes(written):
-            assert (written.rewrite(journal, write) > 0) == is_undone
+            assert (written.rewrite(writer, write) > 0) == is_undone
             written.assert_equal()
-            written.rewrite(journal)
+            written.rewrite(writer)
             written.assert_equal()
     assert written.announced() is None
     assert written.journals() == written.empty
@@ -162,9 +169,9 @@ def test_a_job_undoes_nothing_that_clients_write_meanwhile(backend):
 
 
 def test_without_the_journal_it_would(written):
-    journal = contextlib.nullcontext()
-    journal.mend = lambda keys, partition: 0
-    written.rewrite(journal, lambda: written.both("delete", ids=[30]))
+    with written.rewriting() as writer:
+        writer._journal = None
+        written.rewrite(writer, lambda: written.both("delete", ids=[30]))
     with pytest.raises(AssertionError):
         written.assert_equal()
     written.client.delete(written.name, ids=[30])
@@ -209,18 +216,18 @@ class Rich(Written):
 def test_rows_of_every_kind_are_put_right(backend):
     written = Rich(backend)
     rows = written.rich(42)
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         updated = [*rows[:12], *rows[40:]]
         for row in updated:
             row["free"] = {"any": "new"}
-        assert written.rewrite(journal, lambda: written.both("upsert", data=updated)) == 12
+        assert written.rewrite(writer, lambda: written.both("upsert", data=updated)) == 12
         gone = [row["pk"] for row in rows[4:9]]
         where = "pk in [" + ", ".join(map(quoted, gone)) + "]"
-        assert written.rewrite(journal, lambda: written.both("delete", filter=where)) == 5
+        assert written.rewrite(writer, lambda: written.both("delete", filter=where)) == 5
         if backend.is_lite:
             change = [{"pk": rows[0]["pk"], "single": 2.5}, {"pk": rows[20]["pk"], "single": 3.5}]
             assert written.rewrite(
-                journal, lambda: written.both("upsert", data=change, partial_update=True)
+                writer, lambda: written.both("upsert", data=change, partial_update=True)
             ) in (1, 2)
         written.assert_equal()
 
@@ -252,20 +259,21 @@ class Named(Written):
 def test_a_key_in_several_partitions_is_several_rows(served):
     written = Named(served)
 
-    def rewrite(journal, meanwhile):
+    def rewrite(writer, meanwhile):
+        before = writer.repaired
         other = written.store.keys(written.name, partition="other")
         batch = written.store.fetch(written.name, other, "vector", partition="other")
-        mended = written.rewrite(journal, meanwhile, "_default")
-        written.store.write(written.name, batch, "vector", partition="other")
-        return mended + journal.mend(batch.keys, "other")
+        written.rewrite(writer, meanwhile, "_default")
+        writer.rewrite(batch, ["vector"], "other")
+        return writer.repaired - before
 
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         change = written.rows([3])
         upsert = {"data": change, "partition_name": "other"}
-        assert rewrite(journal, lambda: written.both("upsert", **upsert)) == 1
-        assert rewrite(journal, lambda: written.both("delete", ids=[3], partition_name="_default")) == 1
-        assert rewrite(journal, lambda: written.both("delete", ids=[4])) == 2
-        assert rewrite(journal, lambda: written.both("delete", filter="id >= 50")) == 11
+        assert rewrite(writer, lambda: written.both("upsert", **upsert)) == 1
+        assert rewrite(writer, lambda: written.both("delete", ids=[3], partition_name="_default")) == 1
+        assert rewrite(writer, lambda: written.both("delete", ids=[4])) == 2
+        assert rewrite(writer, lambda: written.both("delete", filter="id >= 50")) == 11
         written.assert_equal()
 
 
@@ -304,18 +312,18 @@ class InSide(InFields):
 @pytest.mark.parametrize("kind", [InFields, InSecondField])
 def test_wherever_the_biases_lie_in_rows_these_are_put_right(lite, kind):
     written = kind(lite)
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         for _, write in writes(written):
-            written.rewrite(journal, write)
+            written.rewrite(writer, write)
             written.assert_equal()
 
 
 def test_where_no_row_is_rewritten_there_is_no_journal(lite):
     written = InSide(lite)
-    with written.journalled(client_ttl=0.0) as journal:
+    with written.rewriting(client_ttl=0.0):
         assert written.announced() is None
         written.both("upsert", data=written.rows([3]))
-        assert journal.mend([3], None) == 0
+        assert written.store.records(LEDGER, f"batches/{written.name}") == []
     written.assert_equal()
 
 
@@ -330,13 +338,13 @@ def test_tasks_note_what_they_write(written):
             await client.upsert(written.name, rows)
             await client.delete(written.name, filter="id in [32, 33]")
 
-    with written.journalled() as journal:
-        assert written.rewrite(journal, lambda: asyncio.run(write())) == 3
+    with written.rewriting() as writer:
+        assert written.rewrite(writer, lambda: asyncio.run(write())) == 3
 
 
 def test_users_see_nothing_of_it(written):
     before = written.client.describe_collection(written.name)
-    with written.journalled():
+    with written.rewriting():
         during = written.client.describe_collection(written.name)
         assert during["properties"] == before["properties"]
         assert during["fields"] == before["fields"]
@@ -345,14 +353,29 @@ def test_users_see_nothing_of_it(written):
 # -- jobs that do not end well ------------------------------------------------------------------------------
 
 
+def killed(written):
+    """The writer of a job that is killed at work: its lease expires."""
+    info = written.store.info(written.name)
+    lease = Lease(written.store, written.name, policy=LeasePolicy(0.01, 0.01, 0.0, waits=False))
+    lease.__enter__()
+    lease._over.set()
+    return rewriting(lease, info, info.state, client_ttl=0.0).__enter__()
+
+
 def abandoned(written):
     """A job that is killed between its write and its look for notes."""
-    written.journalled().__enter__()
+    writer = killed(written)
     keys = written.store.keys(written.name)
     batch = written.store.fetch(written.name, keys, written.field)
     written.both("upsert", data=written.rows([3]))
     written.both("delete", ids=[4])
-    written.store.write(written.name, batch, written.field)
+
+    def die(*args, **options):
+        raise Failure
+
+    writer._lease.store.notes = die
+    with pytest.raises(Failure):
+        writer.rewrite(batch, [written.field], None)
 
 
 def test_the_next_job_puts_right_what_a_killed_one_undid(backend):
@@ -361,10 +384,10 @@ def test_the_next_job_puts_right_what_a_killed_one_undid(backend):
     first = written.announced()
     assert first is not None
     written.both("upsert", data=written.rows([5]))
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         written.assert_equal()
         assert written.announced() not in (None, first)
-        assert written.rewrite(journal, lambda: written.both("upsert", data=written.rows([6]))) == 1
+        assert written.rewrite(writer, lambda: written.both("upsert", data=written.rows([6]))) == 1
         written.assert_equal()
     assert written.journals() == written.empty
 
@@ -374,14 +397,14 @@ def test_what_a_killed_job_left_unannounced_is_never_done_again(lite):
     abandoned(written)
     written.store.write_journal(written.name, None)
     written.both("upsert", data=written.rows([3, 4]))
-    with written.journalled():
+    with written.rewriting():
         written.assert_equal()
     assert written.journals() == written.empty
 
 
 def test_a_killed_job_whose_journal_was_dropped_holds_up_nobody(lite):
     written = Written(lite)
-    written.journalled().__enter__()
+    killed(written)
     for name in written.journals():
         written.plain.drop_collection(name)
     with pytest.raises(JournalFailed, match="nothing was written") as raised:
@@ -389,7 +412,7 @@ def test_a_killed_job_whose_journal_was_dropped_holds_up_nobody(lite):
     assert isinstance(raised.value, MilvusException)
     assert isinstance(raised.value, StoreError)
     written.assert_equal()
-    with written.journalled():
+    with written.rewriting():
         written.both("upsert", data=written.rows([3]))
     written.assert_equal()
 
@@ -400,13 +423,17 @@ class Failure(Exception):
 
 def test_a_job_that_fails_puts_right_what_it_undid(written):
 
-    def fail(keys, partition):
+    def fail(*args, **options):
         raise Failure
 
     def work():
-        with written.journalled() as journal:
-            journal.mend = fail
-            written.rewrite(journal, lambda: written.both("delete", ids=[34]))
+        with written.rewriting() as writer:
+            store, notes = writer._lease.store, written.store.notes
+            store.notes = fail
+            try:
+                written.rewrite(writer, lambda: written.both("delete", ids=[34]))
+            finally:
+                store.notes = notes
 
     with pytest.raises(Failure):
         work()
@@ -418,13 +445,13 @@ def test_a_job_that_fails_puts_right_what_it_undid(written):
 def test_a_job_that_has_lost_its_lease_leaves_the_journal_to_the_next(written):
 
     def lose():
-        with written.journalled():
+        with written.rewriting():
             raise LeaseLost("another process has it")
 
     with pytest.raises(LeaseLost):
         lose()
     assert written.announced() is not None
-    with written.journalled():
+    with written.rewriting():
         pass
     assert written.journals() == written.empty
 
@@ -434,7 +461,7 @@ def test_a_job_that_is_stopped_waits_for_nobody(written):
     stop.set()
 
     def begin():
-        with written.journalled(client_ttl=AN_HOUR, stop=stop):
+        with written.rewriting(client_ttl=AN_HOUR, stop=stop):
             pytest.fail("it went on")
 
     with pytest.raises(Stopped):
@@ -452,12 +479,12 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
         waits.append((seconds, written.announced() is not None))
         old._operations.forget()  # as if the time had passed
 
-    monkeypatch.setattr(journal_module, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(write_intents, "time", SimpleNamespace(sleep=wait))
     rows = written.rows([35])
     written.plain.upsert(written.twin, rows)
-    with written.journalled(client_ttl=AN_HOUR) as journal:
+    with written.rewriting(client_ttl=AN_HOUR) as writer:
         assert waits == [(AN_HOUR, True)]
-        assert written.rewrite(journal, lambda: old.upsert(written.name, rows)) == 1
+        assert written.rewrite(writer, lambda: old.upsert(written.name, rows)) == 1
 
 
 # -- clients that know less than is so -------------------------------------------------------------------
@@ -467,18 +494,18 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
 def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     written = Written(backend)
     old = backend.hubness_client(state_ttl=AN_HOUR)
-    with written.journalled():
+    with written.rewriting():
         old.upsert(written.name, written.rows([3])[0])
     written.client = old
     written.plain.upsert(written.twin, old.get(written.name, [3]))
     written.both("upsert", data=written.rows([3]))
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         # It remembers another, which is gone.
         now = old._operations._known[written.name][1]
         gone = Journal(collection=f"{written.name}__journal_0", made="long ago")
         lost = type(now)(now.key_field, now.states, journal=gone)
         old._operations._known[written.name] = (float("inf"), lost)
-        assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
+        assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
 
 
@@ -500,7 +527,7 @@ def mark(written):
 def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
     written = Written(backend)
     late = backend.hubness_client(state_ttl=AN_HOUR)
-    with written.journalled():
+    with written.rewriting():
         mark(written)
         late.delete(written.name, ids=[3])
         late.upsert(written.name, written.rows([4, 5]))
@@ -510,29 +537,29 @@ def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
     late.delete(written.name, ids=[5])
     assert written.journals() == {f"{written.name}__journal": 2, f"{written.name}__journal_rows": 2}
     written.both("upsert", data=written.rows([3, 4, 5]))
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         assert marked(written) == written.journals().keys()
-        assert journal.mend([3, 4, 5], None) == journal.mend_all() == 0
+        assert written.rewrite(writer, keys=[3, 4, 5]) == 0
         written.assert_equal()
-        assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
+        assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
     assert written.journals() == written.empty
 
 
 def test_a_revived_job_takes_away_no_note_that_is_for_its_successor(lite):
     written = Written(lite)
-    with written.journalled():
+    with written.rewriting():
         former = written.announced()
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         written.both("delete", ids=[3])
         written.store._forget_notes(former, before=former.made + "~")
-        assert written.rewrite(journal, lambda: written.both("delete", ids=[4])) == 1
+        assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
         assert written.journals()[f"{written.name}__journal"] == 2
 
 
 def test_a_collection_of_another_schema_gets_another_journal(lite):
     written = Written(lite)
-    with written.journalled():
+    with written.rewriting():
         mark(written)
     written.client.drop_collection(written.name)
     schema = MilvusClient.create_schema(enable_dynamic_field=True)
@@ -543,16 +570,16 @@ def test_a_collection_of_another_schema_gets_another_journal(lite):
     written.create(schema)
     rows = [{**row, "size": 0.5} for row in written.rows([1, 2])]
     written.client.insert(written.name, rows)
-    with written.journalled() as journal:
+    with written.rewriting() as writer:
         assert marked(written) == set()
         write = {"size": 1.5, **written.rows([2])[0]}
-        assert written.rewrite(journal, lambda: written.client.upsert(written.name, write)) == 1
+        assert written.rewrite(writer, lambda: written.client.upsert(written.name, write)) == 1
     assert written.client.get(written.name, [2])[0]["size"] == 1.5
 
 
 def test_a_collection_that_is_corrected_no_more_has_no_journal(lite):
     written = InFields(lite)
-    written.journalled().__enter__()
+    killed(written)
     written.both("delete", ids=[3])
     disable(written.store, written.name)
     assert written.announced() is None
@@ -601,12 +628,12 @@ def beside_writers(written, jobs):
     threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
-    mended = 0
+    repaired = 0
     for _ in range(jobs):
-        with written.journalled(client_ttl=0.4) as journal:
+        with written.rewriting(client_ttl=0.4) as writer:
             for first in range(0, ITEMS, 10):
                 keys = list(range(first, first + 10))
-                mended += written.rewrite(journal, lambda: time.sleep(0.05), keys=keys)
+                repaired += written.rewrite(writer, lambda: time.sleep(0.05), keys=keys)
     stop.set()
     for thread in threads:
         thread.join(60)
@@ -614,13 +641,13 @@ def beside_writers(written, jobs):
     held, count = written.held(written.client, written.name)
     assert {key: row["note"] for key, row in held.items()} == wanted
     assert count == len(wanted)
-    assert mended, "the job never came between"
+    assert repaired, "the job never came between"
 
 
 def test_a_row_that_a_job_takes_away_for_a_moment_is_updated_in_part(lite):
     """As where it does a deletion again that is over by now, and then sees the later note."""
     written = Written(lite)
-    with written.journalled():
+    with written.rewriting():
         written.client.upsert(written.name, written.rows([2]))
         [whole] = written.store.client.get(written.name, [2])
         written.store.client.delete(written.name, ids=[2])

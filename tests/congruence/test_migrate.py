@@ -19,7 +19,7 @@ from milvus_hubness import (
     DimensionMismatch,
     EmptyCollection,
     InvalidInput,
-    MigrationRunning,
+    LeaseHeld,
     NotCaughtUp,
     QueryBank,
     StateError,
@@ -37,7 +37,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.runner import Runner, started
+from milvus_hubness.operations.lease import Lease
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, MIRROR_PROPERTY, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
 from tests.conftest import Backend
@@ -415,12 +415,9 @@ def test_another_process_at_work_is_not_disturbed(lite):
     store = lite.store()
     plan = plan_migration(store, name, bank, estimator=NNN(4))
     migrate(store, plan)
-    ledger = Ledger(store)
-    parent = Runner.here().model_copy(update={"pid": os.getppid(), "started": started(os.getppid())})
-    ledger.write(ledger.find(name), runner=parent)
-    with pytest.raises(MigrationRunning, match=str(os.getppid())):
-        cutover(store, name, alias=lite.name("live"))
-    ledger.write(ledger.find(name), runner=parent.model_copy(update={"started": "1"}))
+    for held in (name, f"{name}_hubness"):
+        with Lease(lite.store(), held), pytest.raises(LeaseHeld, match=str(os.getpid())):
+            cutover(store, name, alias=lite.name("live"))
     assert cutover(store, name, alias=lite.name("live")).phase == "switched"
 
 
@@ -589,11 +586,12 @@ def test_a_bias_that_the_bank_does_not_give_fails_the_verification(finished):
 def test_a_ledger_that_lost_rows_is_told(finished):
     _, name, _, store, _ = finished
     ledger, target = Ledger(store), f"{name}_hubness"
-    there = ledger.chunks(target)
-    ledger.forget_chunks(target)
+    migration = ledger.find(name)
+    there = ledger.chunks(migration)
+    ledger.forget_chunks(migration)
     with pytest.raises(StateError, match=f"lost what it held of the migration to '{target}'"):
         verify(store, name)
-    ledger.write_chunks(target, there)
+    ledger.write_chunks(migration, there)
     assert verify(store, name).rows == 60
 
 

@@ -13,6 +13,7 @@ from milvus_hubness import (
     InvalidParameter,
     NotCorrected,
     QueryBank,
+    StateError,
     Stopped,
     StoreError,
     UnfinishedMigration,
@@ -70,6 +71,13 @@ class Corrected:
     def banked(self):
         """Queries in the bank collection, of whatever generation."""
         return self.store.count(self.state.profile.bank.collection)
+
+    def add_to_bank(self, vector):
+        """Add a query to the bank collection by hand."""
+        bank = self.state.profile.bank
+        key = self.store._bank_key("added by hand")
+        row = {"id": key, "generation": bank.generation, "part": "queries", "number": bank.count}
+        self.database.put(bank.collection, [{**row, "source": "", "added_at": 0, "vector": vector}])
 
     def make_pending(self, numbers):
         state, layout = self.state, self.state.layout
@@ -244,8 +252,9 @@ def test_only_rows_that_moved_are_written(corrected):
 @under_cosine
 def test_a_bank_changed_in_place_is_noticed(corrected):
     bank = corrected.state.profile.bank
-    row = {"id": (bank.generation << 32) + 50, "generation": bank.generation, "source": "live", "added_at": 0}
-    corrected.database.put(bank.collection, [{**row, "vector": corrected.other[0]}])
+    corrected.add_to_bank(corrected.other[0])
+    with pytest.raises(StateError, match="run refresh"):
+        corrected.store.load_bank(bank)
     done = refresh(corrected.store, corrected.name)
     assert done.reason.startswith("the bank changed; ")
     corrected.assert_scores(np.vstack([corrected.bank, corrected.other[:1]]), 8)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, status
-from milvus_hubness.jobs import lease
-from milvus_hubness.jobs.lease import LEASES, Entry, Lease, now, timedelta
-from milvus_hubness.jobs.runner import LEDGER
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.upkeep import Duty, keep_up
+from milvus_hubness.operations import lease
+from milvus_hubness.operations.lease import Lease, forget_leases, holder_of
+from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.stores import MilvusStore
 from milvus_hubness.stores.base import Record
 from tests.galleries import nnn, plain_collection
@@ -109,13 +109,10 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
             super().write(collection, *args, **kwargs)
             if collection == kept.name:
                 written.append(len(args[0]))
-                key = f"{LEASES}/{kept.name}"
-                mine = Entry.model_validate_json(self.record(LEDGER, key).body)
-                until = now() + timedelta(seconds=60)
-                theirs = mine.model_copy(
-                    update={"name": "theirs", "number": mine.number + 1, "expires_at": until}
-                )
-                self.put_records(LEDGER, [Record(key, LEASES, theirs.model_dump_json())])
+                mine = holder_of(self, kept.name)
+                theirs = mine.model_copy(update={"owner_id": "f" * 32, "token": mine.token + 1})
+                group = f"leases/{kept.name}"
+                self.put_records(LEDGER, [Record(theirs.key, group, theirs.model_dump_json())])
 
         def chunk_rows(self, source):
             return 100
@@ -127,7 +124,7 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
     np.testing.assert_array_equal(kept.biases()[0], biases)
     with pytest.raises(LeaseHeld):
         keep_up(kept.store, Duty(kept.name))
-    kept.store.drop_records(LEDGER, LEASES, [f"{LEASES}/{kept.name}"])
+    forget_leases(kept.store, kept.name)
     assert keep_up(kept.store, Duty(kept.name)).action == "full"
     kept.assert_biases(kept.queries)
     assert kept.state.incoming is None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.jobs.lease import LEASES, Entry
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.renewal import REFRESHES
-from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.operations.lease import read_entries
+from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.row_writer import open_batches
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.base import CollectionInfo
@@ -100,7 +101,8 @@ def _assert_banks(database: Database, state: CollectionState) -> None:
 
 
 def _assert_ledger(store: Store, name: str) -> None:
-    lease = store.record(LEDGER, f"{LEASES}/{name}")
-    assert lease is not None, "no lease was taken"
-    assert Entry.model_validate_json(lease.body).expires_at is None, "the lease was not given back"
+    entries = read_entries(store, name)
+    assert entries, "no lease was taken"
+    assert entries[-1].expires_at is None, "the lease was not released"
+    assert not open_batches(store, name), "a batch record was left"
     assert store.record(LEDGER, f"{REFRESHES}/{name}") is None, "the ledger holds a refresh half done"

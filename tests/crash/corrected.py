@@ -29,10 +29,10 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.jobs.lease import LEASES
 from milvus_hubness.jobs.renewal import REFRESHES
 from milvus_hubness.jobs.restored import restored
-from milvus_hubness.jobs.runner import LEDGER
+from milvus_hubness.operations.lease import forget_leases
+from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS, STORED_FIELD, CollectionState
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.milvus_rpc import is_one_of
@@ -160,8 +160,8 @@ class Corrected:
         with contextlib.suppress(MilvusException, HubnessError), self.place.open() as database:
             for name in self.ours(database):
                 database.drop(name)
-            for group in (LEASES, REFRESHES):
-                database.store.drop_records(LEDGER, group, [f"{group}/{self.name}"])
+            forget_leases(database.store, self.name)
+            database.store.drop_records(LEDGER, REFRESHES, [f"{REFRESHES}/{self.name}"])
 
 
 def expected_biases(

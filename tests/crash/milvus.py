@@ -121,10 +121,14 @@ class MilvusDatabase(Database):
         )
         return {row["pk"]: row["hubness_bias"] for row in found}
 
-    def generations(self, bank: str) -> Counter[int]:
+    def generations(self, bank: str) -> Counter[str]:
         self.load(bank)
         rows = self.client.query(
-            bank, filter="", output_fields=["generation"], limit=16_384, consistency_level="Strong"
+            bank,
+            filter='part == "queries"',
+            output_fields=["generation"],
+            limit=16_384,
+            consistency_level="Strong",
         )
         return Counter(row["generation"] for row in rows)
 

@@ -81,7 +81,7 @@ class Database(ABC):
         """Of a corrected copy, up to one number for all."""
 
     @abstractmethod
-    def generations(self, bank: str) -> Counter[int]:
+    def generations(self, bank: str) -> Counter[str]:
         """How many queries there are of each."""
 
     @abstractmethod

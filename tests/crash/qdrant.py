@@ -153,9 +153,10 @@ class QdrantDatabase(Database):
             found[record.id] = float(state.layout.biases(stored, state.profile.slot)[0])
         return found
 
-    def generations(self, bank: str) -> Counter[int]:
+    def generations(self, bank: str) -> Counter[str]:
         records, _ = self.client.scroll(bank, limit=16_384)
-        return Counter(record.payload["generation"] for record in records)
+        payloads = (record.payload for record in records)
+        return Counter(row["generation"] for row in payloads if row["part"] == "queries")
 
     def collections(self) -> set[str]:
         return {each.name for each in self.client.get_collections().collections}

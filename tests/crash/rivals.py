@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.jobs.lease import LEASES, Entry
-from milvus_hubness.jobs.runner import LEDGER, now
+from milvus_hubness.operations.lease import holder_of
+from milvus_hubness.operations.owner import LEDGER, now
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.base import Record
 from tests.crash.checks import assert_refreshed
@@ -124,7 +124,7 @@ def _status(process: BaseProcess) -> str:
 def _assert_refused(command: Command) -> None:
     code = command.run()
     assert code == 1, f"a second process exited with {code}: {command.told()}"
-    assert "is at work on" in _last_lines(command), f"a second process says {_last_lines(command)!r}"
+    assert "holds the lease on" in _last_lines(command), f"a second process says {_last_lines(command)!r}"
 
 
 def _last_lines(command: Command) -> str:
@@ -133,16 +133,15 @@ def _last_lines(command: Command) -> str:
 
 
 def _expire(store: Store, name: str, *, waits: bool) -> None:
-    key = f"{LEASES}/{name}"
-    held = store.record(LEDGER, key)
-    assert held is not None, "the paused process holds no lease"
-    entry = Entry.model_validate_json(held.body)
-    assert entry.expires_at is not None, "the paused process gave its lease back"
+    entry = holder_of(store, name)
+    assert entry, "the paused process holds no lease"
+    assert entry.expires_at, "the paused process holds no lease"
     if waits:
-        time.sleep(max(0.0, (entry.expires_at - now()).total_seconds()) + 0.5)
+        time.sleep(max(0.0, (entry.expires_at - now()).total_seconds()) + entry.skew + 0.5)
         return
-    over = entry.model_copy(update={"expires_at": now() - timedelta(seconds=1)})
-    store.put_records(LEDGER, [Record(key, held.group, over.model_dump_json())])
+    over = entry.model_copy(update={"expires_at": now() - timedelta(seconds=entry.skew + 1)})
+    [record] = [each for each in store.records(LEDGER, f"leases/{name}") if each.key == entry.key]
+    store.put_records(LEDGER, [Record(record.key, record.group, over.model_dump_json())])
 
 
 def _seen(database: MilvusDatabase, corrected: Corrected) -> object:

@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from milvus_hubness.jobs import lease, refreshing, renewal
+from milvus_hubness.jobs import refreshing, renewal
 from milvus_hubness.jobs.migration import events, ledger
+from milvus_hubness.operations import lease
 
 Enter = Callable[[str | None], None]
 
@@ -60,7 +61,7 @@ def follow_refresh(enter: Enter, store: Any) -> None:
         (renewal.Renewal, "run", "writing"),
         (store, "settle", "flipping"),
         (store, "end_journal", "cleaning up"),
-        (lease.Lease, "_give_back", "cleaning up"),
+        (lease.Lease, "_release", "cleaning up"),
     ):
         _begins(owner, name, stage, enter)
     _begins(lease.Lease, "_claim", "looking", enter, at_end=True)

@@ -443,7 +443,10 @@ class _Attempt:
         with self._place.open() as database:
             for name in {names.source, names.target, names.kept_as, names.bank} & database.collections():
                 database.drop(name)
-            Ledger(database.store).forget(names.target)
+            ledger = Ledger(database.store)
+            for migration in ledger.migrations():
+                if migration.target == names.target:
+                    ledger.forget(migration)
 
 
 def run_trials(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:

@@ -9,7 +9,6 @@ from qdrant_client import QdrantClient, models
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from milvus_hubness.jobs import lease
 from qdrant_hubness import cli
 from tests.galleries import vectors
 
@@ -31,7 +30,7 @@ def folder(quick_folder):
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    monkeypatch.setattr(lease, "WAITS", False)
+    monkeypatch.setenv("MILVUS_HUBNESS_LEASE_WAITS", "0")
     monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
     opened = []
     connect = cli.connect

@@ -11,6 +11,7 @@ from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
 from milvus_hubness.cli.migrate.facts import switch_words, told, unsound_words, verification_words
 from milvus_hubness.cli.migrate.options import Connection
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.stores import MilvusStore
 
 
@@ -40,16 +41,16 @@ def status(
 
 
 def _standing(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
-    chunks = ledger.chunks(migration.target)
+    chunks = ledger.chunks(migration)
     done = [chunk for chunk in chunks if chunk.seconds is not None]
     rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
     speed = rows / seconds if seconds else None
     copying = migration.phase == "copying"
     mirror = store.info(migration.source_now).mirror if store.exists(migration.source_now) else None
-    runner = migration.runner
+    holder = holder_of(store, migration.target)
     return {
         **told(migration),
-        "runner": {**runner.model_dump(mode="json"), "alive": runner.is_alive()} if runner else None,
+        "lease": holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None,
         "rows_copied": rows if copying else migration.rows,
         "chunks_done": len(done) if copying else migration.chunks,
         "rows_per_second": round(speed, 1) if speed else None,
@@ -71,7 +72,7 @@ def _show_all(standings: list[dict[str, Any]]) -> None:
             each["target"],
             each["phase"],
             f"{each['rows_copied']:,} of {each['rows']:,}",
-            "yes" if each["runner"] and each["runner"]["alive"] else "no",
+            "yes" if each["lease"] else "no",
             each["switch"]["name"] if each["switch"] else "",
         )
     out.print(table)
@@ -79,7 +80,7 @@ def _show_all(standings: list[dict[str, Any]]) -> None:
 
 def _show(migration: Migration, standing: dict[str, Any]) -> None:
     speed, eta = standing["rows_per_second"], standing["eta_seconds"]
-    runner, mirror = standing["runner"], standing["mirror"]
+    lease, mirror = standing["lease"], standing["mirror"]
     required = ", and fail where that does" if mirror and mirror["required"] else ""
     show_facts(
         f"{migration.source} -> {migration.target}",
@@ -95,8 +96,9 @@ def _show(migration: Migration, standing: dict[str, Any]) -> None:
             "verified": verification_words(migration.verified),
             "switched": switch_words(migration),
             "writers": f"write to {mirror['collection']} too{required}" if mirror else None,
-            "at work": f"process {runner['pid']} on {runner['host']}, last seen {runner['seen'][:19]} UTC"
-            if runner and runner["alive"]
+            "at work": f"process {lease['owner']['pid']} on {lease['owner']['host']}, lease until "
+            f"{lease['expires_at'][:19]} UTC"
+            if lease
             else "nobody",
             "begun": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",
             "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",

@@ -10,12 +10,13 @@ import numpy as np
 from milvus_hubness.errors import CollectionNotFound, StoreError
 from milvus_hubness.jobs.migration.control import CutoverGate
 from milvus_hubness.jobs.migration.following import announced, one_pass, until_equal
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, leased
 from milvus_hubness.jobs.migration.names import chosen_switch
 from milvus_hubness.jobs.migration.preparing import backward, forward
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.migration.throttle import Throttle
-from milvus_hubness.jobs.runner import Runner, now
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.owner import now
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores.base import Store
 
@@ -43,10 +44,13 @@ def cutover(
     Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and what the store raises.
     """
     steering = steering or Steering()
-    ledger = Ledger(store)
-    migration = ledger.find(name)
-    migration.require("verified", "switching", "switched", step="cutover")
-    with steering.telling(), ledger.at_work(migration) as migration:
+    found = Ledger(store).find(name)
+    found.require("verified", "switching", "switched", step="cutover")
+    names = (found.source_now, found.target)
+    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+        store, ledger = lease.store, Ledger(lease.store)
+        migration = ledger.find(found.target)
+        migration.require("verified", "switching", "switched", step="cutover")
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
@@ -56,7 +60,7 @@ def cutover(
             migration = _caught_up(store, ledger, migration, steering)
             migration = ledger.write(migration, phase="switching", switch=switch)
         if migration.phase == "switching":
-            migration = _moved(store, ledger, migration)
+            migration = _moved(lease, ledger, migration)
             facts = {"source": migration.source_now, "target": migration.target}
             if done := migration.switch:
                 steering.events.tell("after-cutover", **facts, alias=done.name, window=done.window)
@@ -81,15 +85,18 @@ def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Ro
     CollectionNotFound where the source is gone, NotCaughtUp, and what the store raises.
     """
     steering = steering or Steering()
-    ledger = Ledger(store)
-    migration = ledger.find(name)
-    migration.require("switched", "rolling back", step="rollback")
-    switch = migration.switch
-    if switch is None or (not store.exists(migration.source_now) and not store.exists(migration.source)):
-        raise CollectionNotFound(f"the source {migration.source_now!r} of {migration.target!r} is gone")
-    facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
+    found = Ledger(store).find(name)
+    found.require("switched", "rolling back", step="rollback")
+    names = dict.fromkeys([found.source_now, found.target, found.source])
     carried = 0
-    with steering.telling(), ledger.at_work(migration) as migration:
+    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+        store, ledger = lease.store, Ledger(lease.store)
+        migration = ledger.find(found.target)
+        migration.require("switched", "rolling back", step="rollback")
+        switch = migration.switch
+        if switch is None or (not store.exists(migration.source_now) and not store.exists(migration.source)):
+            raise CollectionNotFound(f"the source {migration.source_now!r} of {migration.target!r} is gone")
+        facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
         if migration.phase == "switched":
             steering.events.tell("before-rollback", **facts)
             pair, partitions = backward(store, migration), store.info(migration.source_now).partitions
@@ -107,7 +114,7 @@ def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Ro
                     raise
                 carried += rows
             migration = ledger.write(migration, phase="rolling back")
-        migration = _moved_back(store, ledger, migration, switch)
+        migration = _moved_back(lease, ledger, migration, switch)
         steering.events.tell("after-rollback", **facts, carried=carried)
     return Rollback(switch.name, migration.source, migration.target, carried)
 
@@ -131,7 +138,7 @@ def _postponed(store: Store, ledger: Ledger, migration: Migration, steering: Ste
     pair, partitions = forward(store, migration, steering.engine), store.info(migration.source).partitions
     while not _released(steering.gate, steering.throttle):
         one_pass(pair, partitions, migration, migration.passes + 1, steering)
-        migration = ledger.write(migration, passes=migration.passes + 1, runner=Runner.here())
+        migration = ledger.write(migration, passes=migration.passes + 1)
     return migration
 
 
@@ -159,11 +166,14 @@ def _caught_up(store: Store, ledger: Ledger, migration: Migration, steering: Ste
     return migration
 
 
-def _moved(store: Store, ledger: Ledger, migration: Migration) -> Migration:
+def _moved(lease: Lease, ledger: Ledger, migration: Migration) -> Migration:
     """The name leads to the copy, and the ledger says so."""
-    switch, target = migration.switch, migration.target
+    store, switch, target = lease.store, migration.switch, migration.target
     if switch is None:
         raise StoreError(f"the ledger does not say which name of {migration.source!r} is being moved")
+    if switch.kept_as:
+        lease.include(switch.kept_as)
+    lease.check()
     began = time.perf_counter()
     if switch.kept_as and not store.exists(switch.kept_as):
         store.rename(switch.name, switch.kept_as)
@@ -175,11 +185,14 @@ def _moved(store: Store, ledger: Ledger, migration: Migration) -> Migration:
     state = migration.corrected().model_copy(update={"source": migration.source_now})
     if switch.kept_as:
         store.write_state(target, state)
+        lease.fence(switch.kept_as)
     store.write_mirror(migration.source_now, None)
     return ledger.write(migration, phase="switched", switch=done, state=state)
 
 
-def _moved_back(store: Store, ledger: Ledger, migration: Migration, switch: Switch) -> Migration:
+def _moved_back(lease: Lease, ledger: Ledger, migration: Migration, switch: Switch) -> Migration:
+    store = lease.store
+    lease.check()
     if switch.kept_as is None:
         store.point_alias(switch.name, migration.source)
         _confirm(store, switch.name, migration.source)

@@ -9,7 +9,7 @@ from milvus_hubness.jobs.migration.catch_up import FROZEN_LOOKS, SECOND_LOOKS, P
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.steering import Steering
-from milvus_hubness.jobs.runner import Runner, now
+from milvus_hubness.operations.owner import now
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores.base import Store
 
@@ -39,7 +39,7 @@ def until_equal(
     carried = 0
     for number in range(migration.passes + 1, migration.passes + 1 + MOST_PASSES):
         done = one_pass(pair, partitions, migration, number, steering)
-        migration = ledger.write(migration, passes=number, runner=Runner.here())
+        migration = ledger.write(migration, passes=number)
         if not done.differing:
             return migration, done, carried
         carried += done.differing

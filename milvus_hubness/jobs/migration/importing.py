@@ -55,7 +55,6 @@ def settle_imports(
         lambda: store.import_jobs(target),
         lambda seen: any(job.state == "running" for job in seen),
         throttle,
-        recorder,
     )
     store.show_imported(target)
     store.count(target)
@@ -69,7 +68,7 @@ def settle_imports(
         else:
             _clear(store, target, chunk)
             settled.append(chunk.model_copy(update={"importing": None}))
-    ledger.write_chunks(target, settled)
+    ledger.write_chunks(recorder.migration, settled)
 
 
 def import_chunks(
@@ -170,7 +169,7 @@ class _Importing:
         if file is not None:
             name = self._bulk.seen_by_database(f"{self._target}/{file}")
             chunks = [chunk.model_copy(update={"importing": name}) for chunk in chunks]
-            self._ledger.write_chunks(self._target, chunks)
+            self._ledger.write_chunks(self._recorder.migration, chunks)
             self._import_file(name, chunks[0].partition)
             (self._folder / file).unlink(missing_ok=True)
         seconds = time.perf_counter() - began
@@ -185,20 +184,16 @@ class _Importing:
             lambda: store.import_job(job),
             lambda seen: seen.state == "running",
             self._throttle,
-            self._recorder,
         )
         if ended.state == "failed":
             raise StoreError(f"the database could not import {name}: {ended.reason or 'it gives no reason'}")
 
 
-def _ended(
-    look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle, recorder: Recorder
-) -> T:
+def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
     """What `look` shows once nothing runs any more; the throttle may end the waiting."""
 
     def meanwhile(_: Any) -> None:
         throttle.admit(0, 0)
-        recorder.sign_of_life()
 
     retrying = Retrying(
         retry=retry_if_result(is_running),

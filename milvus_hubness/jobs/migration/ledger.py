@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from milvus_hubness.errors import (
-    MigrationRunning,
     NoMigration,
     ResumeRefused,
     StateError,
-    StoreError,
     WrongPhase,
 )
 from milvus_hubness.jobs.migration.chunks import Chunk
-from milvus_hubness.jobs.runner import LEDGER, Runner, now
+from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.owner import LEDGER, now
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import CollectionInfo, Made, Record, Store
 
@@ -47,11 +48,16 @@ class Switch(_Frozen):
 
 
 class Migration(_Frozen):
-    """One migration. rebuilds: what the source said of itself where that is corrected already, and the copy
-    gets other biases. arguments: what it was begun with, which every further run must agree on. unmirrored:
-    rows that a later pass found written by clients that do not write to both collections."""
+    """One migration.
+
+    id: random; the copy carries it, and its chunks are kept under it. rebuilds: the former state of a source
+    that is corrected already, and whose copy gets other biases. arguments: what it was begun with, which
+    every further run must agree on. unmirrored: rows that a later pass found written by clients that do not
+    write to both collections. source_identity: see CollectionInfo.
+    """
 
     version: Literal[1] = 1
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
     source: str
     target: str
     field: str
@@ -72,7 +78,7 @@ class Migration(_Frozen):
     changed_at: datetime
     verified: dict[str, Any] | None = None
     switch: Switch | None = None
-    runner: Runner | None = None
+    source_identity: str = ""
 
     @property
     def source_now(self) -> str:
@@ -121,7 +127,6 @@ class Ledger:
     def __init__(self, store: Store, name: str = LEDGER) -> None:
         self._store = store
         self._name = name
-        self._last: dict[str, Migration] = {}
 
     def migrations(self) -> list[Migration]:
         """Raises StateError where an entry is broken or was written by another version."""
@@ -170,53 +175,44 @@ class Ledger:
     def write(self, migration: Migration, **changes: Any) -> Migration:
         """`migration` with these changes, kept."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
-        self._last[renewed.target] = renewed
         self._store.put_records(self._name, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
 
-    def claim(self, migration: Migration) -> Migration:
-        """Have this process be the one at work. Raises MigrationRunning where another one is."""
-        mine = Runner.here()
-        there = migration.runner
-        if there is not None and not there.is_same(mine) and there.is_alive():
-            raise MigrationRunning(
-                f"process {there.pid} on {there.host} is at work on {migration.source!r} -> "
-                f"{migration.target!r} (last seen {there.seen:%H:%M:%S} UTC)"
-            )
-        return self.write(migration, runner=mine)
-
-    @contextmanager
-    def at_work(self, migration: Migration) -> Iterator[Migration]:
-        """This process is the one at work until the end of the block. Raises MigrationRunning where another
-        one is."""
-        mine = self.claim(migration)
-        try:
-            yield mine
-        finally:
-            # What ends the work may be that the database does not answer: a dead process is not at work.
-            with suppress(StoreError):
-                there = self.of_target(mine.target)
-                if there is not None and there.runner is not None and there.runner.is_same(Runner.here()):
-                    # Of a row that was just replaced, a busy Milvus 2.3 may still show the one before.
-                    self.write(self._last[mine.target], runner=None)
-
-    def chunks(self, target: str) -> list[Chunk]:
+    def chunks(self, migration: Migration) -> list[Chunk]:
         """In the order in which they were frozen."""
-        return [Chunk.model_validate_json(each.body) for each in self._store.records(self._name, target)]
+        return [
+            Chunk.model_validate_json(each.body) for each in self._store.records(self._name, migration.id)
+        ]
 
-    def write_chunks(self, target: str, chunks: Iterable[Chunk]) -> None:
+    def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
         self._store.put_records(
             self._name,
-            [Record(f"{target}/{each.number:010}", target, each.model_dump_json()) for each in chunks],
+            [
+                Record(f"{migration.id}/{each.number:010}", migration.id, each.model_dump_json())
+                for each in chunks
+            ],
         )
 
-    def forget_chunks(self, target: str) -> None:
-        self._store.drop_records(self._name, target)
+    def forget_chunks(self, migration: Migration) -> None:
+        self._store.drop_records(self._name, migration.id)
 
-    def forget(self, target: str) -> None:
+    def forget(self, migration: Migration) -> None:
         """Everything of that migration."""
-        self.forget_chunks(target)
-        self._store.drop_records(self._name, MIGRATIONS, [target])
+        self.forget_chunks(migration)
+        self._store.drop_records(self._name, MIGRATIONS, [migration.target])
+
+
+@contextmanager
+def leased(store: Store, names: Iterable[str], lease: Lease | None, throttle: Throttle) -> Iterator[Lease]:
+    """The lease on the collections of a migration, for the length of the block: `lease` where there is one
+    already. Whoever waits in the throttle meanwhile raises LeaseLost once it is lost. Raises LeaseHeld."""
+    if lease is None:
+        with Lease(store, *names) as mine, throttle.guarded(mine.check):
+            yield mine
+        return
+    lease.include(*names)
+    with throttle.guarded(lease.check):
+        yield lease
 
 
 def _names(migration: Migration) -> set[str]:

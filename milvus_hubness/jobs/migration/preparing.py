@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+
 import numpy as np
 
 from milvus_hubness.correction import Correction, initial_state
@@ -11,8 +13,8 @@ from milvus_hubness.jobs.migration.faces import Corrected, Plain
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.plan import MigrationPlan
 from milvus_hubness.jobs.restored import restored_by_slot
-from milvus_hubness.jobs.runner import now
 from milvus_hubness.layout import Floats
+from milvus_hubness.operations.owner import now
 from milvus_hubness.stores.base import Store, StoredBank
 
 
@@ -25,16 +27,17 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
         return known
     moment = now()
     return Migration(
+        id=known.id if known and known.phase == "preparing" else uuid.uuid4().hex,
         source=plan.source.name,
         target=plan.target,
         field=plan.field,
         bank_collection=plan.bank_collection,
         arguments=plan.arguments,
+        source_identity=plan.source.identity,
         phase="preparing",
         begun_at=moment,
         changed_at=moment,
         made_bank=known.made_bank if known and known.phase == "preparing" else "nothing",
-        runner=known.runner if known else None,
     )
 
 
@@ -58,9 +61,9 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         strength=plan.strength,
         gate=plan.gate,
         gate_targets=plan.gate_targets,
-    )
-    ledger.forget_chunks(plan.target)
-    ledger.write_chunks(plan.target, plan.survey.chunks)
+    ).model_copy(update={"migration": migration.id})
+    ledger.forget_chunks(migration)
+    ledger.write_chunks(migration, plan.survey.chunks)
     return ledger.write(
         migration,
         phase="copying",
@@ -85,7 +88,9 @@ def backward(store: Store, migration: Migration) -> Pair:
 
 def _source(store: Store, migration: Migration) -> Plain | Corrected:
     name, before = migration.source_now, migration.rebuilds
-    return Corrected(name, before, restored_by_slot(store, before)) if before else Plain(name)
+    if before is None:
+        return Plain(name)
+    return Corrected(name, before, restored_by_slot(store, before, unchecked=before.profiles))
 
 
 def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> Corrected:

@@ -8,10 +8,8 @@ from collections.abc import Sequence
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.events import Events
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.runner import Runner
 from milvus_hubness.stores.base import Key
 
-SIGN_OF_LIFE_SECONDS = 10
 KEYS_NAMED = 5
 
 
@@ -24,13 +22,12 @@ class Recorder:
         self._count = len(chunks)
         self._rows = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
         self._rows_before = self._rows
-        self._began = self._seen = time.perf_counter()
+        self._began = time.perf_counter()
 
     def done(self, chunks: Sequence[Chunk], size: int, seconds: float) -> None:
         """These chunks, whose vectors have so many bytes, were copied, which took that long."""
         moment = time.perf_counter()
-        self._ledger.write_chunks(self.migration.target, chunks)
-        self.sign_of_life()
+        self._ledger.write_chunks(self.migration, chunks)
         self._rows += sum(chunk.rows for chunk in chunks)
         speed = (self._rows - self._rows_before) / (moment - self._began)
         self._events.tell(
@@ -45,13 +42,6 @@ class Recorder:
             rows_per_second=speed,
             eta_seconds=(self.migration.rows - self._rows) / speed,
         )
-
-    def sign_of_life(self) -> None:
-        """Have other machines know that this process is at work, where it has not told so lately."""
-        moment = time.perf_counter()
-        if moment - self._seen > SIGN_OF_LIFE_SECONDS:
-            self._seen = moment
-            self.migration = self._ledger.write(self.migration, runner=Runner.here())
 
 
 def with_unsound(chunk: Chunk, keys: Sequence[Key]) -> Chunk:

@@ -14,12 +14,13 @@ from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.copying import copy_chunks
 from milvus_hubness.jobs.migration.following import announced, until_equal
 from milvus_hubness.jobs.migration.importing import half_imported, import_chunks, settle_imports
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.jobs.migration.ledger import Ledger, Migration, leased
 from milvus_hubness.jobs.migration.preparing import begun, forward, prepared
 from milvus_hubness.jobs.migration.recording import KEYS_NAMED, Recorder
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.operations.lease import Lease
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores.base import CollectionInfo, Store
 
@@ -27,24 +28,26 @@ from milvus_hubness.stores.base import CollectionInfo, Store
 def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> Migration:
     """Copy, catch up and verify, from wherever an earlier run of the same plan ended.
 
-    Raises ResumeRefused where the plan or the source's schema is not that of the earlier run,
-    MigrationRunning, NotCaughtUp, VerificationFailed, CannotMigrate where the database cannot import files
-    that it is to, InvalidParameter where the engine does not know the estimator, and what the store raises.
-    Whatever it raises, it can be run again.
+    Raises ResumeRefused where the plan or the source's schema is not that of the earlier run, LeaseHeld,
+    LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate where the database cannot import files,
+    InvalidParameter where the engine does not know the estimator, and what the store raises. Whatever it
+    raises, it can be run again.
     """
     steering = steering or Steering()
     require_engine(steering.engine, plan.estimator)
     if steering.bulk:
         steering.bulk.require(store, plan.source)
-    ledger = Ledger(store)
-    known = ledger.of_target(plan.target)
-    if plan.restart and known is not None:
-        drop_copy(store, ledger, ledger.claim(known))
-    with steering.telling(), ledger.at_work(begun(ledger, plan)) as migration:
+    names = (plan.source.name, plan.target)
+    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+        store, ledger = lease.store, Ledger(lease.store)
+        known = ledger.of_target(plan.target)
+        if plan.restart and known is not None:
+            drop_copy(store, ledger, known)
+        migration = begun(ledger, plan)
         if migration.phase == "preparing":
-            migration = prepared(store, ledger, plan, migration)
+            migration = prepared(store, ledger, plan, ledger.write(migration))
         steering.throttle.check()
-        return _carry_on(store, ledger, migration, steering)
+        return _carry_on(lease, ledger, migration, steering)
 
 
 def resume(store: Store, name: str, steering: Steering | None = None) -> Migration:
@@ -53,28 +56,34 @@ def resume(store: Store, name: str, steering: Steering | None = None) -> Migrati
     Raises NoMigration too.
     """
     steering = steering or Steering()
-    ledger = Ledger(store)
-    migration = ledger.find(name)
-    if migration.phase == "preparing":
-        raise ResumeRefused(
-            f"the migration of {migration.source!r} ended before anything was copied: give its bank again"
-        )
-    if migration.phase in {"copying", "catching up", "rolled back"}:
-        info = store.info(migration.source_now)
-        if migration.arguments["schema"] != store.schema_facts(info):
-            raise ResumeRefused(f"the schema of {info.name!r} is not what it was when this began: --restart")
-        if steering.bulk and migration.phase == "copying":
-            steering.bulk.require(store, info)
-    with steering.telling(), ledger.at_work(migration) as migration:
-        return _carry_on(store, ledger, migration, steering)
+    found = Ledger(store).find(name)
+    names = (found.source_now, found.target)
+    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+        store, ledger = lease.store, Ledger(lease.store)
+        migration = ledger.find(found.target)
+        if migration.phase == "preparing":
+            raise ResumeRefused(
+                f"the migration of {migration.source!r} ended before anything was copied: give its bank again"
+            )
+        if migration.phase in {"copying", "catching up", "rolled back"}:
+            info = store.info(migration.source_now)
+            if migration.arguments["schema"] != store.schema_facts(info):
+                raise ResumeRefused(
+                    f"the schema of {info.name!r} is not what it was when this began: --restart"
+                )
+            if steering.bulk and migration.phase == "copying":
+                steering.bulk.require(store, info)
+        return _carry_on(lease, ledger, migration, steering)
 
 
-def _carry_on(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
     if migration.phase not in {"copying", "catching up", "rolled back"}:
         return migration
+    store = lease.store
     source = store.info(migration.source)
     if migration.phase == "copying":
         store.create_copy(migration.indexed(source), migration.target, migration.corrected())
+        lease.fence(migration.target)
         migration = _settled(store, ledger, migration, steering)
     if not steering.frozen:
         mirror = Mirror(collection=migration.target)
@@ -89,7 +98,7 @@ def _carry_on(store: Store, ledger: Ledger, migration: Migration, steering: Stee
 def _settled(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
     """Before anybody writes to the copy: no import of an earlier run is under way, and where this run will
     import, no rows of chunks that are still to be copied are there."""
-    chunks = ledger.chunks(migration.target)
+    chunks = ledger.chunks(migration)
     if not half_imported(chunks) and not (steering.bulk and store.count(migration.target)):
         return migration
     recorder = Recorder(migration, chunks, ledger, steering.events)
@@ -104,7 +113,7 @@ def _copied(
     steering.events.tell("before-copy", **facts, rows_total=migration.rows)
     store.count(source.name)
     pair = forward(store, migration, steering.engine)
-    chunks = ledger.chunks(migration.target)
+    chunks = ledger.chunks(migration)
     recorder = Recorder(migration, chunks, ledger, steering.events)
     if steering.bulk:
         import_chunks(pair, chunks, ledger, recorder, steering.bulk, steering.throttle)
@@ -117,7 +126,7 @@ def _copied(
     state = migration.corrected()
     state = keep_nearest(store, migration.target, state, store.load_bank(state.profile.bank))
     steering.events.tell("after-copy", **facts, rows=migration.rows)
-    found = _unsound(ledger.chunks(migration.target))
+    found = _unsound(ledger.chunks(migration))
     return ledger.write(migration, phase="catching up", state=state, **found)
 
 
@@ -129,7 +138,7 @@ def _verified(
     steering.events.tell(
         "before-verify", source=source.name, target=migration.target, rows_total=migration.rows
     )
-    found = verified(pair, source.partitions, ledger.chunks(migration.target), equal)
+    found = verified(pair, source.partitions, ledger.chunks(migration), equal)
     state = migration.corrected().model_copy(update={"phase": "ready"})
     store.write_state(migration.target, state)
     steering.events.tell("verified", **asdict(found))

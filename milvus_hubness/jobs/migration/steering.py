@@ -15,7 +15,8 @@ from milvus_hubness.jobs.migration.control import CutoverGate
 from milvus_hubness.jobs.migration.events import Event, Events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
-from milvus_hubness.jobs.runner import now
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.owner import now
 from milvus_hubness.state import STATE_TTL
 
 CLIENT_TTL = STATE_TTL
@@ -29,7 +30,8 @@ class Steering:
     in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are copied by
     files that the database imports, rather than by upserts; only where frozen, since an import does not
     replace what a client wrote before it. engine: what computes the biases of the rows that are copied,
-    "server" for the database's own search over the bank, "ray" for a Ray cluster. Raises InvalidParameter."""
+    "server" for the database's own search over the bank, "ray" for a Ray cluster. lease: one that is held
+    already; without, one is taken. Raises InvalidParameter."""
 
     frozen: bool = False
     client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
@@ -38,6 +40,7 @@ class Steering:
     gate: CutoverGate | None = None
     bulk: BulkTarget | None = None
     engine: Engine = "local"
+    lease: Lease | None = None
 
     def __post_init__(self) -> None:
         if self.bulk and not self.frozen:

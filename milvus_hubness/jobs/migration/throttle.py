@@ -6,7 +6,8 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
@@ -42,6 +43,7 @@ class Throttle:
     ) -> None:
         self._clock, self._wait = clock, wait
         self._changed = threading.Condition()
+        self._guard: Callable[[], object] = lambda: None
         self._paused_by: dict[str, None] = {}
         self._error: BaseException | None = None
         self._rows = _Bucket(checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS)
@@ -54,6 +56,7 @@ class Throttle:
         """Blocks until a request of so many rows and `size` bytes may be sent: while paused, and as long as
         the limits ask; `admit(0, 0)` waits for no more than the end of a pause. Raises the error that `stop`
         was given."""
+        self._guard()
         with self._changed:
             while delay := self._delay(rows, size):
                 self._wait(self._changed, min(delay, LONGEST_WAIT))
@@ -61,6 +64,15 @@ class Throttle:
             self._bytes.take(size)
             if rows:
                 self._bytes_per_row = size / rows
+
+    @contextmanager
+    def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
+        """Have `admit` call `guard` first, for the length of the block, and raise what it raises."""
+        before, self._guard = self._guard, guard
+        try:
+            yield
+        finally:
+            self._guard = before
 
     def check(self) -> None:
         """Raises the error that `stop` was given; waits for nothing."""

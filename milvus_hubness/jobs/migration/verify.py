@@ -36,4 +36,4 @@ def verify(store: Store, name: str, *, steering: Steering | None = None) -> Veri
         throttle=steering.throttle,
         events=steering.events,
     )
-    return verified(pair, source.partitions, ledger.chunks(migration.target), equal)
+    return verified(pair, source.partitions, ledger.chunks(migration), equal)

@@ -21,7 +21,7 @@ from milvus_hubness.state import (
     read_mirror,
     read_states,
 )
-from milvus_hubness.stores.bank_generations import first_target, stored_bank
+from milvus_hubness.stores.bank_generations import parts_of, stored_bank, validated
 from milvus_hubness.stores.base import StoredBank
 from qdrant_hubness.client.known import Known
 from qdrant_hubness.store import schema
@@ -179,15 +179,12 @@ class Knowledge:
         offset: Any = None
         while True:
             options = {"limit": ROWS_PER_PAGE, "offset": offset, "with_vectors": True}
-            where = {"scroll_filter": rows_of(reference)}
+            where = {"scroll_filter": rows_of(reference, parts_of(reference))}
             page, offset = yield Ask("scroll", (reference.collection,), {**options, **where})
             found += page
             if offset is None:
                 break
-        found.sort(key=lambda record: record.id)
-        border = first_target(reference)
-        halves = [[r for r in found if r.id < border], [r for r in found if r.id >= border]]
-        return stored_bank(reference, "qdrant", *map(_rows, halves))
+        return validated(reference, stored_bank(reference, "qdrant", *_rows(found)))
 
 
 def _rows(records: list[Any]) -> tuple[Floats, list[dict[str, Any]]]:

@@ -6,13 +6,16 @@ partitions, of one kind of id each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from milvus_hubness.errors import CollectionNotFound, LeaseLost
 from milvus_hubness.halves import StoredForm
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState, read_states
@@ -22,6 +25,7 @@ from qdrant_hubness.store.properties import Properties
 from qdrant_hubness.store.requests import is_local, lacks_points, translated, turn
 from qdrant_hubness.store.rows import LOCAL_UNITS, SERVER_UNITS, Form, in_order
 
+Of = TypeVar("Of", bound="QdrantPoints")
 NUMBERS, UUIDS = "numbers", "uuids"
 PARTITIONS = (NUMBERS, UUIDS)
 FIRST_UUID = "00000000-0000-0000-0000-000000000000"
@@ -34,6 +38,11 @@ BYTES_PER_NUMBER = 20
 ROW_BYTES = 512
 MOST_ROWS = 1_000
 
+WRITES = {
+    "upsert", "update_vectors", "set_payload", "overwrite_payload", "delete_payload", "batch_update_points",
+    "delete",
+}  # fmt: skip
+"""Methods of the client that a fencing alias addresses."""
 SURE = {"wait": True, "ordering": models.WriteOrdering.STRONG}
 
 
@@ -52,6 +61,18 @@ def _next(key: Key) -> Key | None:
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
+def create_alias(alias: str, collection: str) -> models.CreateAliasOperation:
+    """The change that makes an alias."""
+    return models.CreateAliasOperation(
+        create_alias=models.CreateAlias(collection_name=collection, alias_name=alias)
+    )
+
+
+def drop_alias(alias: str) -> models.DeleteAliasOperation:
+    """The change that drops an alias."""
+    return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+
+
 class QdrantPoints:
     """client: a plain QdrantClient, local or of a server, see `connect`."""
 
@@ -61,11 +82,51 @@ class QdrantPoints:
         self.properties = Properties(client)
         self.units = LOCAL_UNITS if self.is_local else SERVER_UNITS
         self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
+        self._fences: Mapping[str, str] = {}
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
         """A call of the client about a collection, in our terms."""
-        with turn(self.client), translated(collection):
-            return getattr(self.client, method)(collection_name=collection, **options)
+        with turn(self.client), self._addressed(method, collection) as name:
+            return getattr(self.client, method)(collection_name=name, **options)
+
+    def fenced(self: Of, fences: Mapping[str, str]) -> Of:
+        """As Store.fenced. Writes of points are fenced, those of properties are not."""
+        store = copy(self)
+        store._fences = fences
+        return store
+
+    def fence(self, collection: str, alias: str) -> None:
+        """As Store.fence."""
+        self.change_aliases([create_alias(alias, collection)], collection)
+
+    def unfence(self, alias: str) -> None:
+        """As Store.unfence."""
+        if self._behind(alias):
+            self.change_aliases([drop_alias(alias)], alias)
+
+    def replaces_rows(self) -> bool:
+        """As Store.replaces_rows: jobs change vectors and some of the payload."""
+        return False
+
+    def change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
+        """All in one step of the database."""
+        with turn(self.client), translated(alias):
+            self.client.update_collection_aliases(change_aliases_operations=list(changes))
+
+    @contextmanager
+    def _addressed(self, method: str, collection: str) -> Iterator[str]:
+        """The name by which a request is sent. Raises LeaseLost for a write whose alias is gone."""
+        name = self._fences.get(collection, collection) if method in WRITES else collection
+        try:
+            with translated(name):
+                yield name
+        except CollectionNotFound as error:
+            if name == collection or not self.exists(collection):
+                raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+            raise LeaseLost(
+                f"the lease on {collection!r} was lost: another job has taken over, and the database refused "
+                "this write"
+            ) from error
 
     def exists(self, collection: str) -> bool:
         """As Store.exists."""
@@ -270,9 +331,9 @@ class QdrantPoints:
 
     def _among_those_there(self, method: str, collection: str, **options: Any) -> None:
         """A request that serves the points that are there, and complains of the others afterwards."""
-        with turn(self.client), translated(collection):
+        with turn(self.client), self._addressed(method, collection) as name:
             try:
-                getattr(self.client, method)(collection_name=collection, **options)
+                getattr(self.client, method)(collection_name=name, **options)
             except Exception as error:
                 if not lacks_points(error):
                     raise

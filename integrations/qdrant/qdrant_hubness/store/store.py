@@ -23,6 +23,7 @@ from milvus_hubness.state import (
     MIRROR_PROPERTY,
     TUNING_PROPERTY,
     CollectionState,
+    Journal,
     Living,
     Mirror,
     TuningRecord,
@@ -33,10 +34,18 @@ from milvus_hubness.state import (
     read_tuning,
 )
 from milvus_hubness.stores.bank_generations import BANK_PROPERTY
-from milvus_hubness.stores.base import Batch, CollectionInfo, ImportJob, Key, Traffic, VectorField
+from milvus_hubness.stores.base import (
+    Batch,
+    CollectionInfo,
+    ImportJob,
+    Key,
+    Traffic,
+    VectorField,
+    is_fence,
+)
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.journal import QdrantJournal
-from qdrant_hubness.store.points import PARTITIONS
+from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
 from qdrant_hubness.store.requests import translated, turn
 
 CHUNK_BYTES = 8_000_000
@@ -67,7 +76,7 @@ class QdrantStore(QdrantJournal):
             vector_fields=schema.vector_fields(described),
             rows=self.count(name) if counted else 0,
             partitions=PARTITIONS,
-            aliases=tuple(each.alias_name for each in aliases),
+            aliases=tuple(each.alias_name for each in aliases if not is_fence(each.alias_name)),
             states=read_states(told),
             tuning=read_tuning(told),
             is_bank=BANK_PROPERTY in told,
@@ -142,8 +151,8 @@ class QdrantStore(QdrantJournal):
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         if self.exists(target):
             found = self._states(target, self.ask("get_collection", target)).get(state.field)
-            if found is None or (found.source, found.phase) != (source.name, "copying"):
-                raise CollectionExists(f"the name {target!r} is taken")
+            if found is None or (found.migration, found.phase) != (state.migration, "copying"):
+                raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
         else:
             metadata = schema.copied_metadata(source, state) if self.properties.in_metadata else None
             if metadata is None:
@@ -235,6 +244,18 @@ class QdrantStore(QdrantJournal):
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         self.properties.alter(self._real_name(collection), {TUNING_PROPERTY: tuning.model_dump_json()})
 
+    def noted(
+        self, collection: str, journal: Journal, keys: Sequence[Key], field: str
+    ) -> tuple[list[str], Batch]:
+        raise UnsupportedOperation("Qdrant replaces no whole points: every note is replayed")
+
+    def compact_notes(self, journal: Journal, unused: frozenset[str]) -> frozenset[str]:
+        """As Store.compact_notes: a note takes the place of the one before it."""
+        return frozenset()
+
+    def count_notes(self, journal: Journal) -> int:
+        return self.count(journal.collection) if self.exists(journal.collection) else 0
+
     def drop(self, collection: str) -> None:
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
@@ -246,18 +267,11 @@ class QdrantStore(QdrantJournal):
         return self._behind(alias)
 
     def point_alias(self, alias: str, collection: str) -> None:
-        made = models.CreateAliasOperation(
-            create_alias=models.CreateAlias(collection_name=collection, alias_name=alias)
-        )
-        self._change_aliases([_dropping(alias), made] if self._behind(alias) else [made], alias)
+        made = create_alias(alias, collection)
+        self.change_aliases([drop_alias(alias), made] if self._behind(alias) else [made], alias)
 
     def drop_alias(self, alias: str) -> None:
-        self._change_aliases([_dropping(alias)], alias)
-
-    def _change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
-        """All in one step of the database."""
-        with turn(self.client), translated(alias):
-            self.client.update_collection_aliases(change_aliases_operations=list(changes))
+        self.change_aliases([drop_alias(alias)], alias)
 
     # -- live queries -----------------------------------------------------------------------------------
 
@@ -272,7 +286,3 @@ class QdrantStore(QdrantJournal):
 
     def drop_samples(self, traffic: str, numbers: Sequence[int]) -> None:
         raise UnsupportedOperation(_NO_LIVING)
-
-
-def _dropping(alias: str) -> models.DeleteAliasOperation:
-    return models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))

@@ -1,0 +1,1 @@
+"""What every job needs to write safely: the lease, its fencing aliases, batch records, write intents."""

@@ -1,0 +1,396 @@
+"""One job at a time on a collection: a lease in the database, with fencing tokens and fencing aliases.
+
+Milvus has no compare-and-set. Two mechanisms stand in for it.
+
+*Who holds the lease* is decided as in Fischer's timed mutual exclusion (Lamport, ACM TOCS 1987, algorithm 2),
+with one record for each taking: a process reads the records, writes its own with the next token, waits
+`settle` seconds and reads again. The highest token holds the lease. A process whose write took longer than
+`settle` withdraws. A holder renews only its own record, so a renewal that arrives late changes nothing.
+
+*A write that is already on its way* cannot be recalled. So a holder sends no write by the name of the
+collection: it creates an alias of its own, `<collection>__lease_<token>_<owner>`, and sends all writes by
+that (`Lease.store`). The next holder drops this alias before it does anything else. Whatever the former
+holder sent, however long it was held up, then finds no collection and is refused.
+
+Clocks: `seconds` and `settle` are measured by one machine each. The time at which a lease expires is compared
+between machines, whose clocks may differ by `skew` seconds. If they differ by more, a holder can lose its
+lease too early and then stops with LeaseLost; its writes are fenced all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from milvus_hubness.errors import HubnessError, InvalidParameter, LeaseHeld, LeaseLost, StateError
+from milvus_hubness.operations.owner import LEDGER, Owner, now
+from milvus_hubness.stores.base import CollectionInfo, Record, Store
+
+LEASES = "leases"
+RENEWALS = 3
+"""Renewals in the time after which a lease would expire."""
+LOOKS = 30
+"""Reads of the records in the same time, at most."""
+ATTEMPTS = 10
+LONGEST_NAME = 200
+"""Characters of a collection's name in that of an alias: Milvus allows 255 in all."""
+FENCED_WRITE_SECONDS = 1.0
+"""A server that has resolved an alias when it is dropped applies the write within this time."""
+
+
+@dataclass(frozen=True)
+class LeasePolicy:
+    """seconds: after which the lease of a silent holder expires. settle: longest time between reading the
+    records and having written one. skew: by how much the clocks of machines may differ. waits: False if no
+    other process can take a lease, as in a test with one process."""
+
+    seconds: float = 30.0
+    settle: float = 0.5
+    skew: float = 5.0
+    waits: bool = True
+
+    @classmethod
+    def default(cls) -> LeasePolicy:
+        """Return the policy that the environment asks for: MILVUS_HUBNESS_LEASE_SECONDS, 30 unless set; the
+        other times follow from it. MILVUS_HUBNESS_LEASE_WAITS=0 is for tests."""
+        text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InvalidParameter(f"MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0, got {text!r}")
+        waits = os.environ.get("MILVUS_HUBNESS_LEASE_WAITS", "1") != "0"
+        return cls(seconds, min(0.5, seconds / 4), seconds / 6, waits)
+
+
+class Entry(BaseModel):
+    """The record of one taking of the lease. expires_at: None once the lease was released."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    collection: str
+    token: int = Field(ge=1)
+    owner_id: str
+    owner: Owner
+    skew: float
+    expires_at: datetime | None
+
+    @property
+    def key(self) -> str:
+        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}"
+
+    @property
+    def alias(self) -> str:
+        """The fencing alias by which the holder writes to the collection."""
+        return f"{self.collection[:LONGEST_NAME]}__lease_{self.token}_{self.owner_id[:8]}"
+
+    @property
+    def ledger_alias(self) -> str:
+        """The fencing alias by which the holder writes to the ledger."""
+        return f"{LEDGER}__lease_{self.owner_id[:8]}"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the holder may be at work: it has not released the lease, the lease has not expired by any
+        clock, and its process is not known to be gone."""
+        if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
+            return False
+        return not self.owner.is_known_dead
+
+    def __str__(self) -> str:
+        until = f", until {self.expires_at:%H:%M:%S} UTC unless renewed" if self.expires_at else ""
+        return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
+
+
+class Lease:
+    """The lease on one or more collections, held within `with` and renewed meanwhile.
+
+    collections: their real names; one that does not exist yet can be leased too. Raises LeaseHeld, naming the
+    holder.
+    """
+
+    def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None) -> None:
+        self.policy = policy or LeasePolicy.default()
+        self._store, self._names = store, tuple(dict.fromkeys(collections))
+        self._entries: dict[str, Entry] = {}
+        self._unsettled: dict[str, Entry] = {}
+        self._settles_at = self._seen = -math.inf
+        self._owner_id = uuid.uuid4().hex
+        self._created: dict[str, str] = {}
+        self._fences: dict[str, str] = {}
+        self._fenced = store.fenced(self._fences)
+        self._taken_over = False
+        self._over = threading.Event()
+        self._renewing: threading.Thread | None = None
+
+    def __enter__(self) -> Lease:
+        self._claim(self._names)
+        try:
+            self.settle()
+        except BaseException:
+            self._release()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._release()
+
+    @contextmanager
+    def claimed(self) -> Iterator[Lease]:
+        """As `with`, but only the first `settle`, `check` or `store` waits until the lease is known to be
+        held. Read what you like before; write nothing."""
+        self._claim(self._names)
+        try:
+            yield self
+        finally:
+            self._release()
+
+    def include(self, *collections: str) -> None:
+        """Lease further collections too, until the end of the block. Raises LeaseHeld."""
+        if further := [name for name in collections if name not in self._entries]:
+            self._claim(further)
+            self.settle()
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the first collection."""
+        return self._entries[self._names[0]].token
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process holds it, as far as it knows."""
+        return bool(self._entries)
+
+    @property
+    def store(self) -> Store:
+        """The store, its writes to the leased collections and to the ledger fenced. Raises LeaseHeld."""
+        self.settle()
+        return self._fenced
+
+    def fence(self, collection: str) -> None:
+        """Write to a leased collection, which was created just now, by a fencing alias from here on. Raises
+        LeaseLost."""
+        alias = self._entries[collection].alias
+        self._store.fence(collection, alias)
+        self._created[collection] = alias
+        self._look()
+        self._fences[collection] = alias
+
+    def settle(self) -> None:
+        """Wait until the lease is known to be held. Raises LeaseHeld if another process took it instead."""
+        if not self._unsettled:
+            return
+        if self.policy.waits:
+            time.sleep(max(0.0, self._settles_at - time.monotonic()))
+        began = time.monotonic()
+        for name, mine in self._unsettled.items():
+            entries = self._read(name)
+            best = max(each.token for each in [mine, *entries])
+            winner = min((each for each in entries if each.token == best), key=_id, default=None)
+            if winner is None or winner.owner_id != mine.owner_id:
+                raise LeaseHeld(str(winner) if winner else f"the lease on {name!r} is gone: try again")
+            self._forget(each for each in entries if each.token < mine.token)
+        self._fences |= self._created
+        self._seen, self._unsettled = began, {}
+        if self._taken_over:
+            self._taken_over = False
+            time.sleep(FENCED_WRITE_SECONDS if self.policy.waits else 0.0)
+
+    def check(self) -> None:
+        """Call this before every write. Raises LeaseLost if another process has the lease by now, and
+        LeaseHeld as `settle` does.
+
+        What was read within 1/`LOOKS` of the time after which the lease expires still holds: nobody takes it
+        sooner.
+        """
+        self.settle()
+        if time.monotonic() - self._seen >= self.policy.seconds / LOOKS:
+            self._look()
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise LeaseLost in place of any error within if another process has the lease: that process may
+        have dropped what this one works with."""
+        try:
+            yield
+        except LeaseLost:
+            raise
+        except HubnessError as error:
+            try:
+                self._look()
+            except LeaseLost as lost:
+                raise lost from error
+            raise
+
+    # -- the records --------------------------------------------------------------------------------------
+
+    def _claim(self, names: tuple[str, ...] | list[str]) -> None:
+        for _ in range(ATTEMPTS):
+            began = time.monotonic()
+            found = {name: self._read(name) for name in names}
+            for entries in found.values():
+                top = max((each.token for each in entries), default=0)
+                for each in entries:
+                    if each.token == top and each.is_held:
+                        raise LeaseHeld(f"{each}: wait until it ends, or stop it")
+            mine = {
+                name: Entry(
+                    collection=name,
+                    token=1 + max((each.token for each in entries), default=0),
+                    owner_id=self._owner_id,
+                    owner=Owner.here(),
+                    skew=self.policy.skew,
+                    expires_at=self._expiry(),
+                )
+                for name, entries in found.items()
+            }
+            self._put(mine)
+            written = time.monotonic()
+            if written - began <= self.policy.settle or not self.policy.waits:
+                break
+            self._forget(mine.values())
+        else:
+            raise LeaseHeld(
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in none of {ATTEMPTS} "
+                f"attempts did the database answer within {self.policy.settle:g} s"
+            )
+        self._unsettled |= mine
+        self._entries |= mine
+        self._settles_at, self._seen = written + self.policy.settle, -math.inf
+        if self._renewing is None:
+            self._over.clear()
+            self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
+            self._renewing.start()
+        self._change_fences(found, mine)
+        if self._taken_over:
+            # Whatever is read from here on has the last write of the former holder.
+            self.settle()
+
+    def _change_fences(self, found: dict[str, list[Entry]], mine: dict[str, Entry]) -> None:
+        """Drop the aliases of former holders that did not, and create this one's. Nobody writes by them until
+        the lease is known to be held."""
+        for name, entries in found.items():
+            for former in entries:
+                if former.expires_at is not None:
+                    self._taken_over = True
+                    self._store.unfence(former.alias)
+                    self._store.unfence(former.ledger_alias)
+            self._create_fence(name, mine[name].alias)
+            self._create_fence(LEDGER, mine[name].ledger_alias)
+
+    def _create_fence(self, collection: str, alias: str) -> None:
+        if collection in self._created or not self._store.exists(collection):
+            return
+        if self._store.alias_target(collection) is None:
+            self._store.fence(collection, alias)
+            self._created[collection] = alias
+
+    def _release(self) -> None:
+        self._over.set()
+        if self._renewing:
+            self._renewing.join()
+            self._renewing = None
+        # If the database does not answer, the lease expires and the next holder drops the aliases.
+        with suppress(HubnessError):
+            for alias in self._created.values():
+                self._store.unfence(alias)
+            mine = {
+                name: entry.model_copy(update={"expires_at": None}) for name, entry in self._entries.items()
+            }
+            self._put({name: entry for name, entry in mine.items() if name not in self._unsettled})
+            self._forget(self._unsettled.values())
+        self._entries, self._unsettled = {}, {}
+        self._created.clear()
+        self._fences.clear()
+
+    def _renew(self) -> None:
+        while not self._over.wait(self.policy.seconds / RENEWALS):
+            # If the database does not answer, the next round tries again; `check` finds a lost lease.
+            with suppress(HubnessError):
+                expiry = self._expiry()
+                entries = dict(self._entries)
+                self._put({name: e.model_copy(update={"expires_at": expiry}) for name, e in entries.items()})
+
+    def _look(self) -> None:
+        if not self._entries:
+            raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
+        began = time.monotonic()
+        for name, mine in self._entries.items():
+            entries = self._read(name)
+            newer = [each for each in entries if each.token > mine.token]
+            if newer or all(each.owner_id != mine.owner_id for each in entries):
+                self._seen = -math.inf
+                holder = f"{max(newer, key=lambda each: each.token).owner} has it" if newer else "it is gone"
+                raise LeaseLost(
+                    f"the lease on {name!r} was lost, {holder}: this process changes nothing more"
+                )
+        self._seen = began
+
+    def _expiry(self) -> datetime:
+        return now() + timedelta(seconds=self.policy.seconds)
+
+    def _read(self, name: str) -> list[Entry]:
+        return read_entries(self._store, name)
+
+    def _put(self, entries: dict[str, Entry]) -> None:
+        if entries:
+            records = [Record(e.key, _group(e.collection), e.model_dump_json()) for e in entries.values()]
+            self._store.put_records(LEDGER, records)
+
+    def _forget(self, entries: Iterable[Entry]) -> None:
+        keys: dict[str, list[str]] = {}
+        for each in entries:
+            keys.setdefault(each.collection, []).append(each.key)
+        for collection, of_it in keys.items():
+            self._store.drop_records(LEDGER, _group(collection), of_it)
+
+
+def lease_on(store: Store, info: CollectionInfo) -> Lease:
+    """Return the lease that every job takes that changes biases: on the collection and on those beside it."""
+    sides = [state.beside.side for state in info.states.values() if state.beside and state.beside.side]
+    return Lease(store, info.name, *sides)
+
+
+def read_entries(store: Store, collection: str) -> list[Entry]:
+    """Return the records of the lease on a collection, the one with the highest token last. Raises
+    StateError."""
+    entries = []
+    for record in store.records(LEDGER, _group(collection)):
+        try:
+            entries.append(Entry.model_validate_json(record.body))
+        except ValidationError as error:
+            raise StateError(
+                f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from "
+                f"{LEDGER!r}"
+            ) from None
+    return sorted(entries, key=lambda entry: entry.token)
+
+
+def holder_of(store: Store, collection: str) -> Entry | None:
+    """Return the record of the process that may be at work on a collection; None if there is none."""
+    entries = read_entries(store, collection)
+    return entries[-1] if entries and entries[-1].is_held else None
+
+
+def forget_leases(store: Store, *collections: str) -> None:
+    """Delete the lease records of collections that are gone for good."""
+    for collection in collections:
+        store.drop_records(LEDGER, _group(collection))
+
+
+def _group(collection: str) -> str:
+    return f"{LEASES}/{collection}"
+
+
+def _id(entry: Entry) -> str:
+    return entry.owner_id

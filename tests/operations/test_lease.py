@@ -1,0 +1,300 @@
+"""One process at work on a collection, whatever the others do, and whenever their writes arrive."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from milvus_hubness import LeaseHeld, LeaseLost, StateError
+from milvus_hubness.operations import lease as lease_module
+from milvus_hubness.operations.lease import LEASES, Lease, LeasePolicy, holder_of, read_entries
+from milvus_hubness.operations.owner import LEDGER, Owner, now, process_start
+from milvus_hubness.state import Mirror
+from milvus_hubness.stores.base import Batch, Record
+
+QUICK = LeasePolicy(seconds=30, settle=0.3, skew=0.0)
+HERE = Owner.here()
+ELSEWHERE = HERE.model_copy(update={"host": "db-2", "boot_id": "another"})
+
+
+class Shelf:
+    """A database that is all memory: records and aliases, and what happens before each write of records."""
+
+    def __init__(self):
+        self.kept, self.aliases, self.before_write = {}, {}, lambda: None
+        self.collections = {"items", "others", LEDGER}
+        self.lock = threading.Lock()
+
+    def records(self, ledger, group):
+        with self.lock:
+            return [record for record in self.kept.values() if record.group == group]
+
+    def put_records(self, ledger, records):
+        self.before_write()
+        with self.lock:
+            self.kept |= {each.key: each for each in records}
+
+    def drop_records(self, ledger, group, keys=None):
+        with self.lock:
+            self.kept = {
+                key: each
+                for key, each in self.kept.items()
+                if each.group != group or not (keys is None or key in keys)
+            }
+
+    def exists(self, collection):
+        return collection in self.collections
+
+    def alias_target(self, alias):
+        return None
+
+    def fenced(self, fences):
+        return self
+
+    def fence(self, collection, alias):
+        self.aliases[alias] = collection
+
+    def unfence(self, alias):
+        self.aliases.pop(alias, None)
+
+
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
+def leasing(shelf, *names, **policy):
+    return Lease(shelf, *(names or ["items"]), policy=LeasePolicy(**(vars(QUICK) | policy)))
+
+
+def entry(shelf):
+    return read_entries(shelf, "items")[-1]
+
+
+def put(shelf, there):
+    shelf.put_records(LEDGER, [Record(there.key, f"{LEASES}/items", there.model_dump_json())])
+
+
+def another(shelf, **changes):
+    """What another process has written of the lease since this one took it."""
+    mine = entry(shelf)
+    theirs = {"owner_id": "f" * 32, "token": mine.token + 1, "owner": ELSEWHERE}
+    return mine.model_copy(update=theirs | changes)
+
+
+def test_a_second_process_is_told_who_holds_the_lease(shelf):
+    with leasing(shelf) as mine:
+        mine.check()
+        with pytest.raises(LeaseHeld, match=rf"process {os.getpid()} on .*'items' \(token 1, until"):
+            leasing(shelf).__enter__()
+        with leasing(shelf, "others"):
+            mine.check()
+        assert holder_of(shelf, "items").owner == HERE
+    assert holder_of(shelf, "items") is None
+    with leasing(shelf) as mine:
+        assert mine.token == 2
+
+
+def test_of_many_at_once_one_gets_it(shelf):
+    taken, refused, ready = [], [], threading.Barrier(8)
+
+    def take():
+        ready.wait()
+        try:
+            taken.append(leasing(shelf).__enter__())
+        except LeaseHeld as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(taken), len(refused)) == (1, 7)
+    taken[0].check()
+    taken[0].__exit__()
+    assert not shelf.aliases
+
+
+def test_a_claim_whose_write_took_long_is_withdrawn(shelf):
+    """Whoever claimed meanwhile has settled by then, and keeps the lease."""
+    refused, writing = [], threading.Event()
+
+    def claim_late():
+        try:
+            leasing(shelf).__enter__()
+        except LeaseHeld as error:
+            refused.append(error)
+
+    slow = threading.Thread(target=claim_late)
+
+    def hold_up():
+        if threading.current_thread() is slow:
+            writing.set()
+            time.sleep(0.8)
+
+    shelf.before_write = hold_up
+    slow.start()
+    writing.wait()
+    with leasing(shelf) as first:
+        slow.join()
+        assert len(refused) == 1
+        first._look()
+        assert len(read_entries(shelf, "items")) == 1, "the late claim is withdrawn"
+
+
+def test_a_claim_is_waited_for_by_the_first_check(shelf):
+    with leasing(shelf).claimed() as mine:
+        assert mine.is_held
+        began = time.monotonic()
+        mine.check()
+        assert time.monotonic() - began > 0.2
+        began = time.monotonic()
+        mine.check()
+        assert time.monotonic() - began < 0.1
+    assert entry(shelf).expires_at is None
+
+
+def test_a_claim_that_another_process_won_is_refused_before_the_first_write(shelf):
+    with leasing(shelf).claimed() as mine:
+        theirs = another(shelf)
+        put(shelf, theirs)
+        with pytest.raises(LeaseHeld, match="holds the lease on 'items'"):
+            mine.check()
+    assert read_entries(shelf, "items") == [theirs], "and is left alone"
+
+
+def test_it_is_renewed_and_a_silent_holder_s_expires(shelf):
+    with leasing(shelf, seconds=0.6, settle=0.1) as mine:
+        time.sleep(1.2)
+        mine.check()
+        assert entry(shelf).is_held
+    put(shelf, another(shelf, expires_at=now()))
+    with leasing(shelf) as mine:
+        assert mine.token == 3
+
+
+def test_a_revived_holder_finds_that_it_has_lost(shelf):
+    with leasing(shelf, seconds=3, settle=0.1) as mine:
+        theirs = another(shelf)
+        put(shelf, theirs)
+        time.sleep(0.2)
+        with pytest.raises(LeaseLost, match="process"):
+            mine.check()
+    assert entry(shelf) == theirs, "and leaves the other's alone"
+
+
+def test_a_renewal_that_arrives_late_does_not_take_the_lease_back(shelf):
+    with leasing(shelf):
+        late = entry(shelf)
+        put(shelf, another(shelf, expires_at=now() - timedelta(seconds=1)))
+        with leasing(shelf) as successor:
+            put(shelf, late.model_copy(update={"expires_at": now() + timedelta(hours=1)}))
+            successor._look()
+            assert holder_of(shelf, "items").token == successor.token == 3
+
+
+def test_the_lease_of_a_killed_process_of_this_machine_is_taken_at_once(shelf):
+    victim = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    victim.start()
+    owner = HERE.model_copy(update={"pid": victim.pid, "started": process_start(victim.pid)})
+    with leasing(shelf):
+        held = another(shelf, owner=owner, expires_at=now() + timedelta(seconds=60))
+    put(shelf, held)
+    with pytest.raises(LeaseHeld, match=str(victim.pid)):
+        leasing(shelf).__enter__()
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.join()
+    with leasing(shelf) as mine:
+        assert mine.token == 3
+
+
+@pytest.mark.parametrize("where", ["boot_id", "pid_namespace"])
+def test_a_process_that_cannot_be_seen_from_here_is_not_taken_for_dead(shelf, where):
+    """Two containers of one host name: the number of the one's process may be free in the other."""
+    owner = HERE.model_copy(update={"pid": 2**22 + 1, where: "another"})
+    with leasing(shelf):
+        held = another(shelf, owner=owner, expires_at=now() + timedelta(seconds=60))
+    put(shelf, held)
+    with pytest.raises(LeaseHeld):
+        leasing(shelf).__enter__()
+
+
+@pytest.mark.parametrize("ahead", [-5, 0, 5])
+def test_clocks_may_differ_by_five_seconds(shelf, monkeypatch, ahead):
+    """No process takes a lease that its holder, whose clock differs by so much, still believes to hold."""
+    policy = vars(LeasePolicy.default()) | {"settle": 0.1}
+    theirs = now() + timedelta(seconds=ahead)
+    with leasing(shelf):
+        held = another(shelf, skew=policy["skew"], expires_at=theirs + timedelta(seconds=policy["seconds"]))
+    put(shelf, held)
+    for seconds, is_free in ((policy["seconds"] - 1, False), (policy["seconds"] + 11, True)):
+        later = now() + timedelta(seconds=seconds)
+        monkeypatch.setattr(lease_module, "now", lambda later=later: later)
+        if is_free:
+            with Lease(shelf, "items", policy=LeasePolicy(**policy)):
+                pass
+        else:
+            with pytest.raises(LeaseHeld):
+                Lease(shelf, "items", policy=LeasePolicy(**policy)).__enter__()
+        monkeypatch.undo()
+
+
+def test_a_broken_entry_is_told(shelf):
+    shelf.put_records(LEDGER, [Record(f"{LEASES}/items/1/x", f"{LEASES}/items", "{}")])
+    with pytest.raises(StateError, match="leases/items"):
+        leasing(shelf).__enter__()
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "nan", "inf"])
+def test_seconds_in_the_environment_that_are_no_number_are_refused(monkeypatch, text):
+    monkeypatch.setenv("MILVUS_HUBNESS_LEASE_SECONDS", text)
+    with pytest.raises(ValueError, match="MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0"):
+        LeasePolicy.default()
+
+
+def test_several_collections_are_leased_together(shelf):
+    with leasing(shelf, "items", "others") as both:
+        with pytest.raises(LeaseHeld, match="'others'"):
+            leasing(shelf, "others").__enter__()
+        both.include("further")
+        with pytest.raises(LeaseHeld, match="'further'"):
+            leasing(shelf, "further").__enter__()
+    with leasing(shelf, "others"), leasing(shelf, "further"):
+        pass
+
+
+def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(lite):
+    """The database refuses them: the alias that they are sent to is gone."""
+    name = lite.name()
+    client = lite.client()
+    client.create_collection(name, dimension=4, auto_id=False)
+    client.insert(name, [{"id": i, "vector": [1.0] * 4} for i in range(3)])
+    store = lite.store()
+    row = store.fetch(name, [1], "vector")
+    with Lease(store, name, policy=LeasePolicy(seconds=0.5, settle=0.1, skew=0.0)) as former:
+        late = former.store
+        late.write(name, row, "vector")
+        assert store.info(name).aliases == (), "aliases of leases are not the user's"
+        former._over.set()  # no renewal: it was paused
+        time.sleep(0.7)
+        with Lease(lite.store(), name) as mine:
+            fresh = Batch([1], row.vectors * 2, row.rows)
+            mine.store.write(name, fresh, "vector")
+            for write in (
+                lambda: late.write(name, row, "vector"),
+                lambda: late.append(name, row, "vector"),
+                lambda: late.rewrite(name, row, "vector", ["vector"], partition=None),
+                lambda: late.delete(name, [1]),
+                lambda: late.write_mirror(name, Mirror(collection="x")),
+                lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
+                lambda: late.drop_records(LEDGER, f"{LEASES}/{name}"),
+            ):
+                with pytest.raises(LeaseLost, match="another job has taken over"):
+                    write()
+    assert store.fetch(name, [1], "vector").vectors.tolist() == [[2.0] * 4]
+    assert client.list_aliases(name)["aliases"] == []
