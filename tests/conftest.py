@@ -32,8 +32,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 steering.CLIENT_TTL = 0.0
 """Tests that migrate or refresh have no writers that need to be told, or say how long these remember."""
-os.environ["MILVUS_HUBNESS_LEASE_WAITS"] = "0"
-"""Nobody else takes their leases, but in the tests of the lease itself."""
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 
@@ -45,9 +43,18 @@ ON_THE_SERVER = (
     "outlives_the_server",
     "of_another_database",
 )
-MIGRATIONS = ("/crash/", "test_migrat", "test_mirror.py", "test_copy_index.py")
+MIGRATIONS = ("/crash/", "/chaos/", "test_migrat", "test_mirror.py", "test_copy_index.py")
 AN_HOUR_MS = 3_600_000
-LONG = ("/crash/", "[server-2.3.5", "/demo/", "/beyond/", "test_example", "/kernels/", "/estimators/")
+LONG = (
+    "/crash/",
+    "/chaos/",
+    "[server-2.3.5",
+    "/demo/",
+    "/beyond/",
+    "test_example",
+    "/kernels/",
+    "/estimators/",
+)
 
 _numbers = itertools.count()
 
@@ -106,7 +113,7 @@ class ByDatabase(LoadScopeScheduling):
             return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
         if "/beyond/" in file:
             return "Ray"
-        return nodeid if "/crash/" in file else file
+        return nodeid if "/crash/" in file or "/chaos/" in file else file
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -45,8 +45,8 @@ MAY_IMPORT = {
     "serve": {"errors", "banks", "estimators", "jobs", "operations", "quality", "state", "stores"},
     "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
     "cli": {
-        "errors", "banks", "demo", "estimators", "jobs", "operations", "proxy", "quality", "quari", "redaction",
-        "serve", "state", "stores",
+        "errors", "banks", "demo", "estimators", "jobs", "operations", "proxy", "quality", "quari",
+        "redaction", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {

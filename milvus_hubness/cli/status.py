@@ -53,7 +53,7 @@ def status(
         "at work": holder,
         "repaired": f"{repaired:,} rows" if repair else None,
         "write intents": f"{found.write_intents:,} rows in memory" if found.write_intents else None,
-        "batches": f"{found.open_batches} open: a job is at work or was killed (--repair, or the next refresh)"
+        "batches": f"{found.open_batches} open: a job is at work, or was killed (repair with --repair)"
         if found.open_batches
         else None,
     }

@@ -274,6 +274,8 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
     state: CollectionState | None = None
     try:
         if plan.side:
+            if store.is_left_side(plan.source, plan.side):
+                lease.drop(plan.side)
             store.create_side(plan.source, plan.side)
             made_side = True
             lease.fence(plan.side)
@@ -313,7 +315,7 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
         if told and state is not None:
             store.drop_state(plan.source.name, state)
         if plan.side and made_side:
-            store.drop(plan.side)
+            lease.drop(plan.side)
         undo_save_bank(store, bank, made_bank)
         raise
     return Enabled(
@@ -334,10 +336,11 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     none is named."""
     name = store.info(collection, counted=False).name
     with lease_on(store, store.info(name, counted=False)) as lease:
-        return _disable(lease.store, name, field)
+        return _disable(lease, name, field)
 
 
-def _disable(store: Store, name: str, field: str | None) -> str | None:
+def _disable(lease: Lease, name: str, field: str | None) -> str | None:
+    store = lease.store
     info = store.info(name)
     state = info.state_of(field)
     if state is None:
@@ -352,7 +355,7 @@ def _disable(store: Store, name: str, field: str | None) -> str | None:
         return state.stored_in if store.drop_stored_field(info.name, state) else None
     side = state.beside.side if state.beside else None
     if side:
-        store.drop(side)
+        lease.drop(side)
     return side
 
 

@@ -124,7 +124,7 @@ def carry_out(store: Store, migration: Migration, steering: Steering, lease: Lea
 def abandon(lease: Lease, migration: Migration) -> None:
     """Drop the copy: the collection stays as it is."""
     lease.include(migration.target)
-    drop_copy(lease.store, Ledger(lease.store), migration)
+    drop_copy(lease, Ledger(lease.store), migration)
 
 
 def _free_name(store: Store, name: str, state: CollectionState) -> str:

@@ -119,7 +119,7 @@ def refresh(
         name = before.name
         lease = lease or lease_on(store, before)
         if not (plan or lease.is_held):
-            stack.enter_context(lease.claimed())
+            stack.enter_context(lease)
         info = store.info(name, counted=False)
         whole = ready_state(info, field)
         asks = bank is not None or target_bank is not None or estimator is not None or back

@@ -21,8 +21,8 @@ class Status:
     collection `side`; candidates and missed: see state.Beside.
     profiles: the field's sets of biases, the active one of which is told of. fields: all corrected ones.
     age_seconds: since the last refresh. write_intents: rows that the log of write intents holds;
-    open_batches: batch records of a job that is at work or was killed. Everything but the first four and these
-    is None where nothing is corrected."""
+    open_batches: batch records of a job that is at work or was killed. Everything but the first four and
+    these is None where nothing is corrected."""
 
     collection: str
     rows: int

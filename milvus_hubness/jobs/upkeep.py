@@ -122,7 +122,7 @@ def keep_up(
         ready_state(info, duty.field)
         lease = lease or lease_on(store, info)
         if not (duty.plan or lease.is_held):
-            stack.enter_context(lease.claimed())
+            stack.enter_context(lease)
         before = status(store, name, field=duty.field)
         moved, taken = _live_queries(store, name, duty)
         done = refresh(

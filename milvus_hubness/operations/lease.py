@@ -2,29 +2,31 @@
 
 Milvus has no compare-and-set. Two mechanisms stand in for it.
 
-*Who holds the lease* is decided as in Fischer's timed mutual exclusion (Lamport, ACM TOCS 1987, algorithm 2),
-with one record for each taking: a process reads the records, writes its own with the next token, waits
-`settle` seconds and reads again. The highest token holds the lease. A process whose write took longer than
-`settle` withdraws. A holder renews only its own record, so a renewal that arrives late changes nothing.
+*Who holds the lease* is decided by flags, one record for each taking: a process reads the records, writes its
+own with the next token, and reads again. Of two processes that write the same token, at least the one that
+reads last sees the other and withdraws (the flag principle: Herlihy and Shavit, The Art of Multiprocessor
+Programming, 2008, section 2.9). No clock and no speed matters. The highest token holds the lease. A holder
+renews only its own record, so a renewal that arrives late changes nothing.
 
 *A write that is already on its way* cannot be recalled. So a holder sends no write by the name of the
 collection: it creates an alias of its own, `<collection>__lease_<token>_<owner>`, and sends all writes by
 that (`Lease.store`). The next holder drops this alias before it does anything else. Whatever the former
 holder sent, however long it was held up, then finds no collection and is refused.
 
-Clocks: `seconds` and `settle` are measured by one machine each. The time at which a lease expires is compared
-between machines, whose clocks may differ by `skew` seconds. If they differ by more, a holder can lose its
-lease too early and then stops with LeaseLost; its writes are fenced all the same.
+Clocks: the time at which a lease expires is compared between machines, whose clocks may differ by `skew`
+seconds. If they differ by more, a holder can lose its lease too early and then stops with LeaseLost; its
+writes are fenced all the same.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -41,27 +43,26 @@ RENEWALS = 3
 LOOKS = 30
 """Reads of the records in the same time, at most."""
 ATTEMPTS = 10
+LONGEST_PAUSE = 0.2
+"""Seconds before the second attempt, drawn at random up to this; longer before each further one."""
 LONGEST_NAME = 200
 """Characters of a collection's name in that of an alias: Milvus allows 255 in all."""
-FENCED_WRITE_SECONDS = 1.0
-"""A server that has resolved an alias when it is dropped applies the write within this time."""
 
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """seconds: after which the lease of a silent holder expires. settle: longest time between reading the
-    records and having written one. skew: by how much the clocks of machines may differ. waits: False if no
-    other process can take a lease, as in a test with one process."""
+    """seconds: after which the lease of a silent holder expires. skew: by how much the clocks of machines may
+    differ. fenced_write: after how many seconds a server that resolved an alias before it was dropped has
+    applied the write."""
 
     seconds: float = 30.0
-    settle: float = 0.5
     skew: float = 5.0
-    waits: bool = True
+    fenced_write: float = 1.0
 
     @classmethod
     def default(cls) -> LeasePolicy:
-        """Return the policy that the environment asks for: MILVUS_HUBNESS_LEASE_SECONDS, 30 unless set; the
-        other times follow from it. MILVUS_HUBNESS_LEASE_WAITS=0 is for tests."""
+        """Return the policy that the environment asks for: MILVUS_HUBNESS_LEASE_SECONDS, 30 unless set, and a
+        sixth of that as the skew. Raises InvalidParameter."""
         text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
         try:
             seconds = float(text)
@@ -69,8 +70,7 @@ class LeasePolicy:
             seconds = math.nan
         if not 0 < seconds < math.inf:
             raise InvalidParameter(f"MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0, got {text!r}")
-        waits = os.environ.get("MILVUS_HUBNESS_LEASE_WAITS", "1") != "0"
-        return cls(seconds, min(0.5, seconds / 4), seconds / 6, waits)
+        return cls(seconds, seconds / 6)
 
 
 class Entry(BaseModel):
@@ -123,20 +123,16 @@ class Lease:
         self.policy = policy or LeasePolicy.default()
         self._store, self._names = store, tuple(dict.fromkeys(collections))
         self._entries: dict[str, Entry] = {}
-        self._unsettled: dict[str, Entry] = {}
-        self._settles_at = self._seen = -math.inf
+        self._seen = -math.inf
         self._owner_id = uuid.uuid4().hex
-        self._created: dict[str, str] = {}
         self._fences: dict[str, str] = {}
         self._fenced = store.fenced(self._fences)
-        self._taken_over = False
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
     def __enter__(self) -> Lease:
-        self._claim(self._names)
         try:
-            self.settle()
+            self._claim(self._names)
         except BaseException:
             self._release()
             raise
@@ -145,21 +141,10 @@ class Lease:
     def __exit__(self, *error: object) -> None:
         self._release()
 
-    @contextmanager
-    def claimed(self) -> Iterator[Lease]:
-        """As `with`, but only the first `settle`, `check` or `store` waits until the lease is known to be
-        held. Read what you like before; write nothing."""
-        self._claim(self._names)
-        try:
-            yield self
-        finally:
-            self._release()
-
     def include(self, *collections: str) -> None:
         """Lease further collections too, until the end of the block. Raises LeaseHeld."""
         if further := [name for name in collections if name not in self._entries]:
             self._claim(further)
-            self.settle()
 
     @property
     def token(self) -> int:
@@ -173,8 +158,7 @@ class Lease:
 
     @property
     def store(self) -> Store:
-        """The store, its writes to the leased collections and to the ledger fenced. Raises LeaseHeld."""
-        self.settle()
+        """The store, its writes to the leased collections and to the ledger fenced."""
         return self._fenced
 
     def fence(self, collection: str) -> None:
@@ -182,38 +166,42 @@ class Lease:
         LeaseLost."""
         alias = self._entries[collection].alias
         self._store.fence(collection, alias)
-        self._created[collection] = alias
-        self._look()
         self._fences[collection] = alias
+        self._look()
 
-    def settle(self) -> None:
-        """Wait until the lease is known to be held. Raises LeaseHeld if another process took it instead."""
-        if not self._unsettled:
+    def drop(self, collection: str) -> None:
+        """Drop a leased collection if it is there, and what an interrupted call left of one.
+
+        A call that drops a collection cannot be fenced: it may arrive when another job uses that name. So
+        the collection is renamed first, and dropped by its new name if the lease is still held then. If the
+        call that renames arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
+        """
+        store, dropped = self.store, f"{collection[:LONGEST_NAME]}__dropped"
+        if not store.renames():
+            self._look()
+            store.drop(collection)
             return
-        if self.policy.waits:
-            time.sleep(max(0.0, self._settles_at - time.monotonic()))
-        began = time.monotonic()
-        for name, mine in self._unsettled.items():
-            entries = self._read(name)
-            best = max(each.token for each in [mine, *entries])
-            winner = min((each for each in entries if each.token == best), key=_id, default=None)
-            if winner is None or winner.owner_id != mine.owner_id:
-                raise LeaseHeld(str(winner) if winner else f"the lease on {name!r} is gone: try again")
-            self._forget(each for each in entries if each.token < mine.token)
-        self._fences |= self._created
-        self._seen, self._unsettled = began, {}
-        if self._taken_over:
-            self._taken_over = False
-            time.sleep(FENCED_WRITE_SECONDS if self.policy.waits else 0.0)
+        if store.exists(dropped):
+            store.drop(dropped)
+        if not store.exists(collection):
+            return
+        self._look()
+        store.rename(collection, dropped)
+        try:
+            self._look()
+        except LeaseLost:
+            store.rename(dropped, collection)
+            raise
+        if alias := self._fences.pop(collection, None):
+            store.unfence(alias)
+        store.drop(dropped)
 
     def check(self) -> None:
-        """Call this before every write. Raises LeaseLost if another process has the lease by now, and
-        LeaseHeld as `settle` does.
+        """Call this before every write. Raises LeaseLost if another process has the lease by now.
 
         What was read within 1/`LOOKS` of the time after which the lease expires still holds: nobody takes it
         sooner.
         """
-        self.settle()
         if time.monotonic() - self._seen >= self.policy.seconds / LOOKS:
             self._look()
 
@@ -234,66 +222,85 @@ class Lease:
 
     # -- the records --------------------------------------------------------------------------------------
 
-    def _claim(self, names: tuple[str, ...] | list[str]) -> None:
-        for _ in range(ATTEMPTS):
-            began = time.monotonic()
+    def _claim(self, names: Sequence[str]) -> None:
+        for attempt in range(ATTEMPTS):
             found = {name: self._read(name) for name in names}
             for entries in found.values():
-                top = max((each.token for each in entries), default=0)
                 for each in entries:
-                    if each.token == top and each.is_held:
+                    if each.token == entries[-1].token and each.is_held:
                         raise LeaseHeld(f"{each}: wait until it ends, or stop it")
-            mine = {
-                name: Entry(
-                    collection=name,
-                    token=1 + max((each.token for each in entries), default=0),
-                    owner_id=self._owner_id,
-                    owner=Owner.here(),
-                    skew=self.policy.skew,
-                    expires_at=self._expiry(),
-                )
-                for name, entries in found.items()
-            }
-            self._put(mine)
-            written = time.monotonic()
-            if written - began <= self.policy.settle or not self.policy.waits:
-                break
-            self._forget(mine.values())
+            mine = {name: self._entry(name, entries) for name, entries in found.items()}
+            began = time.monotonic()
+            try:
+                if self._wins(found, mine):
+                    break
+            except BaseException:
+                with suppress(HubnessError):
+                    self._withdraw(mine)
+                raise
+            self._withdraw(mine)
+            time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
         else:
             raise LeaseHeld(
-                f"the lease on {', '.join(map(repr, names))} could not be taken: in none of {ATTEMPTS} "
-                f"attempts did the database answer within {self.policy.settle:g} s"
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in each of {ATTEMPTS} "
+                "attempts another process tried at the same moment: try again"
             )
-        self._unsettled |= mine
+        for name, entries in found.items():
+            self._forget(each for each in entries if each.token < mine[name].token)
+        if not self._entries:
+            self._seen = began
         self._entries |= mine
-        self._settles_at, self._seen = written + self.policy.settle, -math.inf
         if self._renewing is None:
             self._over.clear()
             self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
             self._renewing.start()
-        self._change_fences(found, mine)
-        if self._taken_over:
-            # Whatever is read from here on has the last write of the former holder.
-            self.settle()
 
-    def _change_fences(self, found: dict[str, list[Entry]], mine: dict[str, Entry]) -> None:
-        """Drop the aliases of former holders that did not, and create this one's. Nobody writes by them until
-        the lease is known to be held."""
-        for name, entries in found.items():
-            for former in entries:
-                if former.expires_at is not None:
-                    self._taken_over = True
-                    self._store.unfence(former.alias)
-                    self._store.unfence(former.ledger_alias)
-            self._create_fence(name, mine[name].alias)
-            self._create_fence(LEDGER, mine[name].ledger_alias)
+    def _wins(self, found: Mapping[str, Sequence[Entry]], mine: Mapping[str, Entry]) -> bool:
+        """Write this process's records and fences. Whether it has written the highest token of each
+        collection, and no other process has written it too."""
+        self._put(mine.values())
+        self._drop_fences(found)
+        for name, entry in mine.items():
+            self._create_fence(name, entry.alias)
+            self._create_fence(LEDGER, entry.ledger_alias)
+        for entry in mine.values():
+            top = [each for each in self._read(entry.collection) if each.token >= entry.token]
+            if [each.owner_id for each in top] != [self._owner_id]:
+                return False
+        return True
+
+    def _withdraw(self, mine: Mapping[str, Entry]) -> None:
+        self._forget(mine.values())
+        for name, entry in mine.items():
+            if self._fences.get(name) == entry.alias:
+                self._store.unfence(self._fences.pop(name))
+
+    def _entry(self, name: str, entries: Sequence[Entry]) -> Entry:
+        return Entry(
+            collection=name,
+            token=1 + (entries[-1].token if entries else 0),
+            owner_id=self._owner_id,
+            owner=Owner.here(),
+            skew=self.policy.skew,
+            expires_at=self._expiry(),
+        )
+
+    def _drop_fences(self, found: Mapping[str, Sequence[Entry]]) -> None:
+        """Drop the aliases of former holders that did not, so that whatever is read from here on has their
+        last writes. If this process does not get the lease, the next holder would have done so."""
+        former = [each for entries in found.values() for each in entries if each.expires_at is not None]
+        for each in former:
+            self._store.unfence(each.alias)
+            self._store.unfence(each.ledger_alias)
+        if former:
+            time.sleep(self.policy.fenced_write)
 
     def _create_fence(self, collection: str, alias: str) -> None:
-        if collection in self._created or not self._store.exists(collection):
+        if self._fences.get(collection) == alias or not self._store.exists(collection):
             return
         if self._store.alias_target(collection) is None:
             self._store.fence(collection, alias)
-            self._created[collection] = alias
+            self._fences[collection] = alias
 
     def _release(self) -> None:
         self._over.set()
@@ -302,15 +309,10 @@ class Lease:
             self._renewing = None
         # If the database does not answer, the lease expires and the next holder drops the aliases.
         with suppress(HubnessError):
-            for alias in self._created.values():
+            for alias in self._fences.values():
                 self._store.unfence(alias)
-            mine = {
-                name: entry.model_copy(update={"expires_at": None}) for name, entry in self._entries.items()
-            }
-            self._put({name: entry for name, entry in mine.items() if name not in self._unsettled})
-            self._forget(self._unsettled.values())
-        self._entries, self._unsettled = {}, {}
-        self._created.clear()
+            self._put(entry.model_copy(update={"expires_at": None}) for entry in self._entries.values())
+        self._entries = {}
         self._fences.clear()
 
     def _renew(self) -> None:
@@ -318,8 +320,8 @@ class Lease:
             # If the database does not answer, the next round tries again; `check` finds a lost lease.
             with suppress(HubnessError):
                 expiry = self._expiry()
-                entries = dict(self._entries)
-                self._put({name: e.model_copy(update={"expires_at": expiry}) for name, e in entries.items()})
+                entries = list(self._entries.values())
+                self._put(entry.model_copy(update={"expires_at": expiry}) for entry in entries)
 
     def _look(self) -> None:
         if not self._entries:
@@ -342,9 +344,9 @@ class Lease:
     def _read(self, name: str) -> list[Entry]:
         return read_entries(self._store, name)
 
-    def _put(self, entries: dict[str, Entry]) -> None:
-        if entries:
-            records = [Record(e.key, _group(e.collection), e.model_dump_json()) for e in entries.values()]
+    def _put(self, entries: Iterable[Entry]) -> None:
+        records = [Record(each.key, _group(each.collection), each.model_dump_json()) for each in entries]
+        if records:
             self._store.put_records(LEDGER, records)
 
     def _forget(self, entries: Iterable[Entry]) -> None:
@@ -390,7 +392,3 @@ def forget_leases(store: Store, *collections: str) -> None:
 
 def _group(collection: str) -> str:
     return f"{LEASES}/{collection}"
-
-
-def _id(entry: Entry) -> str:
-    return entry.owner_id

@@ -326,9 +326,13 @@ class Store(Protocol):
         there; `field` stands for the vectors."""
         ...
 
+    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
+        """Whether there is a side collection of that name that an unfinished `enable` of `source` left.
+        Raises CollectionExists if another collection has the name."""
+        ...
+
     def create_side(self, source: CollectionInfo, side: str) -> None:
-        """An empty collection for the biases of `source` under its keys. What an enabling that never finished
-        left of it is dropped. Raises CollectionExists."""
+        """An empty collection for the biases of `source` under its keys."""
         ...
 
     def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:

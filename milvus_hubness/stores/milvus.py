@@ -209,14 +209,17 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                     collection, name + suffix, kind, nullable=True, default_value=milvus_schema.NO_BIAS[kind]
                 )
 
+    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
+        if not self.exists(side):
+            return False
+        with translated(side):
+            properties = self.client.describe_collection(side)["properties"]
+        used = any(state.beside and state.beside.side == side for state in source.states.values())
+        if properties.get(SIDE_PROPERTY) != source.name or used:
+            raise CollectionExists(f"the name {side!r} is taken: give another with --side-name")
+        return True
+
     def create_side(self, source: CollectionInfo, side: str) -> None:
-        if self.exists(side):
-            with translated(side):
-                properties = self.client.describe_collection(side)["properties"]
-            used = any(state.beside and state.beside.side == side for state in source.states.values())
-            if properties.get(SIDE_PROPERTY) != source.name or used:
-                raise CollectionExists(f"the name {side!r} is taken: give another with --side-name")
-            self.drop(side)
         index = MilvusClient.prepare_index_params(SIDE_FIELD, index_type="FLAT", metric_type="IP")
         with translated(side):
             self.client.create_collection(
@@ -284,8 +287,9 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
 
     def rename(self, collection: str, name: str) -> None:
         with translated(collection):
+            loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
             self.client.rename_collection(collection, name)
-            if self.is_lite:  # which releases it
+            if loaded:  # Milvus Lite releases it
                 self.client.load_collection(name)
 
     def drop_alias(self, alias: str) -> None:

@@ -59,9 +59,6 @@ class MilvusBanks(MilvusRequests, BankGenerations):
 
     def drop(self, collection: str) -> None:
         with translated(collection):
-            if alias := self._fences.get(collection):
-                # Milvus from 2.4 on drops no collection that an alias leads to.
-                self.unfence(alias)
             self.client.drop_collection(collection)
 
     def _make_bank(self, collection: str, dim: int) -> None:

@@ -356,7 +356,7 @@ def test_users_see_nothing_of_it(written):
 def killed(written):
     """The writer of a job that is killed at work: its lease expires."""
     info = written.store.info(written.name)
-    lease = Lease(written.store, written.name, policy=LeasePolicy(0.01, 0.01, 0.0, waits=False))
+    lease = Lease(written.store, written.name, policy=LeasePolicy(0.01, 0.0, 0.0))
     lease.__enter__()
     lease._over.set()
     return rewriting(lease, info, info.state, client_ttl=0.0).__enter__()

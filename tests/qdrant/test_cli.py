@@ -30,7 +30,6 @@ def folder(quick_folder):
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    monkeypatch.setenv("MILVUS_HUBNESS_LEASE_WAITS", "0")
     monkeypatch.setenv("QDRANT_URL", str(folder / "data"))
     opened = []
     connect = cli.connect

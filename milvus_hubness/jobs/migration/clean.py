@@ -25,7 +25,7 @@ def clean(store: Store, name: str, *, drop: str) -> Migration:
             migration.require(
                 "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
             )
-            drop_copy(store, ledger, migration)
+            drop_copy(lease, ledger, migration)
             return migration
         if drop != migration.source_now:
             raise InvalidInput(
@@ -41,16 +41,15 @@ def clean(store: Store, name: str, *, drop: str) -> Migration:
                     "was dropped"
                 )
             drop_intents(store, info)
-            lease.check()
-            store.drop(drop)
+            lease.drop(drop)
         ledger.forget_chunks(migration)
         return ledger.write(migration, phase="finished")
 
 
-def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
+def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     """Take back everything that the migration made: the source is as it was. Only a copy that carries the
     migration's id is dropped: for another collection of its name, CollectionExists is raised at the end."""
-    target, state = migration.target, migration.state
+    store, target, state = lease.store, migration.target, migration.state
     info = store.info(target, counted=False) if store.exists(target) else None
     copy = info.states.get(migration.field) if info else None
     is_ours = copy is not None and copy.migration == migration.id
@@ -62,7 +61,7 @@ def drop_copy(store: Store, ledger: Ledger, migration: Migration) -> None:
             store.write_mirror(migration.source_now, None)
     if info is not None and is_ours:
         drop_intents(store, info)
-        store.drop(target)
+        lease.drop(target)
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:

@@ -104,10 +104,13 @@ class Corrected:
         return self.corrections[self.state.profile.slot].cells(vectors)
 
     def sound(self, stored: Batch) -> Flags:
-        """Where the bias is finite, no longer pending, and the same in the vector and in the field beside."""
-        in_vector = self.state.layout.biases(stored.vectors, self.state.profile.slot)
+        """Where the bias is finite, no longer pending, and the same in the vector and in its own field, which
+        shows the bias in use or, in rows that an unfinished refresh has reached, the one on its way."""
+        layout, slots = self.state.layout, {self.state.profile.slot, self.state.shown_slot}
         beside = np.array([row[self.state.bias_field] for row in stored.rows], np.float32)
         pending = np.array([row[self.state.epoch_field] == PENDING for row in stored.rows], np.bool_)
-        scale = np.float32(self.state.layout.scale)
-        same = in_vector == kept(beside / scale, self.state.dtype) * scale
-        return np.asarray(np.isfinite(in_vector) & same & ~pending, np.bool_)
+        scale = np.float32(layout.scale)
+        shown = kept(beside / scale, self.state.dtype) * scale
+        found = np.stack([layout.biases(stored.vectors, slot) for slot in slots])
+        same = (found == shown).any(axis=0)
+        return np.asarray(np.isfinite(found).all(axis=0) & same & ~pending, np.bool_)

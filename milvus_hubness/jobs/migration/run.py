@@ -42,7 +42,7 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
         store, ledger = lease.store, Ledger(lease.store)
         known = ledger.of_target(plan.target)
         if plan.restart and known is not None:
-            drop_copy(store, ledger, known)
+            drop_copy(lease, ledger, known)
         migration = begun(ledger, plan)
         if migration.phase == "preparing":
             migration = prepared(store, ledger, plan, ledger.write(migration))

@@ -177,6 +177,9 @@ class QdrantStore(QdrantJournal):
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Payloads take any key."""
 
+    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
+        raise UnsupportedOperation(_NO_SIDE)
+
     def create_side(self, source: CollectionInfo, side: str) -> None:
         raise UnsupportedOperation(_NO_SIDE)
 

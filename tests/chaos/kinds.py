@@ -1,0 +1,213 @@
+"""The kinds of trials: the collection before, the two commands that overlap, and the commands at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.chaos.jobs import Job
+from tests.chaos.scene import ALPHA, CLIENT_TTL, PENDING, K, Scene
+from tests.crash.milvus import _FURTHER_FIELDS
+
+TTL = ("--client-ttl", str(CLIENT_TTL))
+NNN = ("--method", "nnn", "--k", str(K), "--alpha", str(ALPHA))
+REFUSED_SECONDS = 20.0
+
+Command = Callable[[Scene], Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """group: of the kinds that are counted together. place: where biases are kept: copy, side, fields,
+    vectors. first, seconds: the commands that overlap. servers: it runs on a Milvus server too.
+    renames: the application reads the source's own name."""
+
+    group: str
+    place: str
+    prepare: Callable[[Scene], None]
+    first: Command
+    seconds: tuple[Command, ...]
+    servers: bool = True
+    renames: bool = False
+    rebuilds: bool = False
+
+    def make(self, scene: Scene) -> None:
+        """The collection, as it is before the first command."""
+        extra = {"vectors": "second"}.get(self.place, self.place)
+        scene.make(_FURTHER_FIELDS.get(extra), alias=not self.renames)
+        self.prepare(scene)
+
+    def finish(self, scene: Scene) -> None:
+        """Whatever was left is brought to its end, and refreshed to the second bank."""
+        if self.place == "copy":
+            # The first of two may only finish what an earlier command began, a rollback for example.
+            for _ in range(2):
+                if not _is_switched(scene):
+                    _until_done(scene, run, cutover_renaming if self.renames else cutover)
+            assert _is_switched(scene), "the last run exited with 0, and the application reads the source"
+        elif scene.state() is None or not scene.state().serves:
+            _until_done(scene, enable(self.place))
+        _until_done(scene, refresh(1))
+
+
+def _until_done(scene: Scene, *commands: Command) -> Job:
+    """The first of these commands that exits with 0; again, where the lease of another is not over yet."""
+    until = time.monotonic() + REFUSED_SECONDS
+    while True:
+        jobs = []
+        for command in commands:
+            jobs.append(scene.start("last", list(command(scene))))
+            if jobs[-1].wait() == 0:
+                return jobs[-1]
+        assert time.monotonic() < until, "the last run fails: " + " | ".join(each.message for each in jobs)
+        time.sleep(0.5)
+
+
+def _is_switched(scene: Scene) -> bool:
+    return bool(scene.read_collection() != scene.source and scene.state() is not None)
+
+
+# -- commands ---------------------------------------------------------------------------------------------
+
+
+def refresh(bank: int, *options: str) -> Command:
+    return lambda scene: (
+        *("refresh", scene.name, "--bank", str(scene.banks[bank]), *NNN, "--force"),
+        *(*TTL, *options),
+    )
+
+
+def refresh_copy(scene: Scene) -> Sequence[str]:
+    return ("refresh", f"{scene.source}_hubness", "--bank", str(scene.banks[1]), "--force", *TTL)
+
+
+def refresh_pending(scene: Scene) -> Sequence[str]:
+    return ("refresh", scene.name, *TTL)
+
+
+def enable(place: str) -> Command:
+    return lambda scene: (
+        *("enable", scene.source, "--bank", str(scene.banks[0]), *NNN, "--where", place),
+        *("--execute", "--force", *TTL),
+    )
+
+
+def disable(scene: Scene) -> Sequence[str]:
+    return ("disable", scene.source)
+
+
+def copy(scene: Scene) -> Sequence[str]:
+    return ("migrate", "run", scene.source, "--bank", str(scene.banks[0]), *NNN, "--force", *TTL)
+
+
+def run(scene: Scene) -> Sequence[str]:
+    return (*copy(scene), *(("--rename",) if scene.name == scene.source else ("--alias", scene.name)))
+
+
+def restart(scene: Scene) -> Sequence[str]:
+    return (*run(scene), "--restart")
+
+
+def cutover(scene: Scene) -> Sequence[str]:
+    return ("migrate", "cutover", scene.source, "--alias", scene.name, *TTL)
+
+
+def cutover_renaming(scene: Scene) -> Sequence[str]:
+    return ("migrate", "cutover", scene.source, "--rename", *TTL)
+
+
+def rollback(scene: Scene) -> Sequence[str]:
+    return ("migrate", "rollback", scene.name, *TTL)
+
+
+def drop_copy(scene: Scene) -> Sequence[str]:
+    return ("migrate", "clean", scene.source, "--drop", f"{scene.source}_hubness", "--yes")
+
+
+# -- what there is before ---------------------------------------------------------------------------------
+
+
+def nothing(scene: Scene) -> None:
+    pass
+
+
+def enabled(place: str) -> Callable[[Scene], None]:
+    return lambda scene: _do(scene, enable(place))
+
+
+def copied(scene: Scene) -> None:
+    _do(scene, lambda scene: (*copy(scene), "--frozen"))
+
+
+def migrated(scene: Scene) -> None:
+    _do(scene, lambda scene: (*run(scene), "--frozen"))
+
+
+def pending(scene: Scene) -> None:
+    migrated(scene)
+    scene.insert(PENDING, pending=True)
+
+
+def _do(scene: Scene, command: Command) -> None:
+    scene.do(*command(scene))
+
+
+REBUILD = refresh(1, "--rebuild-share", "0")
+KINDS: dict[str, Kind] = {
+    "refresh": Kind("refresh", "copy", migrated, refresh(1), (refresh(1), refresh(2), rollback)),
+    "refresh-side": Kind("refresh", "side", enabled("side"), refresh(1), (refresh(1), refresh(2), disable)),
+    "refresh-fields": Kind(
+        "refresh", "fields", enabled("fields"), refresh(1), (refresh(1), refresh(2), disable), servers=False
+    ),
+    "refresh-vectors": Kind(
+        "refresh", "vectors", enabled("vectors"), refresh(1), (refresh(1), refresh(2), disable), servers=False
+    ),
+    "pending": Kind("refresh", "copy", pending, refresh_pending, (refresh_pending, refresh(1))),
+    "enable-side": Kind("enable", "side", nothing, enable("side"), (enable("side"), disable)),
+    "enable-fields": Kind(
+        "enable", "fields", nothing, enable("fields"), (enable("fields"), enable("side")), servers=False
+    ),
+    "enable-vectors": Kind(
+        "enable", "vectors", nothing, enable("vectors"), (enable("vectors"), disable), servers=False
+    ),
+    "disable-side": Kind(
+        "disable", "side", enabled("side"), disable, (disable, enable("side"), refresh(1))
+    ),
+    "disable-vectors": Kind(
+        "disable", "vectors", enabled("vectors"), disable, (disable, enable("vectors")), servers=False
+    ),
+    "migrate": Kind("migrate", "copy", nothing, run, (run, restart, drop_copy)),
+    "migrate-rename": Kind("migrate", "copy", nothing, run, (run, restart), renames=True),
+    "cutover": Kind("cutover", "copy", copied, cutover, (cutover, refresh_copy, rollback, run)),
+    "cutover-rename": Kind(
+        "cutover", "copy", copied, cutover_renaming, (cutover_renaming, refresh_copy), renames=True
+    ),
+    "rollback": Kind("rollback", "copy", migrated, rollback, (rollback, refresh(1), cutover)),
+    "rebuild": Kind("rebuild", "copy", migrated, REBUILD, (REBUILD, refresh(2), rollback), rebuilds=True),
+    "clean": Kind("clean", "copy", copied, drop_copy, (run, cutover, drop_copy)),
+}  # fmt: skip
+
+
+def claims(scene: Scene, job: Job) -> dict[str, Any]:
+    """What must hold, as a job that exited with 0 has it: "switched" whether the application reads a copy,
+    "corrected" whether the collection it reads is."""
+    words = [word for word in job.argv[:2] if not word.startswith("-")]
+    if words[0] == "disable":
+        return {"corrected": False}
+    if words[0] in ("enable", "refresh") and "_hubness" not in words[1]:
+        return {"corrected": True}
+    if words[1] == "rollback":
+        return {"switched": False}
+    if words[1] == "cutover" or {"--alias", "--rename"} & set(job.argv):
+        return {"switched": True}
+    return {}
+
+
+def holds(scene: Scene, claim: dict[str, Any]) -> bool:
+    found: dict[str, Callable[[], bool]] = {
+        "switched": lambda: scene.read_collection() != scene.source,
+        "corrected": lambda: (state := scene.state()) is not None and state.serves,
+    }
+    return all(found[name]() == value for name, value in claim.items())
