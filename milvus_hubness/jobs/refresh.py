@@ -126,14 +126,18 @@ def refresh(
         if profile is None:
             profile = whole.incoming.name if whole.incoming and not asks else whole.active
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
-        with ThreadPoolExecutor(1, "bank") as beside:
+        with ThreadPoolExecutor(4, "reading") as beside:
+            # A strongly consistent read mostly waits.
+            finding = beside.submit(rebuildings, store)
+            noting = beside.submit(SpareBanks(store, name).noted)
+            looking = None if asks or refit else beside.submit(_waiting, store, info, state)
             reading = beside.submit(store.load_bank, state.profile.bank, checked=False)
-            known = rebuildings(store)
+            known = finding.result()
             left, half = unfinished(known, name), half_switched(known, info)
             if half and not plan:
                 carry_out(lease.store, half, steering.Steering(), lease)
-            unused = [] if plan or left else SpareBanks(store, name).noted()
-            waiting = None if asks or refit else _waiting(store, info, state)
+            unused = [] if plan or left else noting.result()
+            waiting = looking.result() if looking else None
             if not plan:
                 store = lease.store
             if back:

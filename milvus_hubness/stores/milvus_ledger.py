@@ -60,9 +60,10 @@ class MilvusLedger(MilvusBanks):
         if not self.exists(ledger):
             return
         self._ensure_ledger(ledger)
-        chosen = [f"belongs_to == {literal(group)}", is_one_of("key", keys) if keys is not None else ""]
+        # By keys alone: by any other field, Milvus searches for the rows first.
+        chosen = f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys)
         with self._writing(ledger) as name:
-            self.client.delete(name, filter=" and ".join(filter(None, chosen)))
+            self.client.delete(name, filter=chosen)
 
     def _ensure_ledger(self, ledger: str) -> None:
         """There, indexed and loaded, whatever an interrupted call left."""
