@@ -536,7 +536,7 @@ class Store(Protocol):
         ...
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
-        """Forget these entries of a group, all of them without `keys`."""
+        """Forget these entries of a group, all of them without `keys`, which are of the group."""
         ...
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:

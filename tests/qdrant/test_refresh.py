@@ -1,5 +1,7 @@
 """Biases kept right, by the jobs that refresh Milvus: only vectors that moved are written."""
 
+import time
+
 import numpy as np
 import pytest
 from qdrant_client import models
@@ -7,6 +9,7 @@ from qdrant_client import models
 from milvus_hubness import (
     NNN,
     LeaseHeld,
+    LeaseLost,
     QueryBank,
     migrate,
     plan_migration,
@@ -14,7 +17,9 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.jobs import rebuild
-from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease import Lease, LeasePolicy
+from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.stores.base import Record
 from qdrant_hubness import QdrantStore
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import Corrected, key
@@ -117,6 +122,27 @@ def test_one_process_at_a_time(everywhere):
     with Lease(everywhere.store(), corrected.name) as held:
         held.check()
         assert held.token == first + 1
+
+
+def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(everywhere):
+    corrected = Corrected(everywhere, "Dot")
+    name, vector = corrected.name, ""
+    with Lease(corrected.store, name, policy=LeasePolicy(0.3, 0.0, 0.0)) as former:
+        late = former.store
+        rows = late.fetch(name, [1], vector, partition="numbers")
+        late.rewrite(name, rows, vector, [vector], partition="numbers")
+        former._over.set()  # no renewal: it was paused
+        time.sleep(0.4)
+        with Lease(everywhere.store(), name):
+            for write in (
+                lambda: late.rewrite(name, rows, vector, [vector], partition="numbers"),
+                lambda: late.write(name, rows, vector),
+                lambda: late.delete(name, [1]),
+                lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
+            ):
+                with pytest.raises(LeaseLost, match="another job has taken over"):
+                    write()
+    assert everywhere.store().info(name).aliases == ()
 
 
 def test_a_rebuilt_copy_takes_over_the_alias(everywhere, monkeypatch):
