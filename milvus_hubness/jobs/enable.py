@@ -255,6 +255,10 @@ def enable(
     with Lease(store, plan.source.name, *further) as lease:
         info = lease.store.info(plan.source.name)
         plan = replace(plan, source=info)
+        if plan.suffix != suffix_for(plan.field, info.states.values()) and plan.field not in info.states:
+            raise AlreadyCorrected(
+                f"another job has corrected a field of {info.name!r} since this plan was made: plan again"
+            )
         if isinstance(plan, InPlacePlan):
             return enable_in_place(lease, plan, client_ttl=ttl, progress=progress)
         if plan.field in info.states:

@@ -185,7 +185,7 @@ def enable_in_place(
     began = time.perf_counter()
     store, name = lease.store, plan.source.name
     before = plan.source.states.get(plan.field)
-    if (before is None) != (plan.unfinished is None) or (before is not None and before.serves):
+    if before != plan.unfinished:
         raise AlreadyCorrected(
             f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was made: "
             "plan again"

@@ -115,15 +115,17 @@ class Entry(BaseModel):
 class Lease:
     """The lease on one or more collections, held within `with` and renewed meanwhile.
 
-    collections: their real names; one that does not exist yet can be leased too. Raises LeaseHeld, naming the
-    holder.
+    collections: their real names; one that does not exist yet can be leased too. fenced: False for a lease on
+    anything else than a collection. Raises LeaseHeld, naming the holder.
     """
 
-    def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None) -> None:
+    def __init__(
+        self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True
+    ) -> None:
         self.policy = policy or LeasePolicy.default()
         self._store, self._names = store, tuple(dict.fromkeys(collections))
         self._entries: dict[str, Entry] = {}
-        self._seen = -math.inf
+        self._seen, self._fences_writes = -math.inf, fenced
         self._owner_id = uuid.uuid4().hex
         self._fences: dict[str, str] = {}
         self._fenced = store.fenced(self._fences)
@@ -170,19 +172,18 @@ class Lease:
         self._look()
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it is there, and what an interrupted call left of one.
+        """Drop a leased collection if it is there.
 
         A call that drops a collection cannot be fenced: it may arrive when another job uses that name. So
         the collection is renamed first, and dropped by its new name if the lease is still held then. If the
         call that renames arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
         """
-        store, dropped = self.store, f"{collection[:LONGEST_NAME]}__dropped"
+        store, entry = self.store, self._entries[collection]
+        dropped = f"{collection[:LONGEST_NAME]}__dropped_{entry.token}_{self._owner_id[:8]}"
         if not store.renames():
             self._look()
             store.drop(collection)
             return
-        if store.exists(dropped):
-            store.drop(dropped)
         if not store.exists(collection):
             return
         self._look()
@@ -260,7 +261,7 @@ class Lease:
         collection, and no other process has written it too."""
         self._put(mine.values())
         self._drop_fences(found)
-        for name, entry in mine.items():
+        for name, entry in mine.items() if self._fences_writes else ():
             self._create_fence(name, entry.alias)
             self._create_fence(LEDGER, entry.ledger_alias)
         for entry in mine.values():
@@ -289,6 +290,8 @@ class Lease:
         """Drop the aliases of former holders that did not, so that whatever is read from here on has their
         last writes. If this process does not get the lease, the next holder would have done so."""
         former = [each for entries in found.values() for each in entries if each.expires_at is not None]
+        if not self._fences_writes:
+            return
         for each in former:
             self._store.unfence(each.alias)
             self._store.unfence(each.ledger_alias)
@@ -309,7 +312,7 @@ class Lease:
             self._renewing = None
         # If the database does not answer, the lease expires and the next holder drops the aliases.
         with suppress(HubnessError):
-            for alias in self._fences.values():
+            for alias in list(self._fences.values()):
                 self._store.unfence(alias)
             self._put(entry.model_copy(update={"expires_at": None}) for entry in self._entries.values())
         self._entries = {}
@@ -318,7 +321,7 @@ class Lease:
     def _renew(self) -> None:
         while not self._over.wait(self.policy.seconds / RENEWALS):
             # If the database does not answer, the next round tries again; `check` finds a lost lease.
-            with suppress(HubnessError):
+            with suppress(Exception):
                 expiry = self._expiry()
                 entries = list(self._entries.values())
                 self._put(entry.model_copy(update={"expires_at": expiry}) for entry in entries)
@@ -327,7 +330,7 @@ class Lease:
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
         began = time.monotonic()
-        for name, mine in self._entries.items():
+        for name, mine in list(self._entries.items()):
             entries = self._read(name)
             newer = [each for each in entries if each.token > mine.token]
             if newer or all(each.owner_id != mine.owner_id for each in entries):

@@ -104,7 +104,7 @@ class Looker:
         """Raises LeaseHeld where another service is there."""
         if self._lease is None:
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
-            lease = Lease(self.store, f"service/{self.table.label}", policy=policy)
+            lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
             self._lease = self._held.enter_context(lease)
             return
         try:

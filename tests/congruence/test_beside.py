@@ -270,7 +270,11 @@ def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
     """The collection is disabled between the row and its bias, so that what the client knew is outdated."""
     enabled = Enabled(lite, "IP", "side")
 
+    put = MilvusClient.upsert
+
     def upsert(client, collection, *args, **options):
+        if collection != enabled.done.side:
+            return put(client, collection, *args, **options)
         disable(enabled.store, enabled.name)
         raise MilvusException(message=f"no {collection}")
 
@@ -281,7 +285,7 @@ def test_rows_whose_biases_fail_are_not_written_twice(lite, monkeypatch):
         MilvusClient, "insert", lambda *args, **options: inserted.append(args) or insert(*args, **options)
     )
     row = {"id": 5_000, "vector": enabled.items[0], "group": 0}
-    with pytest.raises(MilvusException, match="beside"):
+    with pytest.raises(MilvusException, match="__bias"):
         enabled.client.insert(enabled.name, [row])
     assert len(inserted) == 1
     assert enabled.plain.get(enabled.name, [5_000])
@@ -445,7 +449,7 @@ class TestWhatIsRefused:
 
         def spoil(collection, batch, field, **options):
             if field == "biases":
-                batch.vectors[7] += 1
+                batch.vectors[batch.keys.index(7)] += 1
             write(collection, batch, field, **options)
 
         monkeypatch.setattr(store, "write", spoil)

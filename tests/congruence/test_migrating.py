@@ -169,7 +169,8 @@ def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database,
     class Counting(database.base):
         def write(self, collection, batch, field, **options):
             super().write(collection, batch, field, **options)
-            written.append(len(batch))
+            if collection.endswith("_hubness"):
+                written.append(len(batch))
 
     class Breaking(Counting):
         def write(self, collection, batch, field, **options):

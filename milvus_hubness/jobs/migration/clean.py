@@ -20,7 +20,7 @@ def clean(store: Store, name: str, *, drop: str) -> Migration:
     found = Ledger(store).find(name)
     with Lease(store, found.source_now, found.target) as lease:
         store, ledger = lease.store, Ledger(lease.store)
-        migration = ledger.find(found.target)
+        migration = ledger.again(found)
         if drop == migration.target:
             migration.require(
                 "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"

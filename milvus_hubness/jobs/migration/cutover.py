@@ -46,10 +46,10 @@ def cutover(
     steering = steering or Steering()
     found = Ledger(store).find(name)
     found.require("verified", "switching", "switched", step="cutover")
-    names = (found.source_now, found.target)
+    names = dict.fromkeys([found.source_now, found.target, found.source])
     with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
-        migration = ledger.find(found.target)
+        migration = ledger.again(found)
         migration.require("verified", "switching", "switched", step="cutover")
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
@@ -91,7 +91,7 @@ def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Ro
     carried = 0
     with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
-        migration = ledger.find(found.target)
+        migration = ledger.again(found)
         migration.require("switched", "rolling back", step="rollback")
         switch = migration.switch
         if switch is None or (not store.exists(migration.source_now) and not store.exists(migration.source)):

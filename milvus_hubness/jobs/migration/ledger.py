@@ -145,6 +145,13 @@ class Ledger:
         known = next((each for each in self.migrations() if each.target == target), None)
         return self._up_to_date(known) if known else None
 
+    def again(self, found: Migration) -> Migration:
+        """The migration that `find` found, as it is now, once its lease is held. Raises NoMigration."""
+        known = self.of_target(found.target)
+        if known is None or known.id != found.id:
+            raise NoMigration(f"the migration of {found.source!r} to {found.target!r} is gone: look again")
+        return known
+
     def find(self, name: str) -> Migration:
         """The migration that this collection or alias belongs to; of several, that to it rather than from it,
         then the latest.

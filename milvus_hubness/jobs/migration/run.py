@@ -20,6 +20,7 @@ from milvus_hubness.jobs.migration.recording import KEYS_NAMED, Recorder
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores.base import CollectionInfo, Store
@@ -60,7 +61,7 @@ def resume(store: Store, name: str, steering: Steering | None = None) -> Migrati
     names = (found.source_now, found.target)
     with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
-        migration = ledger.find(found.target)
+        migration = ledger.again(found)
         if migration.phase == "preparing":
             raise ResumeRefused(
                 f"the migration of {migration.source!r} ended before anything was copied: give its bank again"
@@ -80,6 +81,8 @@ def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, steering: Stee
     if migration.phase not in {"copying", "catching up", "rolled back"}:
         return migration
     store = lease.store
+    # What a job that was killed has brought back in the source must not reach the copy.
+    write_intents.repair(lease, migration.source, client_ttl=steering.client_ttl)
     source = store.info(migration.source)
     if migration.phase == "copying":
         store.create_copy(migration.indexed(source), migration.target, migration.corrected())
