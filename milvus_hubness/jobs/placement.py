@@ -157,6 +157,8 @@ class _Placement(ABC):
         self.store.settle(self.info.name)
 
     def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
+        if self.writer is not None:
+            self.writer.look(keys, partition)
         return self.store.fetch(self.info.name, keys, self.state.field, partition=partition)
 
     def _with_fields(

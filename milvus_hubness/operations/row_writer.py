@@ -36,6 +36,8 @@ from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note, Record,
 
 BATCHES = "batches"
 HAS_BIAS = ""
+SETTLE_SECONDS, SETTLE_PAUSE = 5.0, 0.05
+"""How long a write may take after its note, and the time between two looks at it."""
 REPAIR_ROUNDS = 20
 COMPACT_SECONDS = 60.0
 """Between two compactions of the log; a noted row is dropped if neither found it in use."""
@@ -131,7 +133,7 @@ class RowWriter:
         self._parts = 0
         self._compacted_at = time.monotonic()
         self._unused: frozenset[str] = frozenset()
-        self._replayed: set[Note] = set()
+        self._settled: set[Note] = set()
         self.repaired = 0
         """Rows that had to be repaired."""
 
@@ -143,6 +145,21 @@ class RowWriter:
     def update(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
         """As Store.update, otherwise as `rewrite`."""
         self._write("update", batch, changed, partition)
+
+    def look(self, keys: Sequence[Key], partition: str | None) -> None:
+        """Call this before rows are read that are rewritten then: whatever was noted and written before is in
+        what is read, and is not replayed over it. A client may be between its note and its write: it is
+        waited for, but no longer than SETTLE_SECONDS. Then somebody else has written the row since."""
+        store = self._lease.store
+        if self._journal is None or not store.replaces_rows():
+            return
+        repair = _Repair(store, self._info.name, self._journal, self._content, self._settled)
+        until = time.monotonic() + SETTLE_SECONDS
+        while unsettled := repair.unsettled(keys, partition):
+            if time.monotonic() > until:
+                self._settled.update(unsettled)
+            else:
+                time.sleep(SETTLE_PAUSE)
 
     def close(self) -> None:
         """Remove the record of the last batch."""
@@ -163,8 +180,7 @@ class RowWriter:
         self._record(rows, partition)
         getattr(store, method)(self._info.name, batch, self._content.field, changed, partition=partition)
         if self._journal is not None:
-            # What an earlier batch has replayed of these rows, this one has read.
-            repair = _Repair(store, self._info.name, self._journal, self._content, self._replayed)
+            repair = _Repair(store, self._info.name, self._journal, self._content, self._settled)
             self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
             self._compact(self._journal)
 
@@ -230,19 +246,38 @@ def drop_batches(store: Store, collection: str) -> None:
 
 
 class _Repair:
-    """Does again what clients noted of rows that a job has rewritten."""
+    """Does again what clients noted of rows that a job has rewritten. settled: notes whose writes were made
+    before the job read the rows."""
 
     def __init__(
-        self, store: Store, collection: str, journal: Journal, content: RowContent, replayed: set[Note]
+        self, store: Store, collection: str, journal: Journal, content: RowContent, settled: set[Note]
     ) -> None:
         self._store, self._collection, self._journal = store, collection, journal
-        self._content, self._replayed = content, replayed
+        self._content, self._settled = content, settled
+
+    def unsettled(self, keys: Sequence[Key], partition: str | None) -> list[Note]:
+        """Return the notes of these keys that the rows do not show, and take the others as settled."""
+        notes = [
+            note
+            for note in self._store.notes(self._journal, keys, partition=partition)
+            if note not in self._settled
+        ]
+        if not notes:
+            return []
+        held, noted = self._contents(notes, partition)
+        shown = {
+            note
+            for note in notes
+            if _shows(held.get(note.key, ABSENT), noted.get(note.key, {}).get(note.row or "", ABSENT))
+        }
+        self._settled |= shown
+        return [note for note in notes if note not in shown]
 
     def run(self, rows: dict[Key, set[Digest]], partition: str | None, record: Any) -> int:
         """rows: for each key the digests of what the job may have left there; those of replayed rows are
         added. record: keeps them, before they are written."""
         keys: Iterable[Key] = rows
-        seen = set(self._replayed)
+        seen = set(self._settled)
         repaired: set[Key] = set()
         for _ in range(REPAIR_ROUNDS):
             notes = self._store.notes(self._journal, list(keys), partition=partition)
@@ -254,7 +289,7 @@ class _Repair:
             if chosen:
                 done = self._store.repeat(self._collection, self._journal, chosen)
                 repaired |= {note.key for note in done}
-                self._replayed.update(chosen)
+                self._settled.update(chosen)
             # Of the other rows none was written, so none of their clients' writes can have been undone.
             keys = [note.key for note in notes if note in chosen or note not in seen_now]
             if not keys:
@@ -270,10 +305,7 @@ class _Repair:
         """Those of the notes that are to be replayed, and those that could be judged."""
         if not self._store.replaces_rows():
             return list(notes), set(notes)
-        field, keys = self._content.field, [note.key for note in notes]
-        held = self._store.fetch(self._collection, keys, field, partition=partition)
-        digests = dict(zip(held.keys, self._content.digests(held), strict=True))
-        noted = self._noted(keys)
+        digests, noted = self._contents(notes, partition)
         judged = [note for note in notes if note.row is None or note.row in noted.get(note.key, {})]
         chosen = []
         for note in judged:
@@ -286,6 +318,14 @@ class _Repair:
         if chosen:
             record()
         return chosen, set(judged)
+
+    def _contents(
+        self, notes: Sequence[Note], partition: str | None
+    ) -> tuple[dict[Key, Digest], dict[Key, dict[str, Digest]]]:
+        """The digests of the rows that notes are of, and of all rows that were noted of them."""
+        field, keys = self._content.field, [note.key for note in notes]
+        held = self._store.fetch(self._collection, keys, field, partition=partition)
+        return dict(zip(held.keys, self._content.digests(held), strict=True)), self._noted(keys)
 
     def _noted(self, keys: Sequence[Key]) -> dict[Key, dict[str, Digest]]:
         """For each key the digests of all rows that were noted of it, by the names of these."""
@@ -304,6 +344,13 @@ def _is_stale(found: Digest, written: set[Digest], earlier: Iterable[Digest], no
     if not (found and note.changed):
         return False
     return found.without(note.changed) in {each.without(note.changed) for each in written}
+
+
+def _shows(found: Digest, wanted: Digest) -> bool:
+    """Whether a row has all that was noted; Milvus Lite keeps further fields of the row that was replaced."""
+    if not wanted:
+        return not found
+    return all(found.get(name) == each for name, each in wanted.items() if name != HAS_BIAS)
 
 
 def _differ(found: Digest, wanted: Digest) -> bool:

@@ -177,12 +177,14 @@ class Record:
 class Note:
     """What a client was last about to do with the row of a key. partition: of the row, where it named one.
     row: what the journal calls the row as it was to be written; None where it was to be deleted. changed: the
-    fields that this partial update, and those noted just before it, change; empty for a whole row."""
+    fields that this partial update, and those noted just before it, change; empty for a whole row. id: of
+    this note; the next one of the same key has another."""
 
     key: Key
     partition: str | None
     row: str | None
     changed: tuple[str, ...] = ()
+    id: str = ""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def line(journal: Journal, key: Key, partition: str | None, name: str, changed: 
         "key": key,
         "partition": partition or "",
         "name": name,
+        "id": uuid.uuid4().hex,
         "changed": json.dumps(sorted(changed)) if changed else "",
         "vector": [0.0, 0.0],
     }
@@ -175,7 +176,9 @@ class MilvusJournal(MilvusRequests):
         for start in range(0, len(places), ROWS_PER_REQUEST):
             lines = self.fetch(journal.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
             found += [
-                Note(each["key"], each["partition"] or None, each["name"] or None, changed_in(each))
+                Note(
+                    each["key"], each["partition"] or None, each["name"] or None, changed_in(each), each["id"]
+                )
                 for each in lines
             ]
         return found
@@ -292,6 +295,10 @@ def _digest(source: CollectionInfo) -> str:
     return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
 
 
+def _note(line: Row) -> Note:
+    return Note(line["key"], line["partition"] or None, line["name"] or None, changed_in(line), line["id"])
+
+
 def changed_in(line: Row) -> tuple[str, ...]:
     """The fields that a line of a journal says a partial update changes."""
     return tuple(json.loads(line["changed"])) if line["changed"] else ()
@@ -320,6 +327,7 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     schema.add_field("key", DataType(key["type"]), **limits)
     schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
     schema.add_field("name", DataType.VARCHAR, max_length=64)
+    schema.add_field("id", DataType.VARCHAR, max_length=64)
     schema.add_field("changed", DataType.VARCHAR, max_length=65_535)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
     return schema

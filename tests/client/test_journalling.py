@@ -17,6 +17,7 @@ from milvus_hubness import MilvusStore
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema, drive
 from milvus_hubness.errors import JournalFailed, NotCaughtUp
+from milvus_hubness.operations import row_writer as row_writer_module
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
 from milvus_hubness.state import JOURNAL_PROPERTY, Journal
 from milvus_hubness.stores.base import Batch
@@ -319,6 +320,60 @@ def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
             database.tables[HERE][1] = dict(after)
         assert repair(database, {**batch.rows[0], "vector": batch.vectors[0].tolist()}) == 0
         assert database.tables[HERE].get(1) == after
+
+
+@pytest.mark.parametrize("after", [row(1, "200"), None], ids=["update", "insert again"])
+def test_a_later_write_that_the_job_has_read_is_kept(monkeypatch, after):
+    """v = 100 was noted and written, then another client wrote v = 200; then the job read and wrote the row.
+    Or it was deleted, and inserted again."""
+    monkeypatch.setattr(row_writer_module, "SETTLE_SECONDS", 0.1)
+    database = Database()
+    job, operations = Job(database), client(database)
+    make = write("upsert", [row(1, "100")]) if after else delete([1])
+    drive(make(operations), lambda step: answered(database, step))
+    database.tables[HERE][1] = dict(after or row(1, "again"))
+    writer = row_writer(job, database.journal)
+    writer.look([1], None)
+    writer.rewrite(job.fetch(HERE, [1], "vector"), ["bias"], None)
+    assert writer.repaired == 0
+    assert database.tables[HERE][1]["note"] == ("200" if after else "again")
+
+
+def test_a_client_between_its_note_and_its_write_is_waited_for():
+    database = Database()
+    job, operations, looks = Job(database), client(database), itertools.count()
+    late = []
+
+    def held_up(step):
+        if isinstance(step, Ask) and (step.method, step.args[0]) == ("upsert", HERE):
+            late.append(step)
+            return {"ids": [1]}
+        return answered(database, step)
+
+    drive(write("upsert", [row(1, "new")])(operations), held_up)
+
+    def arrive():
+        if next(looks) == 8:
+            database.before = lambda: None
+            answered(database, late[0])
+
+    database.before = arrive
+    writer = row_writer(job, database.journal)
+    writer.look([1], None)
+    assert job.fetch(HERE, [1], "vector").rows[0]["note"] == "new"
+
+
+def test_a_row_that_is_deleted_twice_stays_deleted():
+    """A second deletion is another note than the first."""
+    database = Database()
+    job, operations = Job(database), client(database)
+    writer = row_writer(job, database.journal)
+    for _ in range(2):
+        database.tables[HERE][1] = row(1, "there")
+        batch = job.fetch(HERE, [1], "vector")
+        drive(delete([1])(operations), lambda step: answered(database, step))
+        writer.rewrite(batch, ["bias"], None)
+        assert 1 not in database.tables[HERE]
 
 
 def test_a_row_that_never_rests_is_reported():
