@@ -294,3 +294,10 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(lite):
                     write()
     assert store.fetch(name, [1], "vector").vectors.tolist() == [[2.0] * 4]
     assert client.list_aliases(name)["aliases"] == []
+
+
+def test_a_service_leases_a_name_that_is_no_collection(served):
+    """Milvus refuses such names, so nothing is asked of a collection."""
+    name = f"service/{served.name()}.x"
+    with Lease(served.store(), name, fenced=False), pytest.raises(LeaseHeld, match=name):
+        Lease(served.store(), name, fenced=False).__enter__()
