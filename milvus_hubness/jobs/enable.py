@@ -274,7 +274,7 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
     store, began = lease.store, time.perf_counter()
     kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
-    made_side = told = False
+    made_side = announced = False
     state: CollectionState | None = None
     try:
         if plan.side:
@@ -308,7 +308,7 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
         with rewriting(lease, plan.source, state, client_ttl=wait) as writer:
             placement = placement_of(store, plan.source, state, writer)
             _write(store, plan, state, placement, progress)
-            told = True
+            announced = True
             store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state, kept))
             # From here on clients write biases too; what they wrote before, the check finds.
             time.sleep(client_ttl)
@@ -316,7 +316,7 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
     except LeaseLost:
         raise
     except BaseException:
-        if told and state is not None:
+        if announced and state is not None:
             store.drop_state(plan.source.name, state)
         if plan.side and made_side:
             lease.drop(plan.side)

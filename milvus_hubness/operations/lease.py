@@ -178,6 +178,7 @@ class Lease:
         the collection is renamed first, and dropped by its new name if the lease is still held then. If the
         call that renames arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
         """
+        self.include(collection)
         store, entry = self.store, self._entries[collection]
         dropped = f"{collection[:LONGEST_NAME]}__dropped_{entry.token}_{self._owner_id[:8]}"
         if not store.renames():
