@@ -36,7 +36,7 @@ from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 Numbers = npt.NDArray[np.int64]
 Values = npt.NDArray[np.float64]
 
-METHODS = ("NNN 16, .75", "SN .03", "Blend")
+METHODS = ("NNN 16, .85", "SN", "Blend")
 SIZES = (30, 100, 300, 1000, 3000, 10_000, 40_000)
 DRAWS = 5
 SHARES = (0.5, 0.9, 0.99)

@@ -130,7 +130,8 @@ def measured(gallery: Gallery) -> dict[str, Any]:
             for w, wanted in nearest.items()
         }
         found[name]["constants"] = {"offset": layout.offset, "scale": layout.scale}
-        errors = np.abs(products - layout.offset - similarity)
+        squares = layout.scores(products, queries, 0.0)
+        errors = np.abs(0.5 * np.sum(asked**2, axis=1, keepdims=True) - squares / 2 - similarity)
         found[name]["rounding"] = float(errors.max() / halves.mean())
     return found
 

@@ -47,9 +47,12 @@ METHODS: dict[str, Estimator | None] = {
     "DN .5": DistributionNormalization(0.5),
     "DualIS .05": DualInvertedSoftmax(0.05, 0.05),
     "DualDIS .05": DualInvertedSoftmax(0.05, 0.05),
+    "DualIS": DualInvertedSoftmax(),
+    "DualDIS": DualInvertedSoftmax(),
     "SN .02": Sinkhorn(0.02),
     "SN .02, 64 nearest": Sinkhorn(0.02, neighbors=64),
     "SN .03": Sinkhorn(0.03),
+    "SN": Sinkhorn(),
     "DBSN .02": DualBankSinkhorn(0.02),
     "Blend": Blend(),
 }
@@ -57,7 +60,8 @@ GATES = {
     "DIS .05": lambda task: DynamicGate().activated(task.bank, task.gallery),
     "DualDIS .05": lambda task: DualDynamicGate().activated(task.bank, task.gallery, task.target_bank),
 }
-SHORT_BANK = ("Blend", "NNN 16, .75", "SN .03")
+GATES["DualDIS"] = GATES["DualDIS .05"]
+SHORT_BANK = ("Blend", "NNN 16, .75", "SN .03", "SN")
 IN_REFERENCE = {
     "raw": "raw",
     "NNN 32, .75": "nnn k=32 a=.75",
@@ -142,6 +146,7 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]], means: dict[str, flo
         rows.append([method, *shown, f"{means[method]:.1f}" if method in means else "–"])
     return (
         "R@1 (%) with 95% bootstrap intervals. The mean is over the seven embedding tasks; "
+        "methods without a number have the default temperatures; "
         f"{', '.join(SHORT_BANK)} see banks cut at {BANK_OF_BLEND:,}.\n\n"
         + table(["method", *results, "mean of seven"], rows)
     )

@@ -43,12 +43,12 @@ import torch
 from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.quari_rivals import COMMON, QUARI, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, speed
+from milvus_hubness.charts import learning_curves
 from milvus_hubness.demo.corpus import collect
 from milvus_hubness.demo.towers import build
 from milvus_hubness.quality import paired_difference, retrieval_summary
 from milvus_hubness.quality.retrieval import hits
 from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, train
-from milvus_hubness.quari.curves import learning_curves
 from milvus_hubness.quari.evaluate import as_ranks
 from tests.real_data import load_task
 
@@ -223,7 +223,7 @@ def main() -> int:
         world = WORLDS[name]()
         network = trained(world, "as it is", given.again)
         results["worlds"][world.name] = judged(world, network, trained(world, "no memory", given.again))
-        (RESULTS / f"quari_{name}.svg").write_text(learning_curves(network))
+        (RESULTS / f"quari_{name}.svg").write_text(learning_curves(network.history, network.best_epoch))
         results["environment"][world.name] = environment(started)
     if given.ablations or everything:
         results["ablations"] = ablated(given.again)

@@ -27,10 +27,14 @@ from milvus_hubness.errors import (
     name_some,
 )
 
+Vectors: TypeAlias = npt.NDArray[np.float32]
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Vectors: TypeAlias = npt.NDArray[np.float32]
+    BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
+else:
+    BankLike = Any  # Pydantic models with a field of this type evaluate it.
+"""What `QueryBank.of` takes, and with it every public function that takes a bank."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +92,7 @@ class QueryBank:
             raise InvalidInput(f"{len(self.origins)} origins are told of {len(vectors)} queries")
 
     @classmethod
-    def of(cls, bank: QueryBank | npt.ArrayLike | torch.Tensor) -> QueryBank:
+    def of(cls, bank: BankLike) -> QueryBank:
         """The bank itself, or one made of an array, a tensor or a list of lists."""
         return bank if isinstance(bank, QueryBank) else cls(as_vectors(bank, "the bank"))
 
@@ -134,6 +138,11 @@ class QueryBank:
             raise DimensionMismatch(f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}")
 
 
+def optional_bank(bank: BankLike | None) -> QueryBank | None:
+    """Return `QueryBank.of(bank)`, or None for None."""
+    return None if bank is None else QueryBank.of(bank)
+
+
 def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     """`rows` as a C-contiguous float32 array (n, d), d ≥ 1, all finite; `what` names them in errors.
 
@@ -141,6 +150,8 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
     NonFiniteVectors, each naming the rows.
     """
     if isinstance(rows, torch.Tensor):
+        if rows.is_complex():
+            raise InvalidInput(f"{what} must hold real numbers, not {rows.dtype}")
         rows = rows.detach().cpu().to(torch.float32).numpy()
     elif isinstance(rows, Sequence) and not isinstance(rows, str):
         _check_widths([len(row) if hasattr(row, "__len__") else 1 for row in rows], what)

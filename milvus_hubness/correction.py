@@ -11,8 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank
 from milvus_hubness.cells import NEAR, columns, evenly, lying
+from milvus_hubness.errors import ZeroVectors
 from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore, to_dict
 from milvus_hubness.estimators.inputs import TargetBank
 from milvus_hubness.halves import Dtype, rounded
@@ -26,38 +27,46 @@ class Correction:
     """Biases of a collection's vectors, in its own metric.
 
     centre: c, taken off every bias so that the stored column stays near zero, which costs an ANN index less
-    recall; no ranking changes.
+    recall; no ranking changes. are_new: whether the items came together after the fit, see
+    `FittedBias.new_bias`.
     """
 
     layout: Layout
     fitted: FittedBias
     centre: float = 0.0
+    are_new: bool = False
 
     @classmethod
     def fit(
         cls,
         layout: Layout,
         estimator: Estimator,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: QueryBank | None = None,
+        target_bank: BankLike | None = None,
         start: Floats | None = None,
         fit: Callable[..., FittedBias] | None = None,
     ) -> Correction:
         """The estimator fitted on bank, gallery (n, d) and target bank as the layout's metric sees them.
 
         start: potentials of an earlier fit on this bank, for estimators that iterate. fit: what fits in place
-        of the estimator's own, which it is given first. Raises DimensionMismatch, BankTooSmall, and
-        InvalidInput where the estimator needs what is not given.
+        of the estimator's own, which it is given first. Raises DimensionMismatch, BankTooSmall,
+        ZeroVectors for a bank of nothing else, and InvalidInput where the estimator needs what is not given.
         """
+        bank = QueryBank.of(bank)
+        if not bank.vectors.any():
+            raise ZeroVectors(
+                f"the bank from {bank.source} holds only zero vectors, which say nothing of any item: give "
+                "queries as the application asks them"
+            )
         reduced = _reduced_bank(layout, bank)
         others: dict[str, Any] = {
             "gallery": None if gallery is None else layout.reduce_items(_sound(layout, gallery)),
             "target_bank": None if target_bank is None else reduced_targets(layout, target_bank),
         }
         if isinstance(estimator, Transport):
-            fits = start is not None and start.shape == (len(bank), estimator.potentials)
+            fits = start is not None and start.shape == (len(reduced), estimator.potentials)
             others["start"] = start if fits else None
         if fit is not None:
             return cls(layout, fit(estimator, reduced, **others))
@@ -68,10 +77,10 @@ class Correction:
         cls,
         layout: Layout,
         estimator: Estimator,
-        bank: QueryBank,
+        bank: BankLike,
         potentials: Floats,
         *,
-        target_bank: QueryBank | None = None,
+        target_bank: BankLike | None = None,
         centre: float = 0.0,
     ) -> Correction:
         """An earlier fit from what was kept of it, without the gallery. Raises as `fit` does."""
@@ -103,7 +112,8 @@ class Correction:
         sound = ~self.layout.unsound(rows)
         biases = np.zeros(len(rows), np.float32)
         if sound.any():
-            biases[sound] = self.fitted.bias(self.layout.reduce_items(rows[sound])) - np.float32(self.centre)
+            told = self.fitted.new_bias if self.are_new else self.fitted.bias
+            biases[sound] = told(self.layout.reduce_items(rows[sound])) - np.float32(self.centre)
         return biases
 
 
@@ -151,6 +161,7 @@ def initial_state(
         pull=layout.pull,
         cells=layout.cells,
         reach=layout.reach,
+        mean=layout.mean,
         source=source,
         phase=phase,
         profiles={"default": profile},
@@ -159,14 +170,16 @@ def initial_state(
     )
 
 
-def _reduced_bank(layout: Layout, bank: QueryBank) -> QueryBank:
+def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
+    bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
     return QueryBank(layout.reduce_queries(bank.vectors), source=bank.source)
 
 
-def reduced_targets(layout: Layout, bank: QueryBank) -> TargetBank:
+def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
     """A target bank as the layout's metric sees it. Raises DimensionMismatch, and EmptyBank where none of its
     rows is sound."""
+    bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
     rows = _sound(layout, bank.vectors)
     return TargetBank(layout.reduce_items(rows), bank.source, asking=layout.reduce_queries(rows))

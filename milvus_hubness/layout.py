@@ -1,21 +1,27 @@
 """The stored form <r, b> and the asked form <q, −1>: widths, slots, metrics, scores back. No I/O.
 
-    stored   < r or r/‖r‖ ,  [(½‖r‖² − m)/s] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [cells] ,  [a − p·b] >
-    asked    < q or q/‖q‖ ,  [−s]            ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0 … 0] ,  [0]       >
+    stored   < r or r/‖r‖ ,  [u , v] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [cells] ,  [a − p·b] >
+    asked    < q or q/‖q‖ ,  [0 , −4s] ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0 … 0] ,  [0]     >
 
-The width is a multiple of 16; s = 1 unless L2.
+The width is a multiple of 16; s = 1 unless L2, and u and v are for L2 alone.
 
 Every metric becomes an inner product (the reduction of Bachrach et al., RecSys 2014, section 3):
-IP as it is, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² on its own column.
+IP as it is, COSINE on unit vectors, L2 as −½‖q−r‖² = q·r − ½‖r‖² − ½‖q‖² with ½‖r‖² on its own column v.
 
-Any m and s give the same scores, but a graph index links the items by the products among themselves. With
-h = ½‖r‖², a typical half square h₀ and m = h₀ + s² these are
+Rows may lie far from zero, and then ½‖r‖² loses the bits by which neighbours differ. So L2 sees r and q from
+a mean c of the gallery (see `means`), queries are sent as q − c, and v = (½‖r − c‖² − m′)/4s, m′ a typical
+half square. Rows are stored with some numbers of the mean, o, where they would not come back bit for bit
+without: r stands for them in what follows, and a product is above its score by o·(q − c).
+
+A graph index links the items by the products among themselves, in which v is too small to count. With
+h = ½‖r‖², a typical half square h₀, m = h₀ + s² and u = (h − m)/s these are
 
     r·r' + (h − m)(h' − m)/s²  =  −½‖r−r'‖² + (h − h₀)(h' − h₀)/s² + a constant,
 
 the order of the L2 index itself, up to a term that vanishes as s grows: the stored vectors are then of nearly
 equal length, on which inner product and distance agree (as in the reduction of the same paper from products
-to distances). With m = 0 and s = 1 the graph links everything to the longest items instead.
+to distances). With m = 0 and s = 1 the graph links everything to the longest items instead. No query asks for
+u: m is far larger than the half squares by which neighbours differ.
 
 No query asks the link column a − p·b, where b is the mean of the slots: with λ = a·p it adds
 
@@ -57,6 +63,7 @@ from milvus_hubness.errors import (
     ZeroVectors,
     name_some,
 )
+from milvus_hubness.means import Mean, lost, mean_in, mean_of
 from milvus_hubness.rows import Floats as Floats
 from milvus_hubness.rows import half_squares, half_squares64, lengths_of, matrix
 
@@ -69,6 +76,10 @@ LEAST_LENGTH = 1e-9
 
 SPREADS = 3
 """s² over the range of half squares: an item links to others as if it lay at most a third further out."""
+
+ASKED = 4
+"""v is scaled by so much more than u: to the products among stored vectors it adds a sixteenth of what u adds
+beyond their distance."""
 
 LINK: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
 """λ. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
@@ -89,9 +100,10 @@ class Layout:
     idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
     quantisation with m sub-vectors needs lcm(16, m)).
     offset, scale: m and s of the stored form, for L2 only; s is a power of two, so that biases are stored and
-    asked exactly. anchor, pull: a and p of the link column; it takes the last one, which the width must have
-    to spare, and there is none where a is 0. cells, reach: the axes and the length of the cell columns, which
-    the width must have to spare too, for IP and COSINE only; there are none where the axes are empty.
+    asked exactly. mean: c as `means` writes it, for L2 only. anchor, pull: a and p of the link column; it
+    takes the last one, which the width must have to spare, and there is none where a is 0. cells, reach: the
+    axes and the length of the cell columns, which the width must have to spare too, for IP and COSINE only;
+    there are none where the axes are empty.
     """
 
     dim: int
@@ -104,6 +116,7 @@ class Layout:
     pull: float = 0.0
     cells: str = ""
     reach: float = 0.0
+    mean: str = ""
 
     def __post_init__(self) -> None:
         as_metric(self.metric)
@@ -112,10 +125,11 @@ class Layout:
                 f"dim, slots and multiple_of start at 1, got {self.dim}, {self.slots}, {self.multiple_of}"
             )
         sound = math.isfinite(self.offset) and math.isfinite(self.scale) and math.frexp(self.scale)[0] == 0.5
-        if not sound or (self.metric != "L2" and (self.offset, self.scale) != (0.0, 1.0)):
+        others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
+        if not sound or (self.metric != "L2" and others):
             raise InvalidParameter(
-                f"an offset and a scale, a power of two, are for L2: got {self.offset} and {self.scale} "
-                f"for {self.metric}"
+                f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset} and "
+                f"{self.scale} for {self.metric}"
             )
         if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
             raise InvalidParameter(f"a link column needs a finite anchor, got {self.anchor} and {self.pull}")
@@ -138,11 +152,11 @@ class Layout:
     @cached_property
     def first_slot(self) -> int:
         """Column of slot 0."""
-        return self.dim + (self.metric == "L2")
+        return self.dim + 2 * (self.metric == "L2")
 
     @cached_property
     def width(self) -> int:
-        """Stored width: the least multiple of `multiple_of` with room for r, ½‖r‖² (L2) and the slots."""
+        """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the slots."""
         return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
 
     @property
@@ -160,6 +174,20 @@ class Layout:
         """c, how many cell columns there are."""
         return len(self.cell_axes.T)
 
+    @cached_property
+    def _mean(self) -> Mean:
+        return mean_in(self.mean, self.dim)
+
+    @cached_property
+    def _left_on(self) -> npt.NDArray[np.float64]:
+        """(d,) o, of the mean what stored rows have."""
+        return np.subtract(*self._mean, dtype=np.float64)
+
+    @cached_property
+    def _asked_offset(self) -> float:
+        """m′: typical of ½‖r − c‖² as m − s² is of ½‖r‖²."""
+        return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
+
     def rows(self, vectors: npt.ArrayLike) -> Floats:
         """`vectors` as (n, d) float32. Raises DimensionMismatch, InvalidInput."""
         return matrix(vectors, self.dim, "vectors")
@@ -171,12 +199,14 @@ class Layout:
         *,
         link: bool = True,
         cells: bool = False,
+        taken_off: bool = True,
     ) -> Layout:
         """This layout with the constants under which an index finds most.
 
         vectors (n, d): items, or a sample of them; unsound rows are left out. queries (m, d): of the bank,
         for cell columns, and for IP, where their lengths may differ from those of the items.
 
+        mean, under L2: see `with_mean`, and there taken_off.
         offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th
         percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds the term that
         distorts the graph; H does, where all rows are of one length, what others will bring. Percentiles,
@@ -189,22 +219,23 @@ class Layout:
         the metric is not L2.
         """
         rows = self.rows(vectors)
-        halves = half_squares64(rows[~self.unsound(rows)])
+        rows = rows[~self.unsound(rows)]
+        found = self.with_mean(rows, taken_off=taken_off)
+        halves = half_squares64(found._kept(rows))
         if not len(halves) or not halves.any():
-            return self
+            return found
         low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
-        found = self
         least = middle + SPREADS * (high - low)
         if self.metric == "L2" and least > 0:
             scale = 2.0 ** math.ceil(math.log2(least) / 2)
-            found = replace(self, offset=middle + scale**2, scale=scale)
+            found = replace(found, offset=middle + scale**2, scale=scale)
         length = math.sqrt(2 * middle) or 1.0
         bank = self.rows(queries) if cells and queries is not None else rows[:0]
         count = min(COLUMNS, self.spare - link, self.dim, MOST_NUMBERS // self.dim)
         if self.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
             reach = REACH * (1.0 if self.metric == "COSINE" else length)
             found = replace(found, cells=main_axes(bank, count), reach=reach)
-        if not (link and self.spare):
+        if not (link and found.spare):
             return found
         if self.metric != "IP":
             return replace(found, anchor=found.scale, pull=LINK[self.metric] / found.scale)
@@ -212,6 +243,23 @@ class Layout:
         anchor = 2.0 ** round(math.log2(length))
         pull = LINK["IP"] * length / (float(np.median(asked)) or 1.0) / anchor
         return replace(found, anchor=anchor, pull=pull)
+
+    def with_mean(self, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
+        """This layout with the mean of vectors (n, d) under L2, where half squares need it; unsound rows are
+        left out. taken_off: whether rows may be stored without it, as where they are like these."""
+        if self.metric != "L2":
+            return self
+        rows = self.rows(vectors)
+        return replace(self, mean=mean_of(rows[~self.unsound(rows)], taken_off=taken_off))
+
+    @property
+    def taken_off(self) -> Floats:
+        """(d,) a, of the mean what stored rows are without."""
+        return self._mean.taken_off
+
+    def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n, d) which numbers of vectors (n, d) would not be read back bit for bit."""
+        return lost(self.rows(vectors), self._mean.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
@@ -224,7 +272,7 @@ class Layout:
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
         """(n, d) or, under L2, (n, d+2): gallery vectors whose inner product with reduced queries is the
         similarity that biases are estimated on (q·r, cosine, or −½‖q−r‖²)."""
-        rows = self.rows(vectors)
+        rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
@@ -233,7 +281,7 @@ class Layout:
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
         """(m, d) or, under L2, (m, d+2): the counterpart of `reduce_items`."""
-        rows = self.rows(queries)
+        rows = self._seen(self.rows(queries))
         if self.metric == "COSINE":
             return self._unit(rows)
         if self.metric == "L2":
@@ -257,9 +305,11 @@ class Layout:
                 f"got {slots.shape}"
             )
         stored = np.zeros((len(rows), self.width), np.float32)
-        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else rows
+        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._kept(rows)
         if self.metric == "L2":
-            stored[:, self.dim] = (half_squares64(rows) - self.offset) / self.scale
+            stored[:, self.dim] = (half_squares64(stored[:, : self.dim]) - self.offset) / self.scale
+            halves = half_squares64(rows - self._mean.seen_from.astype(np.float64))
+            stored[:, self.dim + 1] = (halves - self._asked_offset) / (ASKED * self.scale)
         scaled = slots / np.float32(self.scale)
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
         self._link(stored)
@@ -297,7 +347,7 @@ class Layout:
 
     def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
         """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2
-        above that by ½‖q‖² + offset.
+        above that by what `scores` takes off again.
 
         queries (m, d) float32. strength: one number, or one for each query; 0 asks for the raw ranking.
         Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
@@ -311,7 +361,7 @@ class Layout:
         asked = np.zeros((len(rows), self.width), np.float32)
         asked[:, : self.dim] = self._asked(rows)
         if self.metric == "L2":
-            asked[:, self.dim] = -self.scale
+            asked[:, self.dim + 1] = -ASKED * self.scale
         asked[:, self.first_slot + slot] = -weights * self.scale
         return asked
 
@@ -349,12 +399,13 @@ class Layout:
     def strip(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
         """(n, d) the vectors that went into `augment`.
 
-        norms (n,): what `norms` gave for them, needed under COSINE. Exact where the norm is 1 and for IP and
-        L2, else within one unit in the last place.
+        norms (n,): what `norms` gave for them, needed under COSINE. Exact where the norm is 1 and for IP and,
+        but for what `lost` names, L2, else within one unit in the last place.
         """
         rows = self._stored(stored)[:, : self.dim]
         if self.metric != "COSINE":
-            return np.ascontiguousarray(rows)
+            own = np.where(self.taken_off == 0, rows, rows + self.taken_off) if self.mean else rows
+            return np.ascontiguousarray(own)
         if norms is None:
             raise InvalidInput("vectors stored for COSINE need their norms to be read back")
         lengths = np.asarray(norms, np.float64)
@@ -375,8 +426,7 @@ class Layout:
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
             return values
-        squares = 2 * half_squares(self.rows(queries)).astype(np.float64)
-        distances = squares[:, None] - 2 * (values - self.offset)
+        distances = 2 * (self._above(self.rows(queries))[:, None] - values)
         raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
         return np.where(raw, np.maximum(distances, 0), distances)
 
@@ -385,8 +435,7 @@ class Layout:
         values = np.asarray(scores, np.float64)
         if self.metric != "L2":
             return values
-        half_square = float(half_squares(self.rows(np.asarray(query)[None, :]))[0])
-        return half_square - values / 2 + self.offset
+        return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """`vectors` as (n, d) float32. Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
@@ -419,6 +468,19 @@ class Layout:
             "npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite
         )
 
+    def _seen(self, rows: Floats) -> Floats:
+        """(n, d) rows as seen from the mean."""
+        return rows - self._mean.seen_from if self.mean else rows
+
+    def _kept(self, rows: Floats) -> Floats:
+        """(n, d) rows as they are stored."""
+        return rows - self.taken_off if self.mean else rows
+
+    def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
+        """(m,) by how much products of queries (m, d) under L2 are above −½‖q−r‖²."""
+        seen = self._seen(queries)
+        return half_squares64(seen) + seen.astype(np.float64) @ self._left_on + self._asked_offset
+
     def _link(self, stored: Floats) -> None:
         """Set the link column of (n, width) stored vectors by their slots, in place."""
         if self.anchor:
@@ -441,7 +503,7 @@ class Layout:
         """(m, d), or (d,) of one query: what is asked of the vectors themselves. One takes fewer steps."""
         if self.metric != "COSINE" or len(queries) > 1:
             rows = self.require_finite(queries, "query")
-            return self._unit(rows) if self.metric == "COSINE" else rows
+            return self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
         wide = queries[0].astype(np.float64)
         length = math.sqrt(wide.dot(wide))
         if not math.isfinite(length):

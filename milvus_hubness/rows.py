@@ -30,6 +30,8 @@ def _packed(vectors: Any, width: int) -> Floats | None:
 
 def matrix(vectors: Any, width: int, what: str) -> Floats:
     """(n, width) float32. Raises DimensionMismatch, and InvalidInput for what is no rows of numbers."""
+    if _is_complex(vectors):
+        raise InvalidInput(f"{what} must hold real numbers, not complex ones")
     try:
         if isinstance(vectors, list) and len(vectors) == 1 and isinstance(vectors[0], np.ndarray):
             rows = np.asarray(vectors[0], np.float32)[None]  # in half the time
@@ -43,6 +45,13 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
     if rows.shape[1] != width:
         raise DimensionMismatch(f"{what} must have {width} dimensions, got {rows.shape[1]}")
     return rows
+
+
+def _is_complex(vectors: Any) -> bool:
+    """Whether numpy would drop an imaginary part; it refuses lists of Python's complex numbers by itself."""
+    if isinstance(vectors, list):
+        return any(isinstance(row, np.ndarray) and row.dtype.kind == "c" for row in vectors)
+    return isinstance(vectors, np.ndarray) and vectors.dtype.kind == "c"
 
 
 def lengths_of(rows: Floats) -> npt.NDArray[np.float64]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from milvus_hubness.errors import (
@@ -18,7 +20,7 @@ from milvus_hubness.errors import (
     UnknownStateVersion,
 )
 from milvus_hubness.halves import Dtype, StoredForm
-from milvus_hubness.layout import Layout, Metric
+from milvus_hubness.layout import Floats, Layout, Metric
 
 PROPERTY = "hubness"
 TUNING_PROPERTY = "hubness_tuning"
@@ -146,9 +148,9 @@ class CollectionState(_Frozen):
     beside. phase: "copying" until the copy, or the second field, is verified. beside: None where the biases
     lie in the vectors. stored_in: a second vector field that holds the stored form and is searched in place
     of `field`, which keeps the vectors as the user gave them; None where that holds the stored form itself.
-    offset, scale, anchor, pull, cells, reach: the layout's. dtype: of the numbers in the field. incoming:
-    what a refresh that is under way will make of one profile. outgoing: what one was until a moment ago:
-    clients that have not heard of the change still read its slot, so rows that are written get that bias
+    offset, scale, anchor, pull, cells, reach, mean: the layout's. dtype: of the numbers in the field.
+    incoming: what a refresh that is under way will make of one profile. outgoing: what one was until a moment
+    ago: clients that have not heard of the change still read its slot, so rows that are written get that bias
     there too. migration: the id of the migration that created the collection as a copy.
     """
 
@@ -166,6 +168,7 @@ class CollectionState(_Frozen):
     pull: float = 0.0
     cells: str = ""
     reach: float = 0.0
+    mean: str = ""
     source: str
     phase: Literal["copying", "ready"]
     profiles: dict[str, Profile]
@@ -190,6 +193,7 @@ class CollectionState(_Frozen):
             self.pull,
             self.cells,
             self.reach,
+            self.mean,
         )
 
     @property
@@ -272,6 +276,28 @@ class CollectionState(_Frozen):
             return () if self.beside.side else (*self.slot_fields, self.epoch_field)
         further = [name for name in (self.norm_field, self.stored_in) if name]
         return (self.bias_field, self.epoch_field, *further)
+
+    def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """`vectors` as (n, d) float32, fit to be inserted. Raises as Layout.require_sound, and InvalidInput
+        naming a row that could not be read back bit for bit."""
+        rows = self.layout.require_sound(vectors, what)
+        if problem := self.unreadable(rows, range(len(rows))):
+            raise InvalidInput(f"{what} {problem}: leave it out, or correct {self.source!r} by enable")
+        return rows
+
+    def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
+        """Which number of rows (n, d) would not be read back bit for bit; empty where all would."""
+        if not self.mean or self.keeps_vectors:
+            return ""
+        lost = self.layout.lost(rows)
+        if not lost.any():
+            return ""
+        row, column = np.argwhere(lost)[0]
+        return (
+            f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {self.field!r}, which float32 "
+            f"rounds beside the mean of that dimension, {self.layout.taken_off[column]:g}: it is to be 0, or "
+            "from half to twice the mean"
+        )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:
         """This state with the profile of that name, the active one for None, replaced or added."""

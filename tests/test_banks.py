@@ -112,7 +112,16 @@ class TestInMemory:
             QueryBank.of(given)
 
     @pytest.mark.parametrize(
-        "given", [[["a", "b"]], [[None, 1.0]], np.ones((2, 2), complex), np.ones((2, 2), bool), [[{}]], "ab"]
+        "given",
+        [
+            [["a", "b"]],
+            [[None, 1.0]],
+            np.ones((2, 2), complex),
+            torch.ones(2, 2, dtype=torch.complex64),
+            np.ones((2, 2), bool),
+            [[{}]],
+            "ab",
+        ],
     )
     def test_not_numbers(self, given):
         with pytest.raises(InvalidInput, match="real numbers"):

@@ -1,5 +1,6 @@
 """The stored form: what the database computes on it is the corrected score, and nothing is lost."""
 
+import itertools
 import math
 
 import numpy as np
@@ -15,6 +16,7 @@ from milvus_hubness.errors import (
     NonFiniteVectors,
     ZeroVectors,
 )
+from milvus_hubness.halves import rounded
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
 from milvus_hubness.layout import LINK, Layout
 
@@ -29,6 +31,9 @@ def cases(draw, metric=None):
     items = draw(hnp.arrays(np.float32, (draw(st.integers(1, 6)), dim), elements=FLOATS))
     queries = draw(hnp.arrays(np.float32, (draw(st.integers(1, 4)), dim), elements=FLOATS))
     biases = draw(hnp.arrays(np.float32, len(items), elements=st.floats(-2, 2, width=32)))
+    if layout.metric == "L2":
+        away = np.float32(draw(st.sampled_from([0, 0, 20, -100, 1_000])))
+        items, queries = items + away, queries + away
     if layout.metric == "COSINE":
         assume((np.linalg.norm(items, axis=1) > 1e-3).all())
         assume((np.linalg.norm(queries, axis=1) > 1e-3).all())
@@ -152,7 +157,7 @@ def test_the_link_column_takes_what_the_width_has_to_spare():
     assert Layout(30, "IP").measured_on(items).anchor == 0
     items = items[:, :29]
     assert Layout(29, "IP").measured_on(items).anchor > 0
-    assert Layout(29, "L2").measured_on(items).anchor == 0
+    assert Layout(28, "L2").measured_on(items[:, :28]).anchor == 0
     assert Layout(29, "IP").measured_on(items, link=False) == Layout(29, "IP")
     with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
         Layout(30, "IP", anchor=1.0)
@@ -190,8 +195,8 @@ def test_corrected_searches_of_a_graph_find_more_with_the_link():
 def test_without_constants_the_half_square_is_stored_as_it_is():
     layout = Layout(2, "L2")
     stored, asked = layout.augment([[3.0, 4.0]], [0.3]), layout.wrap([[1.0, 2.0]], 0.7)
-    np.testing.assert_array_equal(stored[0, :5], np.float32([3, 4, 12.5, 0.3, 0.3]))
-    np.testing.assert_array_equal(asked[0, :5], np.float32([1, 2, -1, -0.7, 0]))
+    np.testing.assert_array_equal(stored[0, :6], np.float32([3, 4, 12.5, (12.5 + 1) / 4, 0.3, 0.3]))
+    np.testing.assert_array_equal(asked[0, :6], np.float32([1, 2, 0, -4, -0.7, 0]))
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
@@ -216,6 +221,80 @@ def test_stored_vectors_are_nearly_of_one_length_under_l2():
         for each in (items, Layout(24, "L2").measured_on(items).augment(items, np.zeros(500)))
     )
     assert stored.std() / stored.mean() < 0.05 * raw.std() / raw.mean()
+
+
+MEANS, SCALES = (0.0, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4), (1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3)
+
+
+def test_l2_is_safe_under_translation():
+    asked = same = 0
+    worst = 0.0
+    for seed, (mean, scale) in enumerate(itertools.product(MEANS, SCALES)):
+        rng = np.random.default_rng(seed)
+        signs = np.where(rng.random(64) < 0.5, -mean, mean)
+        items, queries = ((signs + scale * rng.normal(size=(n, 64))).astype(np.float32) for n in (1_000, 60))
+        layout = Layout(64, "L2").measured_on(items, queries)
+        products = layout.wrap(queries, 0.0) @ layout.augment(items, np.zeros(1_000)).T
+        raw = -2 * similarity(layout, queries, items)
+        best = np.argsort(-products, axis=1, kind="stable")[:, :10]
+        found = np.take_along_axis(raw, best, 1)
+        same += np.isclose(found, np.sort(raw, axis=1)[:, :10], rtol=1e-7, atol=0).all(axis=1).sum()
+        asked += len(queries)
+        distances = np.take_along_axis(layout.scores(products, queries, 0.0), best, 1)
+        worst = max(worst, np.abs(distances / found - 1).max())
+        np.testing.assert_array_equal(layout.strip(layout.augment(items, np.zeros(1_000))), items)
+    assert same >= 0.999 * asked
+    assert worst < 1e-5
+
+
+@pytest.mark.parametrize("mean", [10.0, 300.0, 1e4])
+def test_biases_are_the_same_wherever_the_gallery_lies(mean):
+    rng = np.random.default_rng(0)
+    items, bank = rng.normal(size=(200, 24)), rng.normal(size=(50, 24))
+    steps = 2.0**-9  # what float32 can hold at 10,000
+    items, bank = (np.round(each / steps) * steps for each in (items, bank))
+    found = []
+    for away in (0.0, mean):
+        layout = Layout(24, "L2").measured_on(items + away)
+        products = layout.reduce_queries(bank + away) @ layout.reduce_items(items + away).T
+        found.append(np.sort(products, axis=0)[-8:].mean(axis=0))
+    np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
+
+
+@given(
+    st.sampled_from(["float32", "float16", "bfloat16"]),
+    st.floats(-3e4, 3e4),
+    st.floats(1e-3, 1e3),
+    st.integers(0, 99),
+    hnp.arrays(np.float32, (3, 20), elements=st.one_of(st.just(0.0), st.floats(-3e4, 3e4, width=32))),
+    hnp.arrays(np.float64, (3, 20), elements=st.floats(0.4, 2.1)),
+)
+def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, others, shares):
+    sample = rounded(mean + scale * np.random.default_rng(seed).normal(size=(50, 20)), dtype)
+    layout = Layout(20, "L2").measured_on(sample)
+    near = rounded(layout.taken_off * shares, dtype)
+    rows = np.concatenate([sample, rounded(others, dtype), near])
+    lost = layout.lost(rows)
+    assert not lost[: len(sample)].any()
+    stored = layout.augment(rows, np.zeros(len(rows)))
+    stored[:, :20] = rounded(stored[:, :20], dtype)
+    back = rounded(layout.strip(stored), dtype)
+    plain = np.where((rows == 0) & (layout.taken_off != 0), np.float32(0), rows)
+    np.testing.assert_array_equal(back.view(np.uint32)[~lost], plain.view(np.uint32)[~lost])
+
+
+def test_a_mean_is_kept_where_half_squares_need_it_alone():
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(size=(500, 30)), rng.normal(size=(500, 30))
+    far[:, 7] += 1_000
+    far[:, 8] += 4
+    assert Layout(30, "L2").measured_on(near).mean == ""
+    assert Layout(30, "IP").measured_on(far).mean == ""
+    layout = Layout(30, "L2").measured_on(far)
+    assert np.flatnonzero(layout.taken_off).tolist() == [7]
+    linear = Layout(30, "L2").measured_on(far, taken_off=False)
+    assert linear.mean
+    assert not linear.taken_off.any()
 
 
 def test_one_long_row_changes_little_of_the_constants():

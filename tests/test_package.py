@@ -18,9 +18,12 @@ PACKAGE = ROOT / "milvus_hubness"
 MAY_IMPORT = {
     "errors": set(),
     "redaction": set(),
+    "charts": set(),
+    "pages": {"charts"},
     "rows": {"errors"},
     "cells": {"errors", "rows"},
-    "layout": {"cells", "errors", "rows"},
+    "means": {"errors", "rows"},
+    "layout": {"cells", "errors", "means", "rows"},
     "halves": {"errors", "layout"},
     "state": {"errors", "halves", "layout"},
     "banks": {"errors"},
@@ -28,13 +31,14 @@ MAY_IMPORT = {
     "kernels": {"errors"},
     "estimators": {"errors", "banks", "kernels"},
     "beyond": {"errors", "banks", "estimators", "kernels"},
-    "correction": {"banks", "cells", "estimators", "halves", "kernels", "layout", "state"},
-    "quality": {"errors", "banks", "kernels", "estimators", "layout"},
+    "correction": {"banks", "cells", "errors", "estimators", "halves", "kernels", "layout", "state"},
+    "quality": {"errors", "banks", "charts", "kernels", "estimators", "layout", "pages"},
     "rerank": {"kernels"},
     "quari": {"errors", "banks", "kernels", "quality"},
     "stores": {"errors", "banks", "halves", "layout", "redaction", "state"},
     "client": {
-        "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "state", "stores",
+        "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "operations", "state",
+        "stores",
     },
     "operations": {"errors", "state", "stores"},
     "jobs": {
@@ -42,16 +46,20 @@ MAY_IMPORT = {
         "quality", "quari", "redaction", "rerank", "reservoir", "state", "stores",
     },
     "demo": {"errors", "banks", "client", "estimators", "jobs", "operations", "quality", "stores"},
-    "serve": {"errors", "banks", "estimators", "jobs", "operations", "quality", "state", "stores"},
+    "serve": {
+        "errors", "banks", "charts", "estimators", "jobs", "operations", "pages", "quality", "state",
+        "stores",
+    },
     "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
     "cli": {
-        "errors", "banks", "demo", "estimators", "jobs", "operations", "proxy", "quality", "quari",
+        "errors", "banks", "charts", "demo", "estimators", "jobs", "operations", "proxy", "quality", "quari",
         "redaction", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "redaction", "rows", "cells", "layout", "halves", "state", "banks", "kernels", "estimators",
-    "correction", "quality", "jobs", "operations", "quari", "reservoir", "rerank", "serve", "beyond",
+    "errors", "redaction", "rows", "cells", "means", "layout", "halves", "state", "banks", "kernels",
+    "estimators", "correction", "quality", "jobs", "operations", "quari", "reservoir", "rerank", "serve",
+    "beyond",
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank, Vectors
+from milvus_hubness.banks import BankLike, QueryBank, Vectors
 from milvus_hubness.beyond import shard_steps
 from milvus_hubness.beyond.ray_gallery import RETRIES, RayGallery
 from milvus_hubness.errors import MissingExtra
@@ -28,10 +28,10 @@ def connected() -> Any:
 
 def fit_on_ray(
     estimator: Estimator,
-    bank: QueryBank,
+    bank: BankLike,
     *,
     gallery: npt.NDArray[np.float32] | None = None,
-    target_bank: npt.ArrayLike | QueryBank | None = None,
+    target_bank: BankLike | None = None,
     start: npt.ArrayLike | None = None,
 ) -> FittedBias:
     """As the estimator's own `fit`, up to rounding, a shard of the gallery (n, d) for each core of the

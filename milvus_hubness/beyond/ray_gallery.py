@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank, Vectors
+from milvus_hubness.banks import BankLike, QueryBank, Vectors
 from milvus_hubness.beyond import shard_steps
 from milvus_hubness.beyond.shard_steps import Shard, Sums
 from milvus_hubness.errors import InvalidInput, MissingExtra
 from milvus_hubness.estimators import Blend, DualBankSinkhorn, Estimator, FittedBias, Sinkhorn, restore
+from milvus_hubness.estimators.base import no_potentials
 from milvus_hubness.estimators.inputs import check_potentials, require_target_bank
+from milvus_hubness.estimators.temperature import ITEMS, has_temperature, measured, tau_of
 from milvus_hubness.kernels.arguments import finite_number, whole_number
 
 RETRIES = 3
@@ -50,16 +53,18 @@ class RayGallery:
     def fit(
         self,
         estimator: Estimator,
-        bank: QueryBank,
+        bank: BankLike,
         *,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
         """As the estimator's own `fit` on all shards together, up to rounding; start: as there.
 
-        Sinkhorn and its dual-bank form, alone or in a Blend, are iterated over the shards; the others learn
-        nothing from a gallery. Raises what the estimator's `fit` raises.
+        Sinkhorn and its dual-bank form, alone or in a Blend, are iterated over the shards; of the others only
+        those with a temperature learn from the gallery, on up to 20,000 items of all shards. Raises what the
+        estimator's `fit` raises.
         """
+        bank = QueryBank.of(bank)
         if isinstance(estimator, Blend):
             before = None if start is None else check_potentials(bank, start, estimator.potentials)
             parts = []
@@ -70,9 +75,12 @@ class RayGallery:
                     own, before = before[:, :width], before[:, width:]
                 parts.append(self.fit(part, bank, target_bank=target_bank, start=own))
             potentials = np.hstack([part.potentials for part in parts])
-            return restore(estimator, bank, potentials, target_bank=target_bank)
+            fitted = Blend([part.estimator for part in parts], estimator.weights)
+            return restore(fitted, bank, potentials, target_bank=target_bank)
+        if has_temperature(estimator):
+            estimator = measured(estimator, bank, self._sample(bank))
         if not isinstance(estimator, Sinkhorn):
-            return estimator.fit(bank, target_bank=target_bank)
+            return restore(estimator, bank, no_potentials(bank), target_bank=target_bank)
         return self._balanced(estimator, bank, target_bank, start)
 
     def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
@@ -90,14 +98,14 @@ class RayGallery:
         self,
         estimator: Sinkhorn,
         bank: QueryBank,
-        target_bank: npt.ArrayLike | QueryBank | None,
+        target_bank: BankLike | None,
         start: npt.ArrayLike | None,
     ) -> FittedBias:
         """The iteration of `estimators.balance`, a round of tasks for each."""
         shards = list(self._shards)
         if isinstance(estimator, DualBankSinkhorn):
             shards.append(self._ray.put(require_target_bank(bank, target_bank, "DualBankSinkhorn")))
-        kept, tau, m = self._ray.put(bank), estimator.tau, len(bank)
+        kept, tau, m = self._ray.put(bank), tau_of(estimator), len(bank)
         run = self._remote(shard_steps.step)
 
         def sums(f: Vectors | None) -> list[Sums]:
@@ -116,6 +124,7 @@ class RayGallery:
             if error <= estimator.tol or iteration == estimator.iterations:
                 break
             f = following
+        estimator = replace(estimator, items=items)
         fitted = restore(estimator, bank, f.astype(np.float32)[:, None])
         ended = {
             "items": items,
@@ -124,9 +133,13 @@ class RayGallery:
             "converged": error <= estimator.tol,
             "scores": "recomputed",
         }
-        return FittedBias(
-            estimator, bank, fitted.formula, fitted.diagnostics._replace(**ended), fitted.potentials
-        )
+        return replace(fitted, diagnostics=fitted.diagnostics._replace(**ended))
+
+    def _sample(self, bank: QueryBank) -> Vectors:
+        """Items spread evenly over each shard."""
+        run = self._remote(shard_steps.sample)
+        most = -(-ITEMS // len(self._shards))
+        return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
 
     def _remote(self, function: Any) -> Any:
         return self._ray.remote(**self._options)(function)

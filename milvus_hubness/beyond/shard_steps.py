@@ -34,6 +34,12 @@ def read(shard: Shard, bank: QueryBank) -> Vectors:
     return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
 
 
+def sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
+    """At most so many items of a shard, spread evenly."""
+    items = read(shard, bank)
+    return items[np.linspace(0, len(items) - 1, min(most, len(items)), dtype=np.int64)]
+
+
 def step(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> Sums:
     """The sums under the item potentials g that follow from those of the bank, f (m,), or under g = 0."""
     items = read(shard, bank)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
-from pymilvus.exceptions import MilvusException
 
+from milvus_hubness import __version__
 from milvus_hubness.cli import (
     demo,
     diagnose,
@@ -23,10 +22,21 @@ from milvus_hubness.cli import (
     status,
     tune,
 )
-from milvus_hubness.cli.console import show_unexpected_error, tell_error
-from milvus_hubness.errors import HubnessError, InvalidParameter
+from milvus_hubness.cli.console import run
 
-FAILURE, USAGE, TERMINATED = 1, 2, 143
+TERMINATED = 143
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"milvus-hubness {__version__}")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+]
 
 app = typer.Typer(
     name="milvus-hubness",
@@ -50,23 +60,17 @@ app.command("proxy")(proxy.proxy)
 app.command("status")(status.status)
 
 
+@app.callback()
+def _options(version: Version = False) -> None:
+    """Show the version where that is asked for."""
+
+
 def main() -> None:
-    """Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted, 143 terminated. SIGTERM cleans up as an
-    error does."""
+    """Run the command line. SIGTERM cleans up as an error does, and exits with 143."""
     for library in ("pymilvus", "milvus_lite", "grpc"):
         logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        app()
-    except HubnessError as error:
-        tell_error(error, as_json="--json" in sys.argv)
-        sys.exit(USAGE if isinstance(error, InvalidParameter) else FAILURE)
-    except MilvusException as error:
-        tell_error(error, as_json="--json" in sys.argv)
-        sys.exit(FAILURE)
-    except Exception as error:
-        show_unexpected_error(error, as_json="--json" in sys.argv)
-        sys.exit(FAILURE)
+    run(app)
 
 
 def _terminate(number: int, frame: Any) -> None:

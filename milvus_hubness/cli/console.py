@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
+from pymilvus.exceptions import MilvusException
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -23,7 +25,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile
 from milvus_hubness.jobs.bank_source import read_bank as read_bank
 from milvus_hubness.jobs.progress import Progress as Report
 from milvus_hubness.redaction import redacted, remember_secrets, remembered_secrets, secrets_in
@@ -52,6 +54,13 @@ TokenFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 DEFAULT_URI = "http://localhost:19530"
+AS_JSON = "--json"
+FAILURE, USAGE = 1, 2
+PAGE_BYTES = 64 * 1024
+"""What a file must have room for, at least, before a page is made for it."""
+
+_UsageError: type[Any] = typer.BadParameter.__mro__[2]
+"""Click's ClickException, which typer keeps under a private name."""
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
@@ -115,6 +124,82 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
         if value not in (None, "", [], ()):
             table.add_row(name, redacted(str(value)))
     out.print(table)
+
+
+def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
+    """Run a command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    try:
+        code = _exit_code(app, program)
+        sys.stdout.flush()
+    except OSError as error:
+        code = FAILURE
+        if problem := _output_problem():
+            sys.stderr.write(f"{program}: cannot write the output: {problem}\n")
+        else:
+            show_unexpected_error(error, as_json=AS_JSON in sys.argv)
+    sys.exit(code)
+
+
+def _exit_code(app: typer.Typer, program: str) -> int:
+    as_json = AS_JSON in sys.argv
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except _UsageError as error:
+        if as_json:
+            show_json({"error": {"type": type(error).__name__, "message": error.format_message()}})
+        error.show()
+        return int(error.exit_code)
+    except typer.Abort:
+        sys.stderr.write("Aborted!\n")
+        return FAILURE
+    except (HubnessError, MilvusException) as error:
+        tell_error(error, as_json=as_json, program=program)
+        return USAGE if isinstance(error, InvalidParameter) else FAILURE
+    except OSError:
+        raise
+    except Exception as error:
+        show_unexpected_error(error, as_json=as_json)
+        return FAILURE
+
+
+def _output_problem() -> str | None:
+    """Return why standard output cannot be written; None if it can. What it still holds is given up."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error.strerror or str(error)
+    return None
+
+
+def check_writable(path: Path) -> None:
+    """Raise UnreadableFile if a page cannot be written to this file, before any work is done for it. What the
+    file holds stays; a device is only opened."""
+    existed = path.exists()
+    try:
+        with path.open("ab", buffering=0) as file:
+            if path.is_file():
+                size = file.tell()
+                try:
+                    written = file.write(bytes(PAGE_BYTES))
+                finally:
+                    file.truncate(size)
+                if written < PAGE_BYTES:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        if not existed:
+            with suppress(OSError):
+                path.unlink()
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write a page. Raises UnreadableFile."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 
 
 def tell_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:

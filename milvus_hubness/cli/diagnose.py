@@ -14,14 +14,17 @@ from milvus_hubness.cli.console import (
     Database,
     TokenFile,
     Uri,
+    check_writable,
     open_store,
-    out,
     progress_bars,
     read_bank,
+    show_facts,
     show_json,
+    write_page,
 )
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator
 from milvus_hubness.cli.pairs import read_pairs
+from milvus_hubness.quality.diagnosis import Diagnosis
 from milvus_hubness.quality.report_page import render
 
 
@@ -59,6 +62,7 @@ def diagnose(
     """Write one page that shows the hubs of a collection, and what correction does or would do about them."""
     if bool(queries) == bool(pairs):
         raise typer.BadParameter("give either --queries or --pairs")
+    check_writable(output)
     estimator = chosen_estimator(method, param, k, alpha)
     store = open_store(uri, db, token_file)
     asked, answers = read_pairs(pairs) if pairs else (read_bank(store, queries, queries_column), None)
@@ -73,8 +77,33 @@ def diagnose(
             answers=answers,
             progress=progress,
         )
-    output.write_text(render(found), encoding="utf-8")
+    write_page(output, render(found))
     if as_json:
         show_json({"diagnosis": found.to_dict(), "page": str(output)})
     else:
-        out.print(f"Wrote {output}", highlight=False)
+        _show(found, output)
+
+
+def _show(found: Diagnosis, page: Path) -> None:
+    before, after, k = found.before, found.after, found.k
+
+    def change(name: str, style: str) -> str:
+        return f"{getattr(before, name):{style}} -> {getattr(after, name):{style}}"
+
+    facts = {
+        "queries": f"{found.n_queries:,} over {found.n_items:,} items",
+        "strength": f"{found.strength:g}",
+        f"skewness of N_{k}": change("skewness", ".2f"),
+        "largest hub": f"{change('largest', ',')} of {found.n_queries:,} queries",
+        "excess answers taken by hubs": change("robin_hood", ".1%"),
+        "items never found": f"{found.antihubs.before:,} -> {found.antihubs.after:,}",
+    }
+    if found.gain is not None and found.retrieval_before and found.retrieval_after:
+        gain = found.gain
+        facts["R@1"] = (
+            f"{found.retrieval_before['R@1']:.1%} -> {found.retrieval_after['R@1']:.1%} "
+            f"({100 * gain.estimate:+.1f} points, 95% interval {100 * gain.low:+.1f} to "
+            f"{100 * gain.high:+.1f})"
+        )
+    facts["page"] = str(page)
+    show_facts(f"{found.title}, without and with correction", facts)

@@ -22,6 +22,7 @@ from milvus_hubness.cli.console import (
     show_json,
 )
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
+from milvus_hubness.jobs.bank_source import WHERE_FROM
 from milvus_hubness.jobs.enable import ALLOWED_MISSES
 from milvus_hubness.jobs.migration import steering
 
@@ -45,7 +46,7 @@ def enable(
     collection: Annotated[str, typer.Argument(help="Collection to correct without changing its vectors.")],
     bank: Annotated[
         str, typer.Option(help="Reference queries: .npy .npz .parquet .arrow file, or collection:NAME.")
-    ],
+    ] = "",
     mode: Annotated[
         Mode, typer.Option(help="rerank: biases beside the vectors; candidates are re-ranked by them.")
     ] = Mode.rerank,
@@ -101,6 +102,8 @@ def enable(
 ) -> None:
     """Correct a collection that cannot be copied: searches fetch more candidates and re-rank them by biases
     that lie beside the vectors. Plans, and measures what that misses, unless told to --execute."""
+    if not bank:
+        raise typer.BadParameter(f"give the reference queries: --bank FILE ({WHERE_FROM})")
     estimator = chosen_estimator(method, param, k, alpha)
     store = open_store(uri, db, token_file)
     with progress_bars() as progress:

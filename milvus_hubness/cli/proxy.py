@@ -18,7 +18,9 @@ MIB = 1 << 20
 
 Upstream = Annotated[str, typer.Option("--upstream", help="HOST:PORT of Milvus.", show_default=False)]
 Host = Annotated[str, typer.Option("--host", help="The address to listen on.")]
-Port = Annotated[int, typer.Option("--port", help="The port to listen on; 0 takes a free one.")]
+Port = Annotated[
+    int, typer.Option("--port", min=0, max=65_535, help="The port to listen on; 0 takes a free one.")
+]
 Certificate = Annotated[
     Path | None, typer.Option("--tls-cert", help="Speak TLS to clients, with this certificate (PEM).")
 ]

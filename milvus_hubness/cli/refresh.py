@@ -159,7 +159,7 @@ def _show(done: Kept) -> None:
     facts = {
         "to do" if done.planned else "done": f"{done.action} ({done.reason})",
         "rows looked at": f"{done.scanned:,}",
-        "rows written": f"{done.changed:,}",
+        "rows to write" if done.planned else "rows written": f"{done.changed:,}",
         "epoch": done.epoch,
         "took": f"{done.seconds} s",
     }

@@ -51,13 +51,15 @@ def serve(config: Config, once: Once = False, check: Check = False, as_json: AsJ
     try:
         file = ConfigFile(config)
         uri, connect = _database(file)
-        if faults := file_faults(file):
+        faults = [*file.faults, *file_faults(file)]
+        if check and not faults:
+            faults = database_faults(file, connect())
+        elif faults and all(fault.path[:1] != ("server",) for fault in file.faults):
             with suppress(ServerUnavailable):
                 faults += database_faults(file, connect())
+        if faults:
             raise file.refusal(faults)
         if check:
-            if faults := database_faults(file, connect()):
-                raise file.refusal(faults)
             _tell_it_is_right(file, as_json)
             return
         _run(file, uri, connect, once, as_json)

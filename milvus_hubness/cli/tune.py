@@ -20,7 +20,7 @@ from milvus_hubness.cli.console import (
     read_bank,
     show_json,
 )
-from milvus_hubness.cli.estimator_options import describe
+from milvus_hubness.cli.estimator_options import describe, rounded_shares
 from milvus_hubness.cli.pairs import read_pairs
 
 SHOWN = 12
@@ -89,21 +89,43 @@ def tune(
             out.print(BANK_ALONE, highlight=False, markup=False)
 
 
+def describe_row(row: dict[str, Any]) -> str:
+    """Return the name of a trial's method."""
+    return describe(row["estimator"]) if row["estimator"] else "as it is"
+
+
+def _shares(choice: dict[str, Any] | None) -> dict[str, str]:
+    """The share of each method in the choice, by its name; they add up to 100%."""
+    if choice is None:
+        return {}
+    if "estimators" not in choice:
+        return {describe(choice): "100%"}
+    shares = rounded_shares(choice["weights"])
+    return {describe(part): f"{share}%" for part, share in zip(choice["estimators"], shares, strict=True)}
+
+
 def _show(collection: str, found: dict[str, Any]) -> None:
     table = Table(box=None, title=f"The best of {len(found['rows']) - 1} trials", title_justify="left")
-    for heading in ("method", "strength", "R@1", "gain, 95%", "unevenness"):
+    shares = _shares(found["choice"])
+    left = dict(shares)
+    for heading in ("method", "strength", "R@1", "gain, 95%", "unevenness", "share"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    for row in found["rows"][: SHOWN + 1]:
-        gain = row["gain"]
+    for number, row in enumerate(found["rows"]):
+        gain, share = row["gain"], left.pop(describe_row(row), "")
+        if number > SHOWN and not share:
+            continue
         table.add_row(
-            describe(row["estimator"]) if row["estimator"] else "as it is",
+            describe_row(row),
             f"{row['strength']:.2f}",
             "" if row["r1"] is None else f"{100 * row['r1']:.1f}",
             "" if gain is None else f"{100 * gain['low']:+.1f} … {100 * gain['high']:+.1f}",
             f"{row['unevenness']:.3f}",
+            share,
         )
     out.print(table)
     out.print(f"\n[bold]{collection}: {found['verdict']}[/bold]")
     if found["choice"]:
-        out.print(f"{describe(found['choice'])} at strength {found['strength']:.2f}", highlight=False)
+        mixed = "the mean of the methods with a share, " if len(shares) > 1 else ""
+        chosen = f"{mixed}{describe(found['choice'])}"
+        out.print(f"{chosen} at strength {found['strength']:.2f}", highlight=False, markup=False)
     out.print(found["reason"], highlight=False, markup=False)

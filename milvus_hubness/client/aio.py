@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pymilvus import AnnSearchRequest, AsyncMilvusClient, CollectionSchema, DataType, MilvusClient
@@ -13,6 +14,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.catalog import shown_aliases
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
 from milvus_hubness.client.refusals import refusing
@@ -33,6 +35,7 @@ from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL, BankReference, CollectionState
 from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus import MilvusStore, connect
+from milvus_hubness.stores.milvus_rpc import EscapedKeys
 from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 
 CONNECT_SECONDS = 10.0
@@ -51,7 +54,7 @@ def _then_asks_anew(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awai
     return call
 
 
-class AsyncHubnessClient(AsyncMilvusClient):
+class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     """Use it wherever an AsyncMilvusClient is used. It is to that what HubnessClient is to MilvusClient.
 
     Tasks may share it. Biases are computed in threads, and banks are read there over a plain MilvusClient,
@@ -60,7 +63,7 @@ class AsyncHubnessClient(AsyncMilvusClient):
     strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
     it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
-    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.0001.
+    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.3% of tau.
     sample_queries: the share of queries sampled for banks that live; None for what each collection says,
     False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
     """
@@ -177,6 +180,22 @@ class AsyncHubnessClient(AsyncMilvusClient):
         keeps the vector and the bias as they are. Raises as `insert` does."""
         return await self._run(
             self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
+        )
+
+    async def write_import_files(
+        self,
+        collection_name: str,
+        data: Iterable[dict[str, Any]],
+        folder: str | Path,
+        timeout: float | None = None,
+        *,
+        bias: Bias = "compute",
+    ) -> list[str]:
+        """Write new rows of a corrected collection to Parquet files for a bulk import, each with its bias,
+        and return the paths. Raises as `insert` does, and UnsupportedOperation where biases are in a side
+        collection or a job works on the collection."""
+        return await self._run(
+            self._operations.write_import_files(collection_name, data, Path(folder), bias, timeout)
         )
 
     async def delete(
@@ -441,8 +460,98 @@ class AsyncHubnessClient(AsyncMilvusClient):
         """As AsyncMilvusClient.create_index. Raises as HubnessClient.create_index does."""
         await self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
-    drop_collection = _then_asks_anew(AsyncMilvusClient.drop_collection)
-    rename_collection = _then_asks_anew(AsyncMilvusClient.rename_collection)
+    async def list_collections(
+        self, timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
+    ) -> list[str]:
+        """As AsyncMilvusClient.list_collections, without the collections that this package creates beside the
+        user's. include_internal: with them."""
+        names = await super().list_collections(timeout, **kwargs)
+        return names if include_internal else await self._run(self._operations.list_collections(names))
+
+    async def list_aliases(
+        self,
+        collection_name: str = "",
+        timeout: float | None = None,
+        *,
+        include_internal: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.list_aliases, without those by which jobs write. include_internal: with
+        them."""
+        return shown_aliases(await super().list_aliases(collection_name, timeout, **kwargs), include_internal)
+
+    async def load_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> None:
+        """As AsyncMilvusClient.load_collection; load_fields need not name the hidden fields."""
+        await self._run(self._operations.load("load_collection", (collection_name,), timeout, kwargs))
+
+    async def load_partitions(
+        self,
+        collection_name: str,
+        partition_names: str | list[str],
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As AsyncMilvusClient.load_partitions; load_fields need not name the hidden fields."""
+        args = (collection_name, partition_names)
+        await self._run(self._operations.load("load_partitions", args, timeout, kwargs))
+
+    async def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """As AsyncMilvusClient.drop_collection; its bank, biases and notes go too.
+
+        Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
+        """
+        call = Ask("drop_collection", (collection_name, timeout), kwargs)
+        return await self._run(self._operations.drop_collection(collection_name, call, timeout))
+
+    async def truncate_collection(
+        self, collection_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """As AsyncMilvusClient.truncate_collection, with the biases. Raises as `drop_collection` does, and
+        UnsupportedOperation where a refresh was stopped that would bring rows back."""
+        call = Ask("truncate_collection", (collection_name, timeout), kwargs)
+        return await self._run(self._operations.truncate_collection(collection_name, call, timeout))
+
+    async def drop_partition(
+        self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """As AsyncMilvusClient.drop_partition. Raises as `truncate_collection` does."""
+        call = Ask("drop_partition", (collection_name, partition_name, timeout), kwargs)
+        return await self._run(self._operations.drop_partition(collection_name, call, timeout))
+
+    async def rename_collection(
+        self,
+        old_name: str,
+        new_name: str,
+        target_db: str | None = "",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.rename_collection. Raises as `truncate_collection` does, and
+        UnsupportedOperation for a corrected one and another database."""
+        call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
+        return await self._run(self._operations.rename_collection(old_name, target_db, call, timeout))
+
+    async def restore_snapshot(
+        self,
+        snapshot_name: str,
+        source_collection_name: str,
+        target_collection_name: str,
+        source_db_name: str = "",
+        target_db_name: str = "",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As AsyncMilvusClient.restore_snapshot. Raises UnsupportedOperation for a corrected collection and
+        another database, and where its biases are in a side collection."""
+        names = (snapshot_name, source_collection_name, target_collection_name)
+        call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
+        database = target_db_name if target_db_name != source_db_name else ""
+        return await self._run(
+            self._operations.restore_snapshot(source_collection_name, database, call, timeout)
+        )
+
     alter_alias = _then_asks_anew(AsyncMilvusClient.alter_alias)
     drop_alias = _then_asks_anew(AsyncMilvusClient.drop_alias)
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import numbers
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 
 LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
-"""Arguments that have the server do so."""
+"""Arguments by which the server computes with scores."""
+ORDERED = (*LOOK_AT_SCORES, "order_by_fields")
+"""Those for which its order of the hits must be the final one."""
+GROUPED = ("group_by_field", "group_by_fields")
+"""Those by which it keeps the best hits of each group."""
+ITERATED = ("iterator", "search_iter_v2")
+"""Those by which it answers a page after the other."""
+IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
 
 Manner = tuple[Any, ...]
@@ -41,7 +50,7 @@ def manner_of(
     )
     if not usual:
         return None
-    for name in LOOK_AT_SCORES:
+    for name in (*LOOK_AT_SCORES, *IN_BACKGROUND):
         if options.get(name) is not None:
             return None
     names = None if output_fields is None else tuple(output_fields)
@@ -73,6 +82,34 @@ def expect_question(
             _expect_number(name, place.get(name))
 
 
+def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOperation for answers that cannot be decoded: futures, and buckets whose hits bring
+    vectors. fields: the corrected ones of the collection."""
+    if fields and (name := looked_at(options, IN_BACKGROUND)):
+        raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
+    if fields and looked_at(options, ("namespace",)):
+        raise UnsupportedOperation("namespace on a corrected collection, which has none: leave it out")
+    named = output_fields if isinstance(output_fields, list) else []
+    vectors = [name for name in named if name in fields or (fields and name == "*")]
+    if vectors and looked_at(options, ("search_aggregation",)):
+        raise UnsupportedOperation(
+            f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored vectors with "
+            "their biases: name other fields, and get the vectors by key"
+        )
+
+
+def looked_at(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Return the first of these arguments that is given."""
+    return next((name for name in names if options.get(name) not in (None, False, "", [])), None)
+
+
+def normalises_scores(ranker: Any) -> bool:
+    """Whether a ranker squashes scores by the metric of the field."""
+    functions = getattr(ranker, "functions", None) or [ranker]
+    params = [getattr(each, "params", None) or {} for each in functions]
+    return any(str(each.get("norm_score", "")).lower() == "true" for each in params)
+
+
 def _are_dense(data: Any) -> bool:
     """Whether pymilvus takes it as queries, seen at a glance."""
     if isinstance(data, np.ndarray):
@@ -95,6 +132,20 @@ def _expect_number(name: str, bound: Any) -> None:
         float(bound or 0.0)
     except (TypeError, ValueError):
         raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
+
+
+def expect_strength(strength: Any) -> None:
+    """Raises InvalidParameter for a strength that is no finite number; None is valid."""
+    number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
+    if strength is not None and not (number and math.isfinite(strength)):
+        raise InvalidParameter(f"strength must be a finite number, not {strength!r}")
+
+
+def expect_state_ttl(seconds: Any) -> None:
+    """Raises InvalidParameter for a time that is no number of at least 0."""
+    number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (number and seconds >= 0):
+        raise InvalidParameter(f"state_ttl must be a number of seconds of at least 0, not {seconds!r}")
 
 
 def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,6 @@ WIDENING = 4
 WHOLE = 2**20
 """Rows of a bank all of whose scores are asked for at last, WINDOW in an answer."""
 
-TOLERANCE = 1e-4
-"""Error of a bias by search, in units of the score. Unit vectors score from −1 to 1, so that it changes the
-order only of items that are told apart by no more, and at the default temperatures, 0.03 to 0.05, it is at
-most 0.3% of the sum whose logarithm the bias is."""
-
 NUMBERS_PER_PAGE = 2**20
 """Numbers that are read of a bank at once: Python takes some 30 bytes for each."""
 
@@ -52,16 +48,19 @@ class BankSearching(Knowledge):
         profile: Profile,
         vectors: Floats,
         timeout: float | None,
+        *,
+        are_new: bool,
     ) -> Operation[Floats]:
-        """(n,) biases of vectors (n, d) in a profile, within TOLERANCE: ever more of a vector's nearest rows
-        are asked for, until what the others can add is no more. The bank's index is exact.
+        """(n,) biases of vectors (n, d) in a profile, within the estimator's tolerance: ever more of a
+        vector's nearest rows are asked for, until what the others can add is no more. The bank's index is
+        exact. are_new: whether the rows came after the fit; each leaves room for itself alone.
 
         Raises BankTooLarge where that takes all rows of a bank of more than WHOLE, and EmptyBank where there
         are none.
         """
         estimator = from_dict(profile.estimator)
         yield from self._ensure_loaded(profile.bank.collection, timeout)
-        of = (collection, state.field, profile.slot)
+        tolerance, of = estimator.needs.tolerance, (collection, state.field, profile.slot)
         summary = yield from self._summary(of, state, profile, estimator.needs, timeout)
         rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
         if not rounds:
@@ -74,15 +73,16 @@ class BankSearching(Knowledge):
             for start in range(0, len(left), at_once):
                 rows = left[start : start + at_once]
                 nearest = yield from _nearest(state, profile.bank, needs, summary, vectors[rows], timeout)
-                found = estimator.from_nearest(*nearest)
-                if needs is rounds[-1] and found.errors.max() > TOLERANCE:
+                queries, targets = nearest
+                found = estimator.from_nearest(replace(queries, are_new=are_new), targets)
+                if needs is rounds[-1] and found.errors.max() > tolerance:
                     raise self._too_large(
                         profile,
                         f"more of it: the {WINDOW:,} nearest tell a bias to {found.errors.max():.1e} and "
-                        f"not to {TOLERANCE:.0e}",
+                        f"not to {tolerance:.0e}",
                     )
                 biases[rows] = found.biases
-                uncertain.append(rows[found.errors > TOLERANCE])
+                uncertain.append(rows[found.errors > tolerance])
             left = np.concatenate(uncertain)
         return (biases - profile.centre).astype(np.float32)
 

@@ -70,6 +70,15 @@ class BesideRewrite(Rewrite):
 
     # -- questions --------------------------------------------------------------------------------------
 
+    def ranks_candidates(self, question: Question) -> bool:
+        """As Rewrite.ranks_candidates: also where a correction is asked for."""
+        return self.strength(question) != 0 or super().ranks_candidates(question)
+
+    @property
+    def serves_products(self) -> bool:
+        """False: the server has the user's own vectors and metric."""
+        return False
+
     def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Any]:
         """The queries as they are."""
         return self.state.form.asked(queries)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -34,10 +34,21 @@ class Biasing(BankSearching):
         return bank
 
     def _biases(
-        self, collection: str, state: CollectionState, vectors: Floats, bias: Bias, timeout: float | None
+        self,
+        collection: str,
+        state: CollectionState,
+        vectors: Floats,
+        bias: Bias,
+        timeout: float | None,
+        *,
+        are_new: bool,
     ) -> Operation[dict[int, Floats]]:
         """(n,) biases of vectors (n, d) by the slot that they go into: each profile's in its two, and in
-        theirs those that a refresh is about to bring, or has just taken away."""
+        theirs those that a refresh is about to bring, or has just taken away.
+
+        are_new: whether these rows are inserted together. While a job computes all biases anew they get those
+        that it would give them: of biases on their way, and of a copy or a second field that is being filled.
+        """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
         if bias == "pending":
@@ -45,7 +56,10 @@ class Biasing(BankSearching):
         biases: dict[int, Floats] = {}
         left = self._banks.budget
         for profile in state.profiles.values():
-            found = yield from self._biases_of(collection, state, profile, vectors, left, timeout)
+            room = are_new and state.phase == "ready"
+            found = yield from self._biases_of(
+                collection, state, profile, vectors, left, timeout, are_new=room
+            )
             biases |= {profile.slot: found, profile.standby: found}
         for moving in (state.outgoing, state.incoming):
             if moving is None:
@@ -55,7 +69,7 @@ class Biasing(BankSearching):
             left -= _size(state, other) if other and _size(state, other) <= left else 0
             slot = moving.profile.slot
             biases[slot] = yield from self._biases_of(
-                collection, state, moving.profile, vectors, left, timeout
+                collection, state, moving.profile, vectors, left, timeout, are_new=False
             )
         return biases
 
@@ -80,22 +94,25 @@ class Biasing(BankSearching):
         vectors: Floats,
         budget: int,
         timeout: float | None,
+        *,
+        are_new: bool,
     ) -> Operation[Floats]:
         """budget: bytes that the bank may take."""
         if _size(state, profile) > budget:
-            return (yield from self._biases_by_search(collection, state, profile, vectors, timeout))
+            return (
+                yield from self._biases_by_search(
+                    collection, state, profile, vectors, timeout, are_new=are_new
+                )
+            )
         bank = yield from self._bank_of(collection, state, profile)
-        found: Floats = yield Compute(self._computing(collection, state, profile, bank, vectors))
-        return found
 
-    def _computing(
-        self, collection: str, state: CollectionState, profile: Profile, bank: StoredBank, vectors: Floats
-    ) -> Callable[[], Floats]:
         def compute() -> Floats:
             of = (collection, state.field, profile.slot)
-            return self._banks.correction(of, state, profile, bank).centred(vectors)
+            correction = self._banks.correction(of, state, profile, bank)
+            return replace(correction, are_new=are_new).centred(vectors)
 
-        return compute
+        found: Floats = yield Compute(compute)
+        return found
 
 
 def _size(state: CollectionState, profile: Profile) -> int:

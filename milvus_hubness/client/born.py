@@ -10,7 +10,7 @@ from typing import Any
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators import NNN, Estimator
@@ -31,9 +31,9 @@ class Hubness:
     biases there is to be room.
     """
 
-    bank: QueryBank
+    bank: BankLike
     estimator: Estimator = field(default_factory=lambda: NNN(16))
-    target_bank: QueryBank | None = None
+    target_bank: BankLike | None = None
     anns_field: str | None = None
     bank_collection: str | None = None
     strength: float = 1.0
@@ -125,6 +125,8 @@ def planned(
     Raises InvalidInput for a field that is not there, is named twice or has no index, and where an estimator
     needs a gallery; InvalidParameter, DimensionMismatch, BankTooSmall.
     """
+    if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
+        raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
     vectors = {each.name: each for each in schema.fields if each.dtype in milvus_schema.DTYPES}
     dims = {name: int(each.params["dim"]) for name, each in vectors.items()}
     by_field = {each.field_name: each.get_index_configs() for each in index}
@@ -157,7 +159,7 @@ def _born(
     if asked.estimator.needs_gallery:
         raise InvalidInput(
             f"{type(asked.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
-            "begin with another, NNN for one, and refresh with it once there are rows"
+            "begin with another, NNN for one, or one with an absolute tau, and refresh once there are rows"
         )
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     layout = Layout(
@@ -166,13 +168,15 @@ def _born(
         slots_for(asked.profiles),
         math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT,
     )
-    asked.bank.expect_dim(dim, "the field")
+    bank, targets = QueryBank.of(asked.bank), optional_bank(asked.target_bank)
+    bank.expect_dim(dim, "the field")
     layout = layout.measured_on(
-        (asked.target_bank or asked.bank).vectors,
-        asked.bank.vectors,
+        (targets or bank).vectors,
+        bank.vectors,
         cells=milvus_schema.takes_cells(str(index.get("index_type")), dtype),
+        taken_off=asked.target_bank is not None,
     )
-    fitted = Correction.fit(layout, asked.estimator, asked.bank, target_bank=asked.target_bank).fitted
+    fitted = Correction.fit(layout, asked.estimator, bank, target_bank=targets).fitted
     suffix = f"_{name}" if is_further else ""
     return Born(
         name,
@@ -181,7 +185,7 @@ def _born(
         dtype,
         asked,
         asked.bank_collection or f"{collection}__bank{suffix}",
-        StoredBank(asked.bank, fitted.potentials, asked.target_bank),
+        StoredBank(bank, fitted.potentials, targets),
     )
 
 

@@ -18,10 +18,10 @@ from pymilvus.client.constants import (
     REDUCE_STOP_FOR_BEST,
     UNLIMITED,
 )
-from pymilvus.client.iterator import SearchIteratorV2
+from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIteratorV2
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
-from milvus_hubness.client.arguments import expect_question
+from milvus_hubness.client.arguments import expect_question, expect_whole_hits
 from milvus_hubness.client.beside import rewrite_of
 from milvus_hubness.client.knowledge import Known, naming
 from milvus_hubness.client.operations import Operations
@@ -31,12 +31,16 @@ from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, UnsupportedOperation
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_rpc import literal
+from milvus_hubness.stores.milvus_rpc import escaped, literal
 
 Row = dict[str, Any]
 Key = int | str
 
 _IN_KEY_ORDER = {ITERATOR_FIELD: "True", REDUCE_STOP_FOR_BEST: "True"}
+_NOT_OF_QUERY = (
+    *("batch_size", "limit", OFFSET, ITERATOR_SESSION_CP_FILE),
+    *("filter", "partition_names", "timeout"),
+)
 _NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_filter_func")
 
 
@@ -67,6 +71,35 @@ class CorrectedIterator:
         return getattr(self._iterator, name)
 
 
+def escaping(iterator: Any) -> Any:
+    """The iterator of pymilvus, with the keys escaped that it pastes into the filter of its next request."""
+    if isinstance(iterator, QueryIterator):
+        method, keys = "_QueryIterator__setup_next_expr", "_next_id"
+    elif isinstance(iterator, SearchIterator):
+        method, keys = "_SearchIterator__filtered_duplicated_result_expr", "_filtered_ids"
+    else:
+        return iterator
+    build = getattr(iterator, method)
+
+    def build_escaped(*args: Any) -> str:
+        own = getattr(iterator, keys)
+        setattr(iterator, keys, _escaped_in(own))
+        try:
+            filter: str = build(*args)
+            return filter
+        finally:
+            setattr(iterator, keys, own)
+
+    setattr(iterator, method, build_escaped)
+    return iterator
+
+
+def _escaped_in(keys: Any) -> Any:
+    if isinstance(keys, list):
+        return [_escaped_in(key) for key in keys]
+    return escaped(keys) if isinstance(keys, str) else keys
+
+
 class PagedOperations(Operations):
     """Operations, and those whose answers come page by page.
 
@@ -79,12 +112,21 @@ class PagedOperations(Operations):
         """query_iterator, its rows as the user knows them. options: its further arguments, by name."""
         known = yield from self._known_now(collection, options)
         fields = known.reading.fields(output_fields)
-        iterator = yield Ask("query_iterator", (collection,), {**options, "output_fields": fields.requested})
+        further = {**options, "output_fields": fields.requested}
+        to_skip = further.get(OFFSET, 0)
+        takes_pages = isinstance(to_skip, int) and to_skip > MAX_BATCH_SIZE
+        if takes_pages:
+            further[OFFSET] = 0
+        iterator = escaping((yield Ask("query_iterator", (collection,), further)))
+        if takes_pages and iterator._next_id is None:
+            iterator._next_id = yield from self._key_at(collection, known.key_field, to_skip, options)
         if not known.states:
             return iterator
 
+        strict = bool(options.get("strict_float32"))
+
         def page_out(rows: list[Row]) -> list[Row]:
-            known.reading.rows_out(rows, fields)
+            known.reading.rows_out(rows, fields, strict_float32=strict)
             return rows
 
         return CorrectedIterator(iterator, page_out)
@@ -109,7 +151,8 @@ class PagedOperations(Operations):
         known = yield from self._known_now(collection, options)
         further = {**options, "output_fields": output_fields, "search_params": search_params}
         if not known.states:
-            return (yield Ask("search_iterator", (collection, data), further))
+            return escaping((yield Ask("search_iterator", (collection, data), further)))
+        expect_whole_hits(output_fields, known.states, options)
         state = known.searched(options["anns_field"])
         if state is None:
             fields = known.reading.fields(output_fields)
@@ -130,6 +173,7 @@ class PagedOperations(Operations):
             profile=profile,
             with_raw_score=with_raw_score,
         )
+        rewrite_of(state, known.reading).expect_answerable(replace(question, offset=0), options)
         options = naming(state, options)
         asked = yield from self._ordered(collection, known, state, question, options)
         further |= options
@@ -167,6 +211,21 @@ class PagedOperations(Operations):
             return asked
         opened = rewrite.profile(question).model_copy(update={"gate": None})
         return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
+
+    def _key_at(
+        self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
+    ) -> Operation[Key | None]:
+        """The key of the row at this place in the order of keys, counted from 1, or of the last one."""
+        further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
+        where = (options["filter"], options["partition_names"], options["timeout"])
+        asked = RowsAsked(collection, *where, further)
+        last: Key | None = None
+        while place > 0:
+            page = yield from self.page(asked, key_field, last, min(place, MAX_BATCH_SIZE), [key_field])
+            if not page:
+                break
+            place, last = place - len(page), page[-1][key_field]
+        return last
 
     def begin(self, asked: RowsAsked) -> Operation[tuple[RowsAsked, str]]:
         """Wait until pages show every row that was written before. Returns what to ask them for, as of one
@@ -221,7 +280,7 @@ def _opened(
     choose = arguments["external_filter_func"]
     if choose is not None:
         arguments = {**arguments, "external_filter_func": lambda hits: choose(answered(hits))}
-    iterator = yield Ask("search_iterator", (collection, data), dict(arguments))
+    iterator = escaping((yield Ask("search_iterator", (collection, data), dict(arguments))))
     if choose is not None and isinstance(iterator, SearchIteratorV2):
         return iterator
 

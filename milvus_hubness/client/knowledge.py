@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.client.arguments import Manner
+from milvus_hubness.client.arguments import Manner, expect_state_ttl, expect_strength
 from milvus_hubness.client.bank_cache import BankCache
 from milvus_hubness.client.beside import rewrite_of
+from milvus_hubness.client.held_errors import held_errors
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.rewrite import Asking, AskingOne, Rewrite
 from milvus_hubness.client.sampling import Sampler, living_in
@@ -41,6 +43,7 @@ CUT_OVER_SECONDS = 5.0
 """How long a collection is waited for whose name is being given to its mirror."""
 CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
+_OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
 
 PERHAPS_OUTDATED = (
     MilvusException,
@@ -108,7 +111,7 @@ class Failed(NamedTuple):
 class Knowledge:
     """state_ttl: seconds for which what a collection says of its biases is believed without asking again.
     bank_budget: bytes of banks to keep in memory. strength: w of every search that names none. sampler: what
-    takes samples of queries, if anything does."""
+    takes samples of queries, if anything does. Raises InvalidParameter."""
 
     def __init__(
         self,
@@ -117,11 +120,14 @@ class Knowledge:
         bank_budget: int,
         sampler: Sampler | None = None,
     ) -> None:
+        expect_strength(strength)
+        expect_state_ttl(state_ttl)
         self._strength = strength
         self._sampler = sampler
         self._state_ttl = state_ttl
         self._known: dict[str, tuple[float, Known]] = {}
         self._last: dict[str, Known] = {}
+        self._changed: dict[str, float] = {}
         self._banks = BankCache(bank_budget)
         self._metrics: dict[tuple[str, str], str] = {}
         self._chains: bool | None = None
@@ -177,6 +183,8 @@ class Knowledge:
         if known.journal and self._last.get(collection, NOTHING).journal != known.journal:
             for name in (known.journal.collection, known.journal.rows):
                 yield LearnSchema(name)
+        if self._last.get(collection, known) != known:
+            self._changed[collection] = asked
         self._last[collection] = known
         if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
             self._known[collection] = (asked + self._state_ttl, known)
@@ -192,6 +200,18 @@ class Knowledge:
     ) -> Operation[T]:
         """call(known), and again where that fails and the collection turns out to have changed. failed: how
         it has failed already."""
+        with held_errors(collection) as recovered:
+            return (yield from self._tried(collection, timeout, call, failed, recovered))
+
+    def _tried(
+        self,
+        collection: str,
+        timeout: float | None,
+        call: Callable[[Known], Operation[T]],
+        failed: Failed | None,
+        recovered: list[Exception],
+    ) -> Operation[T]:
+        """As `_as_it_is`. recovered: takes the errors after which this goes on."""
         known = failed.known if failed else self._remembered(collection)
         known = known or (yield from self.known(collection, timeout))
         try:
@@ -207,8 +227,9 @@ class Knowledge:
                 self.forget(collection)
                 now = yield from self.known(collection, timeout)
             was_away = known.mirror is not None and getattr(error, "code", None) == COLLECTION_NOT_FOUND
-            if now == known and not was_away:
+            if now == known and not was_away and not self._met_another(collection, known, error):
                 raise
+            recovered.append(error)
         until = time.monotonic() + CUT_OVER_SECONDS
         while True:
             try:
@@ -221,9 +242,20 @@ class Knowledge:
                     # A switch has several steps: the next may have come between the look and the call.
                     self.forget(collection)
                     now = yield from self.known(collection, timeout)
-                if (now == seen and not opening) or time.monotonic() > until:
+                if (
+                    now == seen and not opening and not self._met_another(collection, now, error)
+                ) or time.monotonic() > until:
                     raise
+                recovered.append(error)
             yield Pause(CUT_OVER_PAUSE)
+
+    def _met_another(self, collection: str, known: Known, error: Exception) -> bool:
+        """Whether a server refused rows as they are of another width than what it found by this name, which
+        is being given to another collection: one part of the server finds that sooner than the next."""
+        changed = self._changed.get(collection, -CUT_OVER_SECONDS)
+        is_moving = known.mirror is not None or time.monotonic() - changed < CUT_OVER_SECONDS
+        # What pymilvus itself refuses is of a class of its own.
+        return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
 
     def _rewrite(self, known: Known, state: CollectionState) -> Operation[Rewrite]:
         in_fields = state.beside is not None and not state.beside.side

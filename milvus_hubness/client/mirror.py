@@ -20,7 +20,7 @@ from milvus_hubness.client.writes import Writing
 from milvus_hubness.errors import BankTooLarge, HubnessError, MirrorFailed
 from milvus_hubness.state import Mirror
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.milvus_rpc import is_one_of, literal
+from milvus_hubness.stores.milvus_rpc import is_one_of
 
 Row = dict[str, Any]
 Key = int | str
@@ -138,9 +138,7 @@ class Mirroring(Writing, Reads):
                 yield from likewise(mirror)
                 return
             for part in parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
-                # pymilvus does not escape the keys that it is given.
-                by = is_one_of(known.key_field, part) if any(map(_is_odd, part)) else None
-                yield from self._drop(mirror, None if by else part, timeout, by, partition_name, {})
+                yield from self._drop(mirror, part, timeout, None, partition_name, {})
 
         yield from self._reach(mirror, lost if where else likewise, collection, known, timeout)
         return done
@@ -256,8 +254,3 @@ class Mirroring(Writing, Reads):
     ) -> Operation[set[Key]]:
         rows = yield from self._rows_of(collection, key_field, keys, timeout, partition_name, [key_field])
         return {row[key_field] for row in rows}
-
-
-def _is_odd(key: Key) -> bool:
-    """Whether a filter must have a text escaped."""
-    return isinstance(key, str) and ("'" in key or literal(key) != f'"{key}"')

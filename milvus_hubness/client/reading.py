@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from milvus_hubness.correction import read_back
 from milvus_hubness.errors import StateError
 from milvus_hubness.halves import decode, returned
@@ -60,8 +62,9 @@ class Reading:
             named += [norm for norm in norms if norm and norm in hidden]
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
-    def rows_out(self, rows: Iterable[Row], fields: FieldRequest) -> None:
+    def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
         """Rows with the vectors that the user gave and without what is hidden, changed in place.
+        strict_float32: vectors are lists of NumPy's float32.
 
         Raises StateError where the vectors are not in the stored form.
         """
@@ -79,6 +82,8 @@ class Reading:
                 for row, vector in zip(with_vector, returned(vectors, state.dtype), strict=True):
                     in_list = isinstance(vector, bytes) and isinstance(row[state.field], list)
                     row[state.field] = [vector] if in_list else vector
+                    if strict_float32 and state.dtype == "float32":
+                        row[state.field] = list(np.asarray(vector, np.float32))
         for row in rows:
             for name in fields.hidden:
                 row.pop(name, None)

@@ -29,7 +29,8 @@ class Reads(Knowledge):
         def ask(requested: list[str] | None) -> Ask:
             return Ask("query", (collection, filter, requested, timeout, ids, partition_names), dict(options))
 
-        return self._read(collection, output_fields, timeout, ask)
+        strict = bool(options.get("strict_float32"))
+        return self._read(collection, output_fields, timeout, ask, strict)
 
     def get(
         self,
@@ -45,7 +46,8 @@ class Reads(Knowledge):
         def ask(requested: list[str] | None) -> Ask:
             return Ask("get", (collection, ids, requested, timeout, partition_names), dict(options))
 
-        return self._read(collection, output_fields, timeout, ask)
+        strict = bool(options.get("strict_float32"))
+        return self._read(collection, output_fields, timeout, ask, strict)
 
     def _read(
         self,
@@ -53,6 +55,7 @@ class Reads(Knowledge):
         output_fields: list[str] | None,
         timeout: float | None,
         ask: Callable[[list[str] | None], Ask],
+        strict_float32: bool,
     ) -> Operation[Any]:
         def call(known: Known) -> Operation[Any]:
             if not known.states:
@@ -65,7 +68,7 @@ class Reads(Knowledge):
                 return (yield from call(now)) if now.states else rows
             fields = known.reading.fields(output_fields, default_all=True)
             rows = yield ask(fields.requested)
-            known.reading.rows_out(rows, fields)
+            known.reading.rows_out(rows, fields, strict_float32=strict_float32)
             return rows
 
         return self._as_it_is(collection, timeout, call)

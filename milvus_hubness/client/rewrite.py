@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -12,11 +11,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.client.arguments import RANGE_BOUNDS
+from milvus_hubness.client.arguments import (
+    GROUPED,
+    ITERATED,
+    LOOK_AT_SCORES,
+    ORDERED,
+    RANGE_BOUNDS,
+    expect_strength,
+    looked_at,
+    normalises_scores,
+)
 from milvus_hubness.client.hits import keep, rerank, rescale, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.halves import StoredForm, decode, rounded, unpacked
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
@@ -124,7 +132,7 @@ class Rewrite:
                     f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
                 )
         vectors = self._as_kept(given)
-        return self.layout.require_sound(vectors) if sound else self.layout.rows(vectors)
+        return self.state.require_storable(vectors) if sound else self.layout.rows(vectors)
 
     def rows_in(
         self,
@@ -155,14 +163,63 @@ class Rewrite:
     def strength(self, question: Question) -> float:
         """w: what was asked for, else the profile's own. Raises InvalidInput, InvalidParameter."""
         profile = self.profile(question)
-        weight = profile.strength if question.strength is None else float(question.strength)
-        if not math.isfinite(weight):
-            raise InvalidParameter(f"strength must be finite, got {question.strength!r}")
-        return weight
+        expect_strength(question.strength)
+        return profile.strength if question.strength is None else float(question.strength)
 
     def is_gated(self, question: Question) -> bool:
         """Whether this is corrected for some queries only."""
         return self.profile(question).gate is not None and self.strength(question) != 0
+
+    def ranks_candidates(self, question: Question) -> bool:
+        """Whether more hits than asked for are fetched, and put in order once they are here."""
+        how = question.rerank
+        return how is not None and not (isinstance(how, Adaptive) and how.direct)
+
+    def expect_answerable(self, question: Question, options: Mapping[str, Any]) -> None:
+        """Raises UnsupportedOperation where the server would rank, sort or group hits by scores that are not
+        those of the answer. options: further arguments of the search."""
+        field = f"of field {self.state.field!r}"
+        if looked_at(options, ("is_embedding_list",)):
+            raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
+        if self.ranks_candidates(question):
+            if name := looked_at(options, (*ORDERED, *GROUPED, *ITERATED)):
+                raise UnsupportedOperation(
+                    f"{name} would see uncorrected scores {field}, as candidates are ranked by the client: "
+                    "search with strength=0 and without rerank, or migrate the collection"
+                )
+        elif self.is_gated(question):
+            if name := looked_at(options, (*ORDERED, *ITERATED)):
+                raise UnsupportedOperation(
+                    f"{name} {field}, whose searches are gated by the order of scores: search with "
+                    "strength=0, or with a profile that has no gate"
+                )
+            if question.offset and looked_at(options, GROUPED) and options.get("group_size") not in (None, 1):
+                raise UnsupportedOperation(
+                    f"group_size with an offset {field}, whose searches are gated: ask for the first page"
+                )
+        if question.with_raw_score and looked_at(options, ("search_aggregation",)):
+            raise UnsupportedOperation(
+                "search_aggregation has no room for raw scores: leave with_raw_score out"
+            )
+        if self.serves_products:
+            self._expect_products(options, field)
+
+    @property
+    def serves_products(self) -> bool:
+        """Whether the server ranks by inner products of the stored form, whatever the user's metric."""
+        return True
+
+    def _expect_products(self, options: Mapping[str, Any], field: str) -> None:
+        if self.state.metric == "L2" and (name := looked_at(options, LOOK_AT_SCORES)):
+            raise UnsupportedOperation(
+                f"{name} computes with scores on the server, which has inner products {field} in place of L2 "
+                "distances: rank the answer in the application, or correct with the biases in fields"
+            )
+        if self.state.metric == "COSINE" and normalises_scores(options.get("ranker")):
+            raise UnsupportedOperation(
+                f"a ranker with norm_score {field}: the server would normalise inner products in place of "
+                "cosines: leave norm_score out"
+            )
 
     def queries(self, question: Question) -> Floats:
         """(m, d) as the user gave them. Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""

@@ -11,7 +11,13 @@ from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.client import hybrid
 from milvus_hubness.client.adapting import adapted
-from milvus_hubness.client.arguments import expect_candidates, expect_question, manner_of
+from milvus_hubness.client.arguments import (
+    expect_candidates,
+    expect_question,
+    expect_whole_hits,
+    looked_at,
+    manner_of,
+)
 from milvus_hubness.client.biases import Biasing
 from milvus_hubness.client.knowledge import Failed, Known, naming
 from milvus_hubness.client.reads import Reads
@@ -115,6 +121,7 @@ class Searching(Biasing, Reads):
 
         def call(known: Known) -> Operation[Any]:
             expect_candidates(rerank, candidates)
+            expect_whole_hits(output_fields, known.states, options)
             state = known.searched(options.get("anns_field"))
             if state is None:
                 if isinstance(rerank, Adaptive):
@@ -145,8 +152,11 @@ class Searching(Biasing, Reads):
                 candidates=candidates,
                 with_raw_score=with_raw_score,
             )
-            if state.beside is not None and rewrite.strength(question) != 0:
-                _refuse_chains(further)
+            rewrite.expect_answerable(question, further)
+            if further.get("search_aggregation") is not None:
+                # Hits are inside of buckets: the server rounds their scores.
+                further["round_decimal"] = question.round_decimal
+                question = replace(question, round_decimal=-1)
             if isinstance(rerank, GloballyCorrected) or rewrite.is_gated(question):
                 bank = yield from self._bank(collection, state, profile or state.active)
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
@@ -198,13 +208,12 @@ class Searching(Biasing, Reads):
         self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
         """The biases in every slot, by key, as consistent as the search was. options: of the search."""
-        timeout, level = options.get("timeout"), options.get("consistency_level")
+        timeout = options.get("timeout")
         yield from self._ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
             wanted = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
-            as_before = {"consistency_level": level} if level is not None else {}
-            rows = yield Ask("query", (side, wanted, [key_field, SIDE_FIELD], timeout), as_before)
+            rows = yield Ask("query", (side, wanted, [key_field, SIDE_FIELD], timeout), _routing(options))
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
         return biases
 
@@ -214,8 +223,9 @@ class Searching(Biasing, Reads):
         """The rows' own vectors, to search with."""
         keys = ids if isinstance(ids, list) else [ids]
         wanted, timeout = is_one_of(known.key_field, keys), options.get("timeout")
-        level = {name: options[name] for name in ("consistency_level",) if name in options}
-        rows = yield from self.query(collection, wanted, [state.field], timeout, None, None, level)
+        rows = yield from self.query(
+            collection, wanted, [state.field], timeout, None, None, _routing(options)
+        )
         by_key = {row[known.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
@@ -242,6 +252,7 @@ class Searching(Biasing, Reads):
         weight = self._strength if strength is None else strength
 
         def call(known: Known) -> Operation[Any]:
+            expect_whole_hits(output_fields, known.states, options)
             asked: list[tuple[Rewrite, Question] | None] = []
             states = [known.searched(request.anns_field) for request in requests]
             hybrid.require_profile(profile, [state for state in states if state])
@@ -292,6 +303,8 @@ class Searching(Biasing, Reads):
         known: Known,
     ) -> Operation[Any]:
         """A search for each request, and their answers merged."""
+        if name := looked_at(options, ("search_aggregation", "function_chains")):
+            raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
         if options.get("group_by_field"):
             raise UnsupportedOperation(
                 "grouping a hybrid search whose answers are merged by the client: fields of metric COSINE or "
@@ -345,6 +358,13 @@ class Searching(Biasing, Reads):
         return self._metrics[of]
 
 
+def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a search by which what it needs beside is read as consistently, and in the same
+    cluster."""
+    names = ("consistency_level", "guarantee_timestamp", "cluster_id")
+    return {name: options[name] for name in names if options.get(name) is not None}
+
+
 def _request(
     collection: str, state: CollectionState, filter: str, asked: Asked, options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -371,13 +391,3 @@ def _finished(asked: Asked, *found: Any) -> Operation[Any]:
     if asked.works:
         return (yield Compute(lambda: asked.answer(*found)))
     return asked.answer(*found)
-
-
-def _refuse_chains(options: Mapping[str, Any]) -> None:
-    """Raises UnsupportedOperation: what the server does to scores would come before they are corrected."""
-    for name in ("function_chains", "ranker"):
-        if options.get(name) is not None:
-            raise UnsupportedOperation(
-                f"{name} would see uncorrected scores where biases lie beside the vectors: search with "
-                "strength=0, or migrate the collection"
-            )

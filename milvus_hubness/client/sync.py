@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pymilvus import AnnSearchRequest, CollectionSchema, DataType, MilvusClient
@@ -12,6 +13,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.catalog import shown_aliases
 from milvus_hubness.client.iterators import PagedOperations
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
 from milvus_hubness.client.refusals import as_milvus, refusing
@@ -21,12 +23,13 @@ from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL, CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.milvus_rpc import EscapedKeys, PlainClient
 from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 
 DEFAULT_BANK_BUDGET = 1 << 30
 
 
-class HubnessClient(MilvusClient):
+class HubnessClient(EscapedKeys, MilvusClient):
     """Use it wherever a MilvusClient is used. Ordinary collections are passed through untouched. What it
     raises of its own is a MilvusException as well.
 
@@ -37,7 +40,7 @@ class HubnessClient(MilvusClient):
     strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
     it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
-    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.0001.
+    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.3% of tau.
     sample_queries: the share of queries sampled for banks that live; None for what each collection says,
     False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
     """
@@ -60,7 +63,7 @@ class HubnessClient(MilvusClient):
         with refusing():
             self._sampler = sampler_for(sample_queries, self._put_samples)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)
-        self._plain = MilvusClient(uri, user, password, db_name, token, timeout, **kwargs)
+        self._plain = PlainClient(uri, user, password, db_name, token, timeout, **kwargs)
         self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
 
     def _put_samples(self, traffic: str, samples: Sequence[Sample]) -> None:
@@ -124,6 +127,22 @@ class HubnessClient(MilvusClient):
         the vector and the bias as they are. Raises as `insert` does."""
         return self._run(
             self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
+        )
+
+    def write_import_files(
+        self,
+        collection_name: str,
+        data: Iterable[dict[str, Any]],
+        folder: str | Path,
+        timeout: float | None = None,
+        *,
+        bias: Bias = "compute",
+    ) -> list[str]:
+        """Write new rows of a corrected collection to Parquet files for a bulk import, each with its bias,
+        and return the paths. Raises as `insert` does, and UnsupportedOperation where biases are in a side
+        collection or a job works on the collection."""
+        return self._run(
+            self._operations.write_import_files(collection_name, data, Path(folder), bias, timeout)
         )
 
     def delete(
@@ -433,15 +452,88 @@ class HubnessClient(MilvusClient):
         it was corrected for."""
         self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
-    def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
-        """As MilvusClient.drop_collection."""
-        self._operations.forget()
-        return super().drop_collection(collection_name, timeout, **kwargs)
+    def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
+        """As MilvusClient.list_collections, without the collections that this package creates beside the
+        user's. include_internal: with them."""
+        names = super().list_collections(**kwargs)
+        return names if include_internal else self._run(self._operations.list_collections(names))
 
-    def rename_collection(self, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.rename_collection."""
-        self._operations.forget()
-        return super().rename_collection(*args, **kwargs)
+    def list_aliases(
+        self,
+        collection_name: str = "",
+        timeout: float | None = None,
+        *,
+        include_internal: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As MilvusClient.list_aliases, without those by which jobs write. include_internal: with them."""
+        return shown_aliases(super().list_aliases(collection_name, timeout, **kwargs), include_internal)
+
+    def load_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> None:
+        """As MilvusClient.load_collection; load_fields need not name the hidden fields."""
+        self._run(self._operations.load("load_collection", (collection_name,), timeout, kwargs))
+
+    def load_partitions(
+        self,
+        collection_name: str,
+        partition_names: str | list[str],
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """As MilvusClient.load_partitions; load_fields need not name the hidden fields."""
+        args = (collection_name, partition_names)
+        self._run(self._operations.load("load_partitions", args, timeout, kwargs))
+
+    def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """As MilvusClient.drop_collection; its bank, biases and notes go too.
+
+        Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
+        """
+        call = Ask("drop_collection", (collection_name, timeout), kwargs)
+        return self._run(self._operations.drop_collection(collection_name, call, timeout))
+
+    def truncate_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """As MilvusClient.truncate_collection, with the biases. Raises as `drop_collection` does, and
+        UnsupportedOperation where a refresh was stopped that would bring rows back."""
+        call = Ask("truncate_collection", (collection_name, timeout), kwargs)
+        return self._run(self._operations.truncate_collection(collection_name, call, timeout))
+
+    def drop_partition(
+        self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """As MilvusClient.drop_partition. Raises as `truncate_collection` does."""
+        call = Ask("drop_partition", (collection_name, partition_name, timeout), kwargs)
+        return self._run(self._operations.drop_partition(collection_name, call, timeout))
+
+    def rename_collection(
+        self,
+        old_name: str,
+        new_name: str,
+        target_db: str | None = "",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As MilvusClient.rename_collection. Raises as `truncate_collection` does, and UnsupportedOperation
+        for a corrected one and another database."""
+        call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
+        return self._run(self._operations.rename_collection(old_name, target_db, call, timeout))
+
+    def restore_snapshot(
+        self,
+        snapshot_name: str,
+        source_collection_name: str,
+        target_collection_name: str,
+        source_db_name: str = "",
+        target_db_name: str = "",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As MilvusClient.restore_snapshot. Raises UnsupportedOperation for a corrected collection and
+        another database, and where its biases are in a side collection."""
+        names = (snapshot_name, source_collection_name, target_collection_name)
+        call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
+        database = target_db_name if target_db_name != source_db_name else ""
+        return self._run(self._operations.restore_snapshot(source_collection_name, database, call, timeout))
 
     def alter_alias(self, *args: Any, **kwargs: Any) -> Any:
         """As MilvusClient.alter_alias."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
@@ -15,8 +17,9 @@ from milvus_hubness.client.biases import Bias, Biasing
 from milvus_hubness.client.born import Hubness, NewCollection
 from milvus_hubness.client.journal import Journalling
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
-from milvus_hubness.client.steps import Ask, InStore, Operation, Pause
-from milvus_hubness.errors import JournalFailed
+from milvus_hubness.client.matching import ROWS_PER_REQUEST
+from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
+from milvus_hubness.errors import InvalidInput, JournalFailed, UnsupportedOperation
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, BankReference
 from milvus_hubness.stores.base import Made, undo_save_bank
@@ -48,23 +51,14 @@ class Writing(Biasing, Journalling):
         failure is raised. Raises JournalFailed where nothing was written, as it could not be noted.
         """
 
+        inserted = method == "insert"
+
         def by(method: str) -> Callable[[Known], Operation[tuple[dict[str, Any], list[Any]]]]:
             def call(known: Known) -> Operation[tuple[dict[str, Any], list[Any]]]:
                 rows = [data] if isinstance(data, dict) else data
-                stored = data
-                beside: list[tuple[BesideRewrite, dict[int, Floats], int]] = []
-                for state in known.states.values():
-                    if not _bring_vectors(rows, state.field):
-                        continue
-                    rewrite = rewrite_of(state, known.reading)
-                    vectors = rewrite.vectors_of(rows, sound=sound)
-                    biases = yield from self._biases(collection, state, vectors, bias, timeout)
-                    cells = yield from self._cells(collection, state, vectors, bias)
-                    epoch = PENDING if bias == "pending" else state.profile.epoch
-                    taken = rows if stored is data else stored
-                    stored = rewrite.rows_in(taken, vectors, biases, epoch, cells)
-                    if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
-                        beside.append((rewrite, biases, epoch))
+                stored, beside = yield from self._encoded(
+                    known, collection, data, bias, timeout, are_new=inserted, sound=sound
+                )
                 if known.journal is not None:
                     noted = [stored] if isinstance(stored, dict) else stored
                     yield from self._note_rows(
@@ -93,6 +87,78 @@ class Writing(Biasing, Journalling):
             self.forget(collection)
             raise
         return written, known
+
+    def _encoded(
+        self,
+        known: Known,
+        collection: str,
+        data: Any,
+        bias: Bias,
+        timeout: float | None,
+        *,
+        are_new: bool,
+        sound: bool = True,
+    ) -> Operation[tuple[Any, list[tuple[BesideRewrite, dict[int, Floats], int]]]]:
+        """Rows as they are stored; and what goes into side collections, with their biases and epoch."""
+        rows = [data] if isinstance(data, dict) else data
+        stored = data
+        beside: list[tuple[BesideRewrite, dict[int, Floats], int]] = []
+        for state in known.states.values():
+            if not _bring_vectors(rows, state.field):
+                continue
+            rewrite = rewrite_of(state, known.reading)
+            vectors = rewrite.vectors_of(rows, sound=sound)
+            biases = yield from self._biases(collection, state, vectors, bias, timeout, are_new=are_new)
+            cells = yield from self._cells(collection, state, vectors, bias)
+            epoch = PENDING if bias == "pending" else state.profile.epoch
+            taken = rows if stored is data else stored
+            stored = rewrite.rows_in(taken, vectors, biases, epoch, cells)
+            if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
+                beside.append((rewrite, biases, epoch))
+        return stored, beside
+
+    def write_import_files(
+        self,
+        collection: str,
+        rows: Iterable[dict[str, Any]],
+        folder: Path,
+        bias: Bias,
+        timeout: float | None,
+    ) -> Operation[list[str]]:
+        """Write rows as the collection stores them to Parquet files, and return the paths of these.
+
+        Raises UnsupportedOperation where an import would miss a side collection, a copy or notes;
+        InvalidInput for a collection that is not corrected and for rows without a corrected vector.
+        """
+        self.forget(collection)
+        known = yield from self.known(collection, timeout)
+        self._expect_importable(collection, known)
+        writer = yield InStore(lambda store: store.import_writer(collection, folder))
+        batch: list[dict[str, Any]] = []
+        source, number = iter(rows), 0
+        while batch := list(islice(source, ROWS_PER_REQUEST)):
+            for i, row in enumerate(batch, number):
+                if lacking := [name for name in known.states if name not in row]:
+                    raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
+            stored, _ = yield from self._encoded(known, collection, batch, bias, timeout, are_new=True)
+            yield Compute(partial(writer.append, stored))
+            number += len(batch)
+        paths: list[str] = yield Compute(writer.commit)
+        return paths
+
+    def _expect_importable(self, collection: str, known: Known) -> None:
+        if not known.states:
+            raise InvalidInput(f"collection {collection!r} is not corrected: use pymilvus's bulk writer")
+        for state in known.states.values():
+            if state.beside and state.beside.side:
+                raise UnsupportedOperation(
+                    f"an import into {collection!r} would miss the biases in {state.beside.side!r}: import "
+                    "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
+                )
+        if known.mirror or known.journal:
+            raise UnsupportedOperation(
+                f"an import into {collection!r} would be missed by the job at work on it: wait until it ends"
+            )
 
     def _repeating(
         self,

@@ -6,11 +6,13 @@ there are too many even for that, an estimator turns to the nearest pairs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 
+from milvus_hubness.estimators.nearest import ROUNDS
 from milvus_hubness.kernels import logsumexp, topk
 from milvus_hubness.kernels.cached import cached_logsumexp, cached_scores
 
@@ -67,6 +69,22 @@ def balance(
             break
         f = following
     return Balance(f, g, done, error, error <= tol)
+
+
+def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, share: float) -> torch.Tensor:
+    """Potentials of the bank (m,) under which new items get biases that leave room for each other.
+
+    bank_step, item_step: over the new items. f (m,): of the fit. share: m over the items of the fit. The
+    weight e^(−f_i/τ) of a query is what the fitted items take of it, times the share; with what new ones
+    take, Σ_j e^((s_ij − b_j)/τ) and b_j = τ log Σ_i e^((s_ij + f'_i)/τ), it is e^(−f'_i/τ). A refit would
+    lower the biases of the fitted items too, in the mean by as much as it lowers the potentials: they stay
+    here, and the mean of the potentials with them.
+    """
+    room = f
+    for _ in range(ROUNDS):
+        taken = math.log(share) - bank_step(item_step(room)) / tau
+        room = -tau * torch.logaddexp(-f / tau, taken)
+    return room - (room - f).mean()
 
 
 def cached_steps(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank, Vectors, as_vectors
+from milvus_hubness.banks import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
+from milvus_hubness.estimators.temperature import at_its_tau
 
 
 @runtime_checkable
@@ -27,10 +28,10 @@ class Estimator(Protocol):
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
         """Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for what it is given."""
         ...
@@ -45,10 +46,10 @@ class Transport(Estimator, Protocol):
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
         """As any estimator; start: potentials (|bank|, p) of an earlier fit on this bank, to begin from."""
@@ -56,10 +57,10 @@ class Transport(Estimator, Protocol):
 
     def restore(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         potentials: npt.ArrayLike,
         *,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
         """The fit that had these potentials, without its gallery."""
         ...
@@ -86,8 +87,9 @@ class FromNearest(Estimator, Protocol):
 class FittedBias:
     """An estimator that has seen its bank: b(r) for any vector r, a new one or one of the gallery.
 
-    diagnostics: the estimator's named tuple. potentials: (|bank|, p) float32, what has to be kept beside the
-    bank to restore the fit without the gallery; p = 0 where the bank alone is enough.
+    estimator: with the tau that a temperature led to. diagnostics: the estimator's named tuple. potentials:
+    (|bank|, p) float32, what has to be kept beside the bank to restore the fit without the gallery; p = 0
+    where the bank alone is enough.
     """
 
     estimator: Estimator
@@ -95,15 +97,26 @@ class FittedBias:
     formula: Callable[[Vectors], npt.NDArray[Any]] = field(repr=False)
     diagnostics: Any
     potentials: Vectors = field(repr=False)
+    new_formula: Callable[[Vectors], npt.NDArray[Any]] | None = field(default=None, repr=False)
 
     def bias(self, vectors: npt.ArrayLike) -> Vectors:
         """(n,) float32 biases, to be subtracted, of vectors (n, d) in the bank's dimension.
 
         Raises InvalidInput (not 2-D, not numbers), DimensionMismatch and NonFiniteVectors.
         """
+        return self._told(self.formula, vectors)
+
+    def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
+        """As `bias`, of items that join those of the fit together: for an estimator that balances the bank
+        against its items, they leave room for each other, in whatever order they come."""
+        return self._told(self.new_formula or self.formula, vectors)
+
+    def _told(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
         items = as_vectors(vectors, "the vectors")
         self.bank.expect_dim(items.shape[1], "a vector")
-        return self.formula(items).astype(np.float32, copy=False)
+        if not len(items):
+            return np.empty(0, np.float32)
+        return formula(items).astype(np.float32, copy=False)
 
 
 class BankDiagnostics(NamedTuple):
@@ -127,12 +140,15 @@ def no_potentials(bank: QueryBank) -> Vectors:
 
 def restore(
     estimator: Estimator,
-    bank: QueryBank,
+    bank: BankLike,
     potentials: npt.ArrayLike,
     *,
-    target_bank: npt.ArrayLike | QueryBank | None = None,
+    target_bank: BankLike | None = None,
 ) -> FittedBias:
-    """The `FittedBias` of an earlier fit, from its bank and its potentials, without the gallery."""
+    """The `FittedBias` of an earlier fit, from its bank and its potentials, without the gallery.
+
+    estimator: that of the fit. Raises InvalidParameter for one with a temperature and no tau yet.
+    """
     if isinstance(estimator, Transport):
         return estimator.restore(bank, potentials, target_bank=target_bank)
-    return estimator.fit(bank, target_bank=target_bank)
+    return replace(at_its_tau(estimator).fit(bank, target_bank=target_bank), estimator=estimator)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
@@ -38,12 +38,13 @@ class CSLS:
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
         """Raises BankTooSmall if the bank holds fewer than k queries."""
+        bank = QueryBank.of(bank)
         bank.require(at_least=self.k)
         return FittedBias(
             self,

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.kernels.arguments import finite_number
@@ -37,12 +37,13 @@ class DistributionNormalization:
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
         """Only the bank's mean is kept."""
+        bank = QueryBank.of(bank)
         mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
         return FittedBias(
             self,

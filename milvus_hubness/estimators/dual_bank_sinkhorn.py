@@ -8,10 +8,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank
 from milvus_hubness.estimators.base import FittedBias
 from milvus_hubness.estimators.inputs import require_gallery, require_target_bank
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
+from milvus_hubness.estimators.temperature import measured
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,14 @@ class DualBankSinkhorn(Sinkhorn):
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
         """As `Sinkhorn.fit`; raises InvalidInput without a target bank too."""
+        bank = QueryBank.of(bank)
         items = require_gallery(bank, gallery, "DualBankSinkhorn")
         targets = require_target_bank(bank, target_bank, "DualBankSinkhorn")
-        return self._balanced(bank, np.concatenate([items, targets]), start)
+        return measured(self, bank, items)._balanced(bank, np.concatenate([items, targets]), start)

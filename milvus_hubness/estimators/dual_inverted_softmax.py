@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank, Vectors
+from milvus_hubness.banks import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators.base import FittedBias, TwoBankDiagnostics, no_potentials
 from milvus_hubness.estimators.inputs import require_asking_targets
-from milvus_hubness.estimators.nearest import LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.estimators.temperature import has_temperature, measured, set_temperatures, tau_of
 from milvus_hubness.kernels import logsumexp
-from milvus_hubness.kernels.arguments import positive_number
 
 
 @dataclass(frozen=True)
@@ -22,56 +22,70 @@ class DualInvertedSoftmax:
 
     q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query + tau_target): the
     paper multiplies the two inverted softmaxes, and λ times the logarithm of the product is s − b.
+
+    tau_query, tau_target: in units of the score. temperature_query, temperature_target: in units of the
+    spread of the bank's scores, in place of them; 0.5 and 25 where neither is given. The larger the second,
+    the less the target bank counts: at equal ones items that are much alike lose their own queries.
     """
 
-    tau_query: float = 0.05
-    tau_target: float = 0.05
+    tau_query: float | None = None
+    tau_target: float | None = None
+    temperature_query: float | None = None
+    temperature_target: float | None = None
     device: str = field(default="auto", repr=False, compare=False)
 
-    needs_gallery: ClassVar[bool] = False
     needs_target_bank: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tau_query", positive_number("tau_query", self.tau_query))
-        object.__setattr__(self, "tau_target", positive_number("tau_target", self.tau_target))
+        set_temperatures(self, {"temperature_query": 0.5, "temperature_target": 25.0})
+
+    @property
+    def needs_gallery(self) -> bool:
+        """Only to measure the spread of scores."""
+        return has_temperature(self)
 
     @property
     def needs(self) -> Needs:
         """The nearest queries and the nearest targets, as many as the error asks for."""
-        return Needs(queries=LEADING, targets=LEADING)
+        least = ACCURACY * min(self._taus[:2])
+        return Needs(queries=LEADING, targets=LEADING, tolerance=least)
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Raises InvalidInput without a target bank, DimensionMismatch if it does not fit the bank."""
+        """Raises InvalidInput without a target bank, or without a gallery where there is a temperature, and
+        DimensionMismatch if one does not fit the bank."""
+        bank = QueryBank.of(bank)
         targets = require_asking_targets(bank, target_bank, "DualInvertedSoftmax")
-        share = self._query_share
+        fitted = measured(self, bank, gallery)
+        by_query, by_target, share = fitted._taus
 
         def formula(items: Vectors) -> npt.NDArray[Any]:
-            to_queries = logsumexp(items, bank.vectors, self.tau_query, device=self.device)
-            to_targets = logsumexp(items, targets, self.tau_target, device=self.device)
+            to_queries = logsumexp(items, bank.vectors, by_query, device=self.device)
+            to_targets = logsumexp(items, targets, by_target, device=self.device)
             return share * to_queries + (1 - share) * to_targets
 
         diagnostics = TwoBankDiagnostics(len(bank), len(targets), bank.dim)
-        return FittedBias(self, bank, formula, diagnostics, no_potentials(bank))
+        return FittedBias(fitted, bank, formula, diagnostics, no_potentials(bank))
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """As `InvertedSoftmax.from_nearest` over both banks. Raises InvalidInput without targets."""
         if targets is None:
             raise InvalidInput("DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…")
-        share = self._query_share
-        by_queries = bounded_logsumexp(queries, self.tau_query)
-        by_targets = bounded_logsumexp(targets, self.tau_target)
+        query, target, share = self._taus
+        by_queries = bounded_logsumexp(queries, query)
+        by_targets = bounded_logsumexp(targets, target)
         return Bounded(
             share * by_queries.biases + (1 - share) * by_targets.biases,
             share * by_queries.errors + (1 - share) * by_targets.errors,
         )
 
     @property
-    def _query_share(self) -> float:
-        """λ / tau_query; that of the targets is what is left of 1."""
-        return self.tau_target / (self.tau_query + self.tau_target)
+    def _taus(self) -> tuple[float, float, float]:
+        """tau_query, tau_target, and λ / tau_query; the share of the targets is what is left of 1."""
+        query, target = tau_of(self, "tau_query"), tau_of(self, "tau_target")
+        return query, target, target / (query + target)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank, Vectors, as_vectors
+from milvus_hubness.banks import BankLike, QueryBank, Vectors, as_vectors
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators.base import no_potentials
 
@@ -38,7 +38,7 @@ def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) ->
     return _beside(bank, as_vectors(gallery, "the gallery"), "the gallery")
 
 
-def require_target_bank(bank: QueryBank, target_bank: npt.ArrayLike | QueryBank | None, who: str) -> Vectors:
+def require_target_bank(bank: QueryBank, target_bank: BankLike | None, who: str) -> Vectors:
     """The target bank as float32 (n, d), n ≥ 1; raises InvalidInput without one, DimensionMismatch."""
     if target_bank is None:
         raise InvalidInput(f"{who} needs a bank of items beside that of queries: pass target_bank=…")
@@ -47,9 +47,7 @@ def require_target_bank(bank: QueryBank, target_bank: npt.ArrayLike | QueryBank 
     return _beside(bank, as_vectors(target_bank, "the target bank"), "the target bank")
 
 
-def require_asking_targets(
-    bank: QueryBank, target_bank: npt.ArrayLike | QueryBank | None, who: str
-) -> Vectors:
+def require_asking_targets(bank: QueryBank, target_bank: BankLike | None, who: str) -> Vectors:
     """As `require_target_bank`, the targets as queries."""
     items = require_target_bank(bank, target_bank, who)
     return target_bank.asking if isinstance(target_bank, TargetBank) else items

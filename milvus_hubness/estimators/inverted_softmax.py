@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
-from milvus_hubness.estimators.nearest import LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
+from milvus_hubness.estimators.temperature import has_temperature, measured, set_temperatures, tau_of
 from milvus_hubness.kernels import logsumexp
-from milvus_hubness.kernels.arguments import positive_number
 
 
 @dataclass(frozen=True)
@@ -19,39 +19,49 @@ class InvertedSoftmax:
     """b(r) = tau · log Σ_i exp(s(q_i, r) / tau) over the bank.
 
     The paper divides exp(s/tau) by that sum; tau times the logarithm of the quotient is s − b.
-    tau: temperature; 0.05 is the paper's β = 20. Towards 0, only the nearest bank query counts.
+    tau: in units of the score; 0.05 is the paper's β = 20. Towards 0, only the nearest bank query counts.
+    temperature: in units of the spread of scores, in place of tau; 0.5 where neither is given.
     """
 
-    tau: float = 0.05
+    tau: float | None = None
+    temperature: float | None = None
     device: str = field(default="auto", repr=False, compare=False)
 
-    needs_gallery: ClassVar[bool] = False
     needs_target_bank: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "tau", positive_number("tau", self.tau))
+        set_temperatures(self, {"temperature": 0.5})
+
+    @property
+    def needs_gallery(self) -> bool:
+        """Only to measure the spread of scores."""
+        return has_temperature(self)
 
     @property
     def needs(self) -> Needs:
         """The nearest queries, as many as the error asks for."""
-        return Needs(queries=LEADING)
+        return Needs(queries=LEADING, tolerance=ACCURACY * tau_of(self))
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Nothing is learned from the gallery."""
+        """Of the gallery only the spread of its scores counts. Raises InvalidInput without one where there
+        is a temperature."""
+        bank = QueryBank.of(bank)
+        fitted = measured(self, bank, gallery)
+        tau = tau_of(fitted)
         return FittedBias(
-            self,
+            fitted,
             bank,
-            lambda items: logsumexp(items, bank.vectors, self.tau, device=self.device),
+            lambda items: logsumexp(items, bank.vectors, tau, device=self.device),
             BankDiagnostics(len(bank), bank.dim),
             no_potentials(bank),
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """The sum over the nearest, and what n − N others that score as the last of these would add."""
-        return bounded_logsumexp(queries, self.tau)
+        return bounded_logsumexp(queries, tau_of(self))

@@ -9,6 +9,7 @@ ICML 2016, with a bound that always holds in place of their estimate from a samp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,8 +24,16 @@ Doubles = npt.NDArray[np.float64]
 LEADING = 64
 """How many terms of a log-sum-exp to look at first."""
 
+ROUNDS = 5
+"""How often new items' room and biases are computed from one another."""
+
 ROUNDING = 1e-9
 """The least share of Σ exp(f_i/τ) that the unseen are taken to have: it is a difference of float64 sums."""
+
+
+ACCURACY = 1 / 300
+"""Error of a bias from the nearest rows, as a share of tau: by that share is the sum off whose logarithm the
+bias is."""
 
 
 class Needs(NamedTuple):
@@ -32,12 +41,14 @@ class Needs(NamedTuple):
 
     queries, targets: how many of the nearest queries, and of the target bank's nearest items, to look at
     first; 0 for none. mean: whether the mean over all queries. temperatures: τ of each column of potentials.
+    tolerance: by how much a bias may be off, in units of the score.
     """
 
     queries: int = 0
     targets: int = 0
     mean: bool = False
     temperatures: tuple[float, ...] = ()
+    tolerance: float = math.inf
 
 
 class Bounded(NamedTuple):
@@ -54,7 +65,7 @@ class Nearest:
     scores: (m, N) float64 inner products, falling along each row. rest: how many rows of the bank are not
     among them; none scores above the last. means: (m,) float64 mean inner product with the whole bank, where
     it was needed. potentials: (m, N, p) float64 of the rows seen, and masses: (p,) float64 τ·log Σ exp(f_i/τ)
-    over the whole bank; p = 0 where there are none.
+    over the whole bank; p = 0 where there are none. are_new: whether the items came after the fit.
     """
 
     scores: Doubles
@@ -62,6 +73,7 @@ class Nearest:
     means: Doubles
     potentials: Doubles
     masses: Doubles
+    are_new: bool = False
 
     def with_columns(self, columns: slice) -> Nearest:
         """The same with these columns of the potentials only."""
@@ -108,3 +120,22 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
             return Bounded(biases, np.zeros(len(biases)))
         excess = (mass + scores[:, -1] - biases) / tau + np.log(unseen)
         return Bounded(biases, tau * np.logaddexp(0, excess))
+
+
+def own_room(nearest: Nearest, tau: float, share: float) -> Doubles:
+    """(m,) by how much less the bias is of an item that came after the fit, alone: see `balance.with_room`.
+
+    Of the rows that were not seen it takes next to nothing. share: rows of the bank over items of the fit.
+    """
+    values = nearest.scores + nearest.potentials[..., 0]
+    size = values.shape[1] + nearest.rest
+    plain = bias = _logsumexp(values, tau)
+    for _ in range(ROUNDS):
+        lowered = tau * np.logaddexp(0, np.log(share) + (values - bias[:, None]) / tau)
+        bias = _logsumexp(values - lowered, tau)
+    return np.asarray(plain - bias - lowered.sum(1) / size, np.float64)
+
+
+def _logsumexp(values: Doubles, tau: float) -> Doubles:
+    largest = values.max(1)
+    return np.asarray(largest + tau * np.log(np.exp((values - largest[:, None]) / tau).sum(1)), np.float64)

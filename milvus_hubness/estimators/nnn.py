@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import FittedBias, no_potentials
 from milvus_hubness.estimators.inputs import require_gallery
@@ -63,10 +63,10 @@ class NNN:
 
     def fit(
         self,
-        bank: QueryBank,
+        bank: BankLike,
         *,
         gallery: npt.ArrayLike | None = None,
-        target_bank: npt.ArrayLike | QueryBank | None = None,
+        target_bank: BankLike | None = None,
     ) -> FittedBias:
         """Nothing is learned from the gallery: a new item's bias never needs a refit.
 
@@ -74,6 +74,7 @@ class NNN:
         Raises BankTooSmall if the bank holds fewer than k queries, InvalidInput for fewer than 32 items to
         tune on.
         """
+        bank = QueryBank.of(bank)
         bank.require(at_least=self.k)
         if self.kernel == "ivf":
             return self._fit_ivf(bank, gallery)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
@@ -16,6 +16,7 @@ from milvus_hubness.estimators.dual_inverted_softmax import DualInvertedSoftmax
 from milvus_hubness.estimators.inverted_softmax import InvertedSoftmax
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
+from milvus_hubness.estimators.temperature import TEMPERATURE_OF, unmeasured
 
 ESTIMATORS: dict[str, type[Any]] = {
     kind.__name__: kind
@@ -49,7 +50,8 @@ def class_name(method: str) -> str:
 
 
 def to_dict(estimator: Estimator) -> dict[str, Any]:
-    """{"name": "NNN", "k": 128, …}: the class and its parameters, without the device; fit for JSON.
+    """{"name": "NNN", "k": 128, …}: the class and its parameters, without the device, and without
+    each tau, temperature or number of items that is not known; fit for JSON.
 
     Raises InvalidParameter for an estimator that is not one of this package's.
     """
@@ -62,8 +64,13 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
             "estimators": [to_dict(part) for part in estimator.estimators],
             "weights": list(estimator.weights),
         }
-    parameters = _parameters(type(estimator))
-    return {"name": name} | {parameter: getattr(estimator, parameter) for parameter in parameters}
+    values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
+    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items"}
+    return {"name": name} | {
+        parameter: value
+        for parameter, value in values.items()
+        if value is not None or parameter not in optional
+    }
 
 
 def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest:
@@ -91,6 +98,33 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest
         parameters["device"] = device
     estimator: FromNearest = kind(**parameters)
     return estimator
+
+
+def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
+    """Return whether `to_dict` described this estimator, whatever a fit has found for it."""
+    return _unmeasured(estimator) == _unmeasured(from_dict(values))
+
+
+def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dictionary of an estimator with some parameters changed: a tau takes the place of its
+    temperature, and a temperature that of its tau. Raises InvalidParameter where both are given."""
+    changed = dict(values)
+    for tau, temperature in TEMPERATURE_OF.items():
+        if tau in changes and temperature in changes:
+            raise InvalidParameter(
+                f"both {tau} and {temperature} are given: choose {tau}, in units of the score, or "
+                f"{temperature}, in units of the spread of scores"
+            )
+        if tau in changes or temperature in changes:
+            changed.pop(tau, None)
+            changed.pop(temperature, None)
+    return changed | dict(changes)
+
+
+def _unmeasured(estimator: Estimator) -> Estimator:
+    if isinstance(estimator, Blend):
+        return replace(estimator, estimators=tuple(map(_unmeasured, estimator.estimators)))
+    return unmeasured(estimator)
 
 
 def _parameters(kind: type[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from milvus_hubness.jobs.living import living, start_living, stop_living
 from milvus_hubness.jobs.migrate import MigrationResult, migrate
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.checks import Verification
-from milvus_hubness.jobs.migration.clean import clean
+from milvus_hubness.jobs.migration.clean import clean, would_drop
 from milvus_hubness.jobs.migration.cutover import Rollback, cutover, rollback
 from milvus_hubness.jobs.migration.run import resume, run
 from milvus_hubness.jobs.migration.steering import Steering
@@ -55,4 +55,5 @@ __all__ = [
     "stop_living",
     "tune",
     "verify",
+    "would_drop",
 ]

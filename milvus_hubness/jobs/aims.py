@@ -16,6 +16,8 @@ from milvus_hubness.errors import (
     UnfinishedMigration,
 )
 from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.jobs.bank_source import WHERE_FROM
 from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.state import (
     SLOTS_PER_PROFILE,
@@ -70,7 +72,7 @@ def aim_at(
     if begun and not refit:
         left = _whole(store, begun.bank)
         lost = left is None
-        same = estimator is None or to_dict(estimator) == begun.estimator
+        same = estimator is None or is_same(estimator, begun.estimator)
         if left and same and _with(left, bank, target_bank).fingerprint == left.fingerprint:
             return Aim(
                 from_dict(begun.estimator), left, begun.strength, "one was not finished",
@@ -89,7 +91,7 @@ def aim_at(
         changed.append("the bank of an unfinished refresh is gone")
     if wanted.fingerprint != profile.bank.fingerprint or not holds(profile.bank, there):
         changed.append("the bank changed")
-    if to_dict(estimator) != profile.estimator:
+    if not is_same(estimator, profile.estimator):
         changed.append("the parameters changed")
     return Aim(estimator, wanted, strength, " and ".join(changed))
 
@@ -132,7 +134,7 @@ def with_profile(
     if not name:
         raise InvalidParameter("a profile needs a name")
     if bank is None:
-        raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from")
+        raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from ({WHERE_FROM})")
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
     if state.beside is not None or not fits:

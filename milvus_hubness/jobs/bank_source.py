@@ -6,6 +6,7 @@ from milvus_hubness.banks import QueryBank
 from milvus_hubness.stores.base import Store
 
 COLLECTION_PREFIX = "collection:"
+WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict
+from milvus_hubness.jobs.bank_source import WHERE_FROM
 from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.progress import Progress, silent
 from milvus_hubness.quality import report
@@ -20,10 +21,10 @@ from milvus_hubness.stores.base import Key, Store
 def diagnose(
     store: Store,
     collection: str,
-    queries: QueryBank,
+    queries: BankLike,
     *,
-    bank: QueryBank | None = None,
-    target_bank: QueryBank | None = None,
+    bank: BankLike | None = None,
+    target_bank: BankLike | None = None,
     estimator: Estimator | None = None,
     field: str | None = None,
     answers: Sequence[Key] | None = None,
@@ -36,6 +37,7 @@ def diagnose(
     (without one: what tuning chose, else Blend) would give it from `bank`. answers: the keys of the right
     rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
     """
+    queries, bank, target_bank = QueryBank.of(queries), optional_bank(bank), optional_bank(target_bank)
     info = store.info(collection)
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
@@ -46,7 +48,7 @@ def diagnose(
         bank = bank or store.load_bank(state.profile.bank).queries
         strength, biases = state.profile.strength, gallery.biases
     elif bank is None:
-        raise InvalidInput(f"{info.name!r} carries no biases yet: name a bank to see what they would do")
+        raise InvalidInput(f"{info.name!r} is not corrected: pass --bank FILE ({WHERE_FROM})")
     else:
         tuned = info.tuning.choice if info.tuning else None
         estimator = estimator or (from_dict(tuned) if tuned else Blend())

@@ -9,7 +9,7 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -21,7 +21,7 @@ from milvus_hubness.errors import (
     name_some,
 )
 from milvus_hubness.estimators import Estimator, to_dict
-from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery
+from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery, require_resolved
 from milvus_hubness.jobs.in_place import (
     MOST_PASSES,
     EnabledInPlace,
@@ -34,7 +34,7 @@ from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.plan import checked_gate, chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
-from milvus_hubness.operations.lease import Lease, lease_on
+from milvus_hubness.operations.lease import Lease, leasing
 from milvus_hubness.operations.write_intents import drop_intents, rewriting
 from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import Beside, CollectionState, suffix_for
@@ -121,11 +121,11 @@ class Enabled:
 def plan_enable(
     store: Store,
     source: str,
-    bank: QueryBank,
+    bank: BankLike,
     *,
     estimator: Estimator | None = None,
-    target_bank: QueryBank | None = None,
-    queries: QueryBank | None = None,
+    target_bank: BankLike | None = None,
+    queries: BankLike | None = None,
     field: str | None = None,
     where: Where | None = None,
     side: str | None = None,
@@ -145,6 +145,7 @@ def plan_enable(
     Raises ResumeRefused, AlreadyCorrected, CannotMigrate, NotAdvised, InvalidParameter, EmptyCollection,
     CollectionNotFound, DimensionMismatch, BankTooSmall.
     """
+    bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gate = checked_gate(gate)
     if not 0 < allowed_misses < 1:
         raise InvalidParameter(f"allowed_misses is a share between 0 and 1, got {allowed_misses}")
@@ -176,6 +177,7 @@ def plan_enable(
         )
     gallery = read_gallery(store, info, field, progress=progress)
     bank.expect_dim(gallery.layout.dim, "the field")
+    require_resolved(gallery, bank, field, info.vector_fields[field].dtype)
     estimator, strength = chosen(info, bank, estimator, force=force)
     fitted = Correction.fit(
         gallery.layout,
@@ -309,7 +311,7 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
             placement = placement_of(store, plan.source, state, writer)
             _write(store, plan, state, placement, progress)
             announced = True
-            store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state, kept))
+            store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state))
             # From here on clients write biases too; what they wrote before, the check finds.
             time.sleep(client_ttl)
             rows = _checked(store, plan, state, placement, progress)
@@ -338,14 +340,12 @@ def disable(store: Store, collection: str, *, field: str | None = None) -> str |
     stays. A second vector field is taken away too where the server can. Returns what was dropped: the side
     collection or that field. Raises NotCorrected, and InvalidInput where several fields are corrected and
     none is named."""
-    name = store.info(collection, counted=False).name
-    with lease_on(store, store.info(name, counted=False)) as lease:
-        return _disable(lease, name, field)
+    with leasing(store, collection) as (lease, info):
+        return _disable(lease, info, field)
 
 
-def _disable(lease: Lease, name: str, field: str | None) -> str | None:
+def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | None:
     store = lease.store
-    info = store.info(name)
     state = info.state_of(field)
     if state is None:
         raise NotCorrected(f"{info.name!r} carries no biases that could be taken away")
@@ -354,7 +354,7 @@ def _disable(lease: Lease, name: str, field: str | None) -> str | None:
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
     store.drop_state(info.name, state)
-    drop_intents(store, info)
+    drop_intents(lease, info)
     if state.stored_in:
         return state.stored_in if store.drop_stored_field(info.name, state) else None
     side = state.beside.side if state.beside else None

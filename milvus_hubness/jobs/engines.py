@@ -50,6 +50,8 @@ class Spread(Correction):
     workers: Callable[[Floats], Floats] = field(kw_only=True)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
+        if self.are_new:
+            return super().centred(vectors)
         rows = np.asarray(vectors, np.float32)
         sound = ~self.layout.unsound(rows)
         biases = np.zeros(len(rows), np.float32)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, name_some
+from milvus_hubness.halves import Dtype
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.jobs.resolution import resolution
 from milvus_hubness.layout import Floats, Layout, as_metric
 from milvus_hubness.stores.base import CollectionInfo, Key, Store
 
@@ -33,6 +36,14 @@ class Gallery:
         if unknown := [key for key in keys if key not in where]:
             raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
         return np.array([where[key] for key in keys], np.int64)
+
+
+def require_resolved(gallery: Gallery, bank: QueryBank, field: str, dtype: Dtype) -> None:
+    """Raises CannotMigrate where scores under L2 do not tell the gallery's rows apart in float32."""
+    if gallery.layout.metric == "L2":
+        found = resolution(gallery.layout, gallery.vectors, bank.vectors, dtype)
+        if found is not None:
+            found.require(field)
 
 
 def only_field(info: CollectionInfo) -> str:
@@ -76,7 +87,9 @@ def read_gallery(
                 biases.append(placed.biases[sound, state.profile.slot])
     if not keys:
         raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
-    return Gallery(layout, keys, np.concatenate(vectors), fields, np.concatenate(biases) if biases else None)
+    rows = np.concatenate(vectors)
+    layout = layout if state else layout.with_mean(rows)
+    return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
 
 
 def _shown(row: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]:

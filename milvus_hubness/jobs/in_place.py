@@ -19,7 +19,8 @@ from milvus_hubness.errors import (
     VerificationFailed,
 )
 from milvus_hubness.estimators import Estimator, to_dict
-from milvus_hubness.jobs.gallery import only_field, read_gallery
+from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.jobs.gallery import only_field, read_gallery, require_resolved
 from milvus_hubness.jobs.migration.checks import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.jobs.migration.differences import same_rows
 from milvus_hubness.jobs.nearest import keep_nearest
@@ -213,8 +214,7 @@ def enable_in_place(
             f"of {searched} rows searched for by their own vectors {in_field} are found in {state.field!r} "
             f"and {in_second} in {state.searched_field!r}: is its index built?"
         )
-    kept = store.load_bank(state.profile.bank)
-    ready = keep_nearest(store, name, state, kept).model_copy(update={"phase": "ready"})
+    ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
     store.write_state(name, ready)
     return EnabledInPlace(
         collection=name,
@@ -238,7 +238,7 @@ def _expect(
     given = bank.fingerprint + (f"+{target_bank.fingerprint}" if target_bank else "")
     others = {
         "bank": given != state.profile.bank.fingerprint,
-        "estimator": estimator is not None and to_dict(estimator) != state.profile.estimator,
+        "estimator": estimator is not None and not is_same(estimator, state.profile.estimator),
         "gate": gate != state.profile.gate,
     }
     if differing := [name for name, differs in others.items() if differs]:
@@ -260,6 +260,7 @@ def _fit(
 ) -> Correction:
     """Fitted on the bank and the gallery, centred on the mean bias, the layout's constants measured."""
     gallery = read_gallery(store, info, field, progress=progress)
+    require_resolved(gallery, bank, field, info.vector_fields[field].dtype)
     fitted = Correction.fit(
         layout.measured_on(
             gallery.vectors,

@@ -7,7 +7,7 @@ from typing import Any
 
 from milvus_hubness.banks import Origins, QueryBank
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease import leasing
 from milvus_hubness.reservoir import Terms, merge
 from milvus_hubness.state import CollectionState, Living, require_state
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
@@ -78,7 +78,7 @@ def start_living(
         "half_life_seconds": half_life_seconds,
         "duplicate_cosine": duplicate_cosine,
     }
-    with Lease(store, store.info(collection, counted=False).name) as lease:
+    with leasing(store, collection) as (lease, _):
         store = lease.store
         return _started(store, *_found(store, collection, field, profile), given)
 
@@ -106,7 +106,7 @@ def stop_living(
 ) -> Living | None:
     """Have clients sample no more of the profile's queries; those that wait are dropped, those that the bank
     holds stay. The terms it lived on, None where it did not. Raises NotCorrected, InvalidInput."""
-    with Lease(store, store.info(collection, counted=False).name) as lease:
+    with leasing(store, collection) as (lease, _):
         return _stopped(lease.store, *_found(lease.store, collection, field, profile))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank, optional_bank
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -20,9 +20,10 @@ from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.halves import BYTES, StoredForm
 from milvus_hubness.jobs.gallery import only_field
 from milvus_hubness.jobs.migration.chunks import Survey, survey
-from milvus_hubness.jobs.migration.gauging import Gauge, gauge, recall_gate, said
+from milvus_hubness.jobs.migration.gauging import Gauge, gauge, recall_gate, resolution_of, said
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.names import chosen_switch
+from milvus_hubness.jobs.resolution import Resolution
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.quality import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
@@ -35,7 +36,9 @@ class MigrationPlan:
     """source is copied to target, field in the stored form; the chunks of `survey` are frozen here.
 
     alias: moved to the target in the end; rename: or the source's own name is, which then is an alias.
-    recall: what the stored form costs the index, where that was measured. restart: an unfinished target is
+    waits: seconds in which the run waits for clients to hear of it.
+    recall: what the stored form costs the index, where that was measured; resolution: what it costs an exact
+    search, where it does. restart: an unfinished target is
     dropped first. index: the copy's, where it is not to be as the source's; `source` tells of it too.
     """
 
@@ -59,7 +62,9 @@ class MigrationPlan:
     remarks: tuple[str, ...]
     server: str
     gauge: Gauge
+    waits: float = 0.0
     recall: RecallGate | None = None
+    resolution: Resolution | None = None
     index: dict[str, Any] | None = None
 
     @property
@@ -132,7 +137,9 @@ class MigrationPlan:
                 "target": self.gauge.bytes_of_target,
                 "both": self.gauge.bytes_of_source + self.gauge.bytes_of_target,
             },
-            "estimated_seconds": round(self.gauge.seconds, 1),
+            "estimated_seconds": round(self.gauge.seconds + self.waits, 1),
+            "waiting_seconds": round(self.waits, 1),
+            "resolution": self.resolution.to_dict() if self.resolution else None,
             "recall": {**self.recall.to_dict(), "said": said(self.recall)} if self.recall else None,
         }
 
@@ -140,10 +147,10 @@ class MigrationPlan:
 def plan_migration(
     store: Store,
     source: str,
-    bank: QueryBank,
+    bank: BankLike,
     *,
     estimator: Estimator | None = None,
-    target_bank: QueryBank | None = None,
+    target_bank: BankLike | None = None,
     field: str | None = None,
     target: str | None = None,
     bank_collection: str | None = None,
@@ -158,6 +165,7 @@ def plan_migration(
     index_params: Mapping[str, Any] | None = None,
     restart: bool = False,
     force: bool = False,
+    client_ttl: float = 0.0,
 ) -> MigrationPlan:
     """Look at `source` and say what a migration would do. Reads only.
 
@@ -167,11 +175,14 @@ def plan_migration(
     biases there is to be room at least; `refresh` adds those after the first. index_type, index_params: of
     the copy's index on the field; without another type, parameters that are not named are the source's.
     measure: what the stored form costs such an index, some 10 s; search_value: of ef or nprobe at which to.
+    client_ttl: seconds that clients which write take to hear of the migration, which a run waits for once
+    while it copies and once more before it switches; 0 if nobody writes.
 
     Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
     obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, and
     InvalidInput where gate_targets lacks a gate or a target bank.
     """
+    bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
     gate, gate_targets = _gates(gate, gate_targets, target_bank)
     info = store.info(source)
     if info.is_bank:
@@ -191,10 +202,11 @@ def plan_migration(
         raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
     if not info.rows:
         raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
-    schema, index = store.schema_facts(info), _index(store, info, field, index_type, index_params)
+    schema, index = store.schema_facts(info), _index(info, field, index_type, index_params)
     there = info.vector_fields[field]
     info = info.with_index(field, **index) if index else info
     vector = info.vector_fields[field]
+    store.validate_index(vector, there)
     layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
     bank.expect_dim(layout.dim, "the field")
     estimator, strength = chosen(info, bank, estimator, force=force)
@@ -214,7 +226,10 @@ def plan_migration(
     if distinct != info.rows:
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
     fitting = (store, info, field, looked, layout)
+    fineness = resolution_of(*fitting, bank)
+    remarks += fineness.remark(vector.dtype) if fineness else []
     banks = (estimator, bank, target_bank)
+    measured = gauge(*fitting, form_of(layout, vector.dtype).width, *banks)
     plan = MigrationPlan(
         source=info,
         schema=schema,
@@ -235,8 +250,10 @@ def plan_migration(
         restart=restart,
         remarks=tuple(remarks),
         server=store.server_version(),
-        gauge=gauge(*fitting, form_of(layout, vector.dtype).width, *banks),
+        gauge=measured,
+        waits=max(0.0, client_ttl - measured.seconds) + (client_ttl if alias or rename else 0.0),
         recall=recall_gate(*fitting, *banks, value=search_value) if measure else None,
+        resolution=fineness,
         index=index,
     )
     if unfinished is not None and not restart:
@@ -245,7 +262,6 @@ def plan_migration(
 
 
 def _index(
-    store: Store,
     info: CollectionInfo,
     field: str,
     index_type: str | None,
@@ -254,11 +270,10 @@ def _index(
     """What `CollectionInfo.with_index` takes; None where nothing is asked for."""
     if index_type is None and not index_params:
         return None
-    if not store.takes_index():
-        raise InvalidParameter("this database makes a copy's index as the source's: name none for it")
     there = info.vector_fields[field]
-    kept = there.index_params if index_type in (None, there.index_type) else {}
-    return {"index_type": index_type or there.index_type, "index_params": {**kept, **(index_params or {})}}
+    kind = index_type.upper() if index_type else there.index_type
+    kept = there.index_params if kind == there.index_type else {}
+    return {"index_type": kind, "index_params": {**kept, **(index_params or {})}}
 
 
 def _gates(

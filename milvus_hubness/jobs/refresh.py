@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, optional_bank
 from milvus_hubness.errors import InvalidParameter, Stopped
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.jobs.aims import aim_at, aim_back, ready_state, with_profile
@@ -32,7 +32,7 @@ from milvus_hubness.jobs.refreshing import Refreshing, Waiting
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
 from milvus_hubness.jobs.spare_banks import SpareBanks
-from milvus_hubness.operations.lease import Lease, lease_on
+from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import CollectionInfo, Store
 
@@ -66,8 +66,8 @@ def refresh(
     store: Store,
     collection: str,
     *,
-    bank: QueryBank | None = None,
-    target_bank: QueryBank | None = None,
+    bank: BankLike | None = None,
+    target_bank: BankLike | None = None,
     estimator: Estimator | None = None,
     field: str | None = None,
     profile: str | None = None,
@@ -110,18 +110,17 @@ def refresh(
     """
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
+    bank, target_bank = optional_bank(bank), optional_bank(target_bank)
     if back and (bank or target_bank or estimator or refit):
         raise InvalidParameter("back goes to what was: it takes no bank, estimator or refit")
     began = time.perf_counter()
     with ExitStack() as stack:
-        before = store.info(collection, counted=False)
-        ready_state(before, field)
-        name = before.name
-        lease = lease or lease_on(store, before)
-        if not (plan or lease.is_held):
-            stack.enter_context(lease)
-        info = store.info(name, counted=False)
-        whole = ready_state(info, field)
+        if lease is None and not plan:
+            lease, info = stack.enter_context(leasing(store, collection, lambda it: ready_state(it, field)))
+        else:
+            info = store.info(collection, counted=False)
+            lease = lease or lease_on(store, info)
+        name, whole = info.name, ready_state(info, field)
         asks = bank is not None or target_bank is not None or estimator is not None or back
         if profile is None:
             profile = whole.incoming.name if whole.incoming and not asks else whole.active

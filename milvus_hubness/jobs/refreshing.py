@@ -16,6 +16,7 @@ from milvus_hubness.beyond import fit_on_ray
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import from_dict, to_dict
+from milvus_hubness.estimators.registry import is_same
 from milvus_hubness.jobs.aims import Aim
 from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.engines import Engine
@@ -85,9 +86,7 @@ class Refreshing:
                 each.result()
         fresh = self.state.profile.model_copy(update={"refreshed_at": _now()})
         state = self._let_go(self.state).with_profile(fresh)
-        if fresh.gate is not None:
-            state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
-        self._write_state(state)
+        self._write_state(keep_nearest(self.store, self.info.name, state))
         return self._told_of_pending(written)
 
     def _settling(self, placement: Placement, beside: ThreadPoolExecutor) -> list[Future[None]]:
@@ -199,7 +198,7 @@ class Refreshing:
             reference = self._referenced(fitted)
         return old.model_copy(
             update={
-                "estimator": to_dict(aim.estimator),
+                "estimator": to_dict(correction.fitted.estimator if correction else aim.estimator),
                 "slot": old.standby,
                 "standby": old.slot,
                 "centre": centre,
@@ -227,11 +226,11 @@ class Refreshing:
         it is the same one."""
         old = self.state.profile.bank
         reference = reference_to(old.collection, bank)
-        is_same = reference.generation == old.generation
-        if not is_same:
+        is_old = reference.generation == old.generation
+        if not is_old:
             self._spare.note([reference])
         self.store.save_bank(old.collection, bank, self.state.metric)
-        return old if is_same else reference
+        return old if is_old else reference
 
     def _carried_out(self, aim: Aim) -> dict[str, Any]:
         incoming = self.state.incoming
@@ -247,7 +246,7 @@ class Refreshing:
             moved = {"incoming": None, "outgoing": leaving}
             state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
             state = self._measured_anew(state, aim)
-            state = keep_nearest(self.store, self.info.name, state, self.store.load_bank(fresh.bank))
+            state = keep_nearest(self.store, self.info.name, state)
             unused = {*self.state.profile.banks} - {*state.profile.banks}
             self._spare.note(unused)
             self._write_state(state)
@@ -285,14 +284,13 @@ class Refreshing:
             keys = self.store.keys(info.name, partition=partition)
             for part in chunks(keys, self.store.chunk_rows(info), "reading the gallery", self.progress):
                 parts.append(placement.read(part, partition).vectors)
-        is_same = to_dict(aim.estimator) == self.state.profile.estimator
         return Correction.fit(
             self.state.layout,
             aim.estimator,
             aim.bank.queries,
             gallery=np.concatenate(parts) if parts else None,
             target_bank=aim.bank.targets,
-            start=aim.bank.potentials if is_same else None,
+            start=aim.bank.potentials if is_same(aim.estimator, self.state.profile.estimator) else None,
             fit=fit_on_ray if self.engine == "ray" else None,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -66,7 +66,7 @@ class Renewal:
         waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
             return 0
-        corrections, written = self._corrections, 0
+        corrections, written = self._for_new_rows, 0
         for partition, keys in waiting.items():
             for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
                 self._admit(len(part))
@@ -119,6 +119,16 @@ class Renewal:
             self._admit(len(bare))
             placement.write(bare, partition, corrections, self.state.profile.epoch)
         return int(off.sum()) + len(bare)
+
+    @property
+    def _for_new_rows(self) -> dict[int, Correction]:
+        """As `_corrections`, of rows that came after the fits; the biases on their way are fitted on all."""
+        incoming = self.state.incoming
+        known = {id(each): replace(each, are_new=True) for each in self._corrections.values()}
+        return {
+            slot: each if incoming is not None and slot == incoming.profile.slot else known[id(each)]
+            for slot, each in self._corrections.items()
+        }
 
     @cached_property
     def _corrections(self) -> dict[int, Correction]:

@@ -9,7 +9,7 @@ from typing import Any
 from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.operations import write_intents
-from milvus_hubness.operations.lease import lease_on
+from milvus_hubness.operations.lease import leasing
 from milvus_hubness.operations.row_writer import open_batches
 from milvus_hubness.stores.base import CollectionInfo, Store
 
@@ -102,8 +102,7 @@ def repair(store: Store, collection: str, *, client_ttl: float | None = None) ->
     many rows had to be repaired. Raises LeaseHeld if a job is at work, CollectionNotFound.
     """
     ttl = steering.CLIENT_TTL if client_ttl is None else client_ttl
-    info = store.info(collection, counted=False)
-    with lease_on(store, info) as lease:
+    with leasing(store, collection) as (lease, info):
         return write_intents.repair(lease, info.name, client_ttl=ttl)
 
 

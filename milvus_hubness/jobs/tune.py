@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike, QueryBank, optional_bank
 from milvus_hubness.correction import reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import to_dict
+from milvus_hubness.jobs.bank_source import WHERE_FROM
 from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.progress import Progress, silent
 from milvus_hubness.quality import tuning
@@ -19,12 +20,12 @@ from milvus_hubness.stores.base import Key, Store
 def tune(
     store: Store,
     collection: str,
-    bank: QueryBank | None = None,
+    bank: BankLike | None = None,
     *,
     field: str | None = None,
-    queries: QueryBank | None = None,
+    queries: BankLike | None = None,
     answers: Sequence[Key] | None = None,
-    target_bank: QueryBank | None = None,
+    target_bank: BankLike | None = None,
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
@@ -34,6 +35,7 @@ def tune(
     rows, are labelled pairs; queries alone stand for what is asked. Raises InvalidInput, CollectionNotFound,
     EmptyCollection, and as `quality.tuning.tune` does.
     """
+    bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)
     if info.is_bank:
         raise InvalidInput(f"{info.name!r} is a query bank: tune the collection that it is for")
@@ -42,7 +44,7 @@ def tune(
     if kept is not None:
         bank, target_bank = kept.queries, target_bank or kept.targets
     if bank is None:
-        raise InvalidInput(f"{info.name!r} carries no biases and so no bank yet: name one")
+        raise InvalidInput(f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})")
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
     gallery = read_gallery(store, info, field, progress=progress)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks import BankLike
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.jobs.aims import ready_state
 from milvus_hubness.jobs.drift import drift
@@ -21,7 +21,7 @@ from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE, refresh
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
 from milvus_hubness.jobs.status import status
-from milvus_hubness.operations.lease import Lease, lease_on
+from milvus_hubness.operations.lease import lease_on, leasing
 from milvus_hubness.quality.drift import Drift
 from milvus_hubness.stores.base import Store
 
@@ -43,8 +43,8 @@ class Duty:
     collection: str
     field: str | None = None
     profile: str | None = None
-    bank: QueryBank | None = None
-    target_bank: QueryBank | None = None
+    bank: BankLike | None = None
+    target_bank: BankLike | None = None
     estimator: Estimator | None = None
     live: Live = "never"
     labels: Labels | None = None
@@ -107,22 +107,23 @@ def keep_up(
     duty: Duty,
     *,
     stop: threading.Event | None = None,
-    lease: Lease | None = None,
     progress: Progress = silent,
 ) -> Kept:
-    """Compute the biases that are missing or outdated, alone: a lease is held meanwhile, or the one given.
+    """Compute the biases that are missing or outdated, alone: a lease is held meanwhile.
 
     stop: once it is set, Stopped is raised between two batches, and the next call carries on. Raises as
     `refresh` does.
     """
     began = time.perf_counter()
     with ExitStack() as stack:
-        info = store.info(duty.collection)
+        if duty.plan:
+            info = store.info(duty.collection, counted=False)
+            ready_state(info, duty.field)
+            lease = lease_on(store, info)
+        else:
+            leased = leasing(store, duty.collection, lambda it: ready_state(it, duty.field))
+            lease, info = stack.enter_context(leased)
         name = info.name
-        ready_state(info, duty.field)
-        lease = lease or lease_on(store, info)
-        if not (duty.plan or lease.is_held):
-            stack.enter_context(lease)
         before = status(store, name, field=duty.field)
         moved, taken = _live_queries(store, name, duty)
         done = refresh(

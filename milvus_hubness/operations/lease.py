@@ -9,9 +9,12 @@ Programming, 2008, section 2.9). No clock and no speed matters. The highest toke
 renews only its own record, so a renewal that arrives late changes nothing.
 
 *A write that is already on its way* cannot be recalled. So a holder sends no write by the name of the
-collection: it creates an alias of its own, `<collection>__lease_<token>_<owner>`, and sends all writes by
+collection: it creates an alias of its own, `<collection>__lease_<token>_<digits>`, and sends all writes by
 that (`Lease.store`). The next holder drops this alias before it does anything else. Whatever the former
-holder sent, however long it was held up, then finds no collection and is refused.
+holder sent, however long it was held up, then finds no collection and is refused. The holder itself does the
+same to a write of its own that failed and may yet arrive: it drops the alias and sends the write again by
+another (`Lease.renew_fences`). Each alias is recorded before it is created, and the lease is read again
+afterwards, so that of a holder and its successor at least one knows of the other.
 
 Clocks: the time at which a lease expires is compared between machines, whose clocks may differ by `skew`
 seconds. If they differ by more, a holder can lose its lease too early and then stops with LeaseLost; its
@@ -26,12 +29,12 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, LeaseHeld, LeaseLost, StateError
 from milvus_hubness.operations.owner import LEDGER, Owner, now
@@ -90,16 +93,6 @@ class Entry(BaseModel):
         return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}"
 
     @property
-    def alias(self) -> str:
-        """The fencing alias by which the holder writes to the collection."""
-        return f"{self.collection[:LONGEST_NAME]}__lease_{self.token}_{self.owner_id[:8]}"
-
-    @property
-    def ledger_alias(self) -> str:
-        """The fencing alias by which the holder writes to the ledger."""
-        return f"{LEDGER}__lease_{self.owner_id[:8]}"
-
-    @property
     def is_held(self) -> bool:
         """Whether the holder may be at work: it has not released the lease, the lease has not expired by any
         clock, and its process is not known to be gone."""
@@ -110,6 +103,26 @@ class Entry(BaseModel):
     def __str__(self) -> str:
         until = f", until {self.expires_at:%H:%M:%S} UTC unless renewed" if self.expires_at else ""
         return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
+
+
+class Fence(BaseModel):
+    """The record of a fencing alias. collection: whose lease. target: the collection or ledger that it leads
+    to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    collection: str
+    token: int
+    owner_id: str
+    target: str
+    alias: str
+
+    @property
+    def key(self) -> str:
+        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}/{self.alias}"
+
+
+_RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)
 
 
 class Lease:
@@ -127,8 +140,10 @@ class Lease:
         self._entries: dict[str, Entry] = {}
         self._seen, self._fences_writes = -math.inf, fenced
         self._owner_id = uuid.uuid4().hex
-        self._fences: dict[str, str] = {}
-        self._fenced = store.fenced(self._fences)
+        self._fences: dict[str, Fence] = {}
+        self._undropped: set[str] = set()
+        self._renewal = threading.RLock()
+        self._fenced = store.fenced(self)
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -166,10 +181,29 @@ class Lease:
     def fence(self, collection: str) -> None:
         """Write to a leased collection, which was created just now, by a fencing alias from here on. Raises
         LeaseLost."""
-        alias = self._entries[collection].alias
-        self._store.fence(collection, alias)
-        self._fences[collection] = alias
-        self._look()
+        made = self._make_fence(collection)
+        self.look()
+        self._fences[collection] = made
+
+    def alias_of(self, collection: str) -> str | None:
+        """As Fences.alias_of; wait while the alias is renewed."""
+        with self._renewal:
+            fence = self._fences.get(collection)
+        return fence.alias if fence else None
+
+    def renew(self, *collections: str) -> None:
+        """As Fences.renew, for several collections."""
+        with self._renewal:
+            for collection in collections:
+                self._drop_fence(self._fences[collection])
+            time.sleep(self.policy.fenced_write)
+            made = {collection: self._make_fence(collection) for collection in collections}
+            self.look()
+            self._fences |= made
+
+    def renew_fences(self) -> None:
+        """Write by other aliases from here on, after a write may have been broken off. Raises LeaseLost."""
+        self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
         """Drop a leased collection if it is there.
@@ -182,20 +216,20 @@ class Lease:
         store, entry = self.store, self._entries[collection]
         dropped = f"{collection[:LONGEST_NAME]}__dropped_{entry.token}_{self._owner_id[:8]}"
         if not store.renames():
-            self._look()
+            self.look()
             store.drop(collection)
             return
         if not store.exists(collection):
             return
-        self._look()
+        self.look()
         store.rename(collection, dropped)
         try:
-            self._look()
+            self.look()
         except LeaseLost:
             store.rename(dropped, collection)
             raise
-        if alias := self._fences.pop(collection, None):
-            store.unfence(alias)
+        if fence := self._fences.pop(collection, None):
+            self._drop_fence(fence)
         store.drop(dropped)
 
     def check(self) -> None:
@@ -205,129 +239,10 @@ class Lease:
         sooner.
         """
         if time.monotonic() - self._seen >= self.policy.seconds / LOOKS:
-            self._look()
+            self.look()
 
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Raise LeaseLost in place of any error within if another process has the lease: that process may
-        have dropped what this one works with."""
-        try:
-            yield
-        except LeaseLost:
-            raise
-        except HubnessError as error:
-            try:
-                self._look()
-            except LeaseLost as lost:
-                raise lost from error
-            raise
-
-    # -- the records --------------------------------------------------------------------------------------
-
-    def _claim(self, names: Sequence[str]) -> None:
-        for attempt in range(ATTEMPTS):
-            found = {name: self._read(name) for name in names}
-            for entries in found.values():
-                for each in entries:
-                    if each.token == entries[-1].token and each.is_held:
-                        raise LeaseHeld(f"{each}: wait until it ends, or stop it")
-            mine = {name: self._entry(name, entries) for name, entries in found.items()}
-            began = time.monotonic()
-            try:
-                if self._wins(found, mine):
-                    break
-            except BaseException:
-                with suppress(HubnessError):
-                    self._withdraw(mine)
-                raise
-            self._withdraw(mine)
-            time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
-        else:
-            raise LeaseHeld(
-                f"the lease on {', '.join(map(repr, names))} could not be taken: in each of {ATTEMPTS} "
-                "attempts another process tried at the same moment: try again"
-            )
-        for name, entries in found.items():
-            self._forget(each for each in entries if each.token < mine[name].token)
-        if not self._entries:
-            self._seen = began
-        self._entries |= mine
-        if self._renewing is None:
-            self._over.clear()
-            self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
-            self._renewing.start()
-
-    def _wins(self, found: Mapping[str, Sequence[Entry]], mine: Mapping[str, Entry]) -> bool:
-        """Write this process's records and fences. Whether it has written the highest token of each
-        collection, and no other process has written it too."""
-        self._put(mine.values())
-        self._drop_fences(found)
-        for name, entry in mine.items() if self._fences_writes else ():
-            self._create_fence(name, entry.alias)
-            self._create_fence(LEDGER, entry.ledger_alias)
-        for entry in mine.values():
-            top = [each for each in self._read(entry.collection) if each.token >= entry.token]
-            if [each.owner_id for each in top] != [self._owner_id]:
-                return False
-        return True
-
-    def _withdraw(self, mine: Mapping[str, Entry]) -> None:
-        self._forget(mine.values())
-        for name, entry in mine.items():
-            if self._fences.get(name) == entry.alias:
-                self._store.unfence(self._fences.pop(name))
-
-    def _entry(self, name: str, entries: Sequence[Entry]) -> Entry:
-        return Entry(
-            collection=name,
-            token=1 + (entries[-1].token if entries else 0),
-            owner_id=self._owner_id,
-            owner=Owner.here(),
-            skew=self.policy.skew,
-            expires_at=self._expiry(),
-        )
-
-    def _drop_fences(self, found: Mapping[str, Sequence[Entry]]) -> None:
-        """Drop the aliases of former holders that did not, so that whatever is read from here on has their
-        last writes. If this process does not get the lease, the next holder would have done so."""
-        former = [each for entries in found.values() for each in entries if each.expires_at is not None]
-        if not self._fences_writes:
-            return
-        for each in former:
-            self._store.unfence(each.alias)
-            self._store.unfence(each.ledger_alias)
-        if former:
-            time.sleep(self.policy.fenced_write)
-
-    def _create_fence(self, collection: str, alias: str) -> None:
-        if self._fences.get(collection) == alias or not self._store.exists(collection):
-            return
-        if self._store.alias_target(collection) is None:
-            self._store.fence(collection, alias)
-            self._fences[collection] = alias
-
-    def _release(self) -> None:
-        self._over.set()
-        if self._renewing:
-            self._renewing.join()
-            self._renewing = None
-        # If the database does not answer, the lease expires and the next holder drops the aliases.
-        with suppress(HubnessError):
-            for alias in list(self._fences.values()):
-                self._store.unfence(alias)
-            self._put(entry.model_copy(update={"expires_at": None}) for entry in self._entries.values())
-        self._entries = {}
-        self._fences.clear()
-
-    def _renew(self) -> None:
-        while not self._over.wait(self.policy.seconds / RENEWALS):
-            # If the database does not answer, the next round tries again; `check` finds a lost lease.
-            with suppress(Exception):
-                expiry = self._expiry()
-                entries = list(self._entries.values())
-                self._put(entry.model_copy(update={"expires_at": expiry}) for entry in entries)
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Read the records. Raises LeaseLost if another process has the lease by now."""
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
         began = time.monotonic()
@@ -342,18 +257,181 @@ class Lease:
                 )
         self._seen = began
 
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise LeaseLost in place of any error within if another process has the lease: that process may
+        have dropped what this one works with."""
+        try:
+            yield
+        except LeaseLost:
+            raise
+        except HubnessError as error:
+            try:
+                self.look()
+            except LeaseLost as lost:
+                raise lost from error
+            raise
+
+    # -- the records --------------------------------------------------------------------------------------
+
+    def _claim(self, names: Sequence[str]) -> None:
+        for attempt in range(ATTEMPTS):
+            found = {name: _records(self._store, name) for name in names}
+            entries = {name: _entries(records) for name, records in found.items()}
+            for of_one in entries.values():
+                for each in of_one:
+                    if each.token == of_one[-1].token and each.is_held:
+                        raise LeaseHeld(f"{each}: wait until it ends, or stop it")
+            mine = {name: self._entry(name, of_one) for name, of_one in entries.items()}
+            planned = self._planned(mine.values())
+            began = time.monotonic()
+            try:
+                if self._wins(found, mine, planned):
+                    break
+            except BaseException:
+                with suppress(HubnessError):
+                    self._withdraw(mine, planned)
+                raise
+            self._withdraw(mine, planned)
+            time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
+        else:
+            raise LeaseHeld(
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in each of {ATTEMPTS} "
+                "attempts another process tried at the same moment: try again"
+            )
+        for name, records in found.items():
+            self._forget(each for each in records if each.token < mine[name].token)
+        if not self._entries:
+            self._seen = began
+        self._entries |= mine
+        if self._renewing is None:
+            self._over.clear()
+            self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
+            self._renewing.start()
+
+    def _wins(
+        self,
+        found: Mapping[str, Sequence[Entry | Fence]],
+        mine: Mapping[str, Entry],
+        planned: Sequence[Fence],
+    ) -> bool:
+        """Write this process's records and create its aliases. Whether it has written the highest token of
+        each collection, and no other process has written it too."""
+        self._put([*mine.values(), *planned])
+        self._drop_former_fences(found)
+        for fence in planned:
+            if self.alias_of(fence.target) != fence.alias:
+                self._create(fence)
+                self._fences[fence.target] = fence
+        for entry in mine.values():
+            top = [each for each in self._read(entry.collection) if each.token >= entry.token]
+            if [each.owner_id for each in top] != [self._owner_id]:
+                return False
+        return True
+
+    def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
+        """The aliases that are to be created for what is leased now."""
+        if not self._fences_writes:
+            return []
+        planned: list[Fence] = []
+        for entry in entries:
+            if self._is_collection(entry.collection):
+                planned.append(_fence(entry, entry.collection))
+            ledger = self._fences.get(LEDGER) or next(
+                (each for each in planned if each.target == LEDGER), None
+            )
+            planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
+        return planned
+
+    def _is_collection(self, name: str) -> bool:
+        return self._store.exists(name) and self._store.alias_target(name) is None
+
+    def _create(self, fence: Fence) -> None:
+        self._undropped.add(fence.alias)
+        self._store.fence(fence.target, fence.alias)
+
+    def _make_fence(self, target: str) -> Fence:
+        """Record and create a new alias of a collection or the ledger. `look` must follow before anything is
+        written by it."""
+        attempt = 0
+        while True:
+            entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
+            made = _fence(entries[0], target)
+            self._put(_fence(entry, target, made.alias) for entry in entries)
+            try:
+                self._create(made)
+                return made
+            except HubnessError:
+                self.look()
+                attempt += 1
+                if attempt == ATTEMPTS:
+                    raise
+            time.sleep(random.uniform(0, LONGEST_PAUSE * attempt))
+
+    def _drop_fence(self, fence: Fence) -> None:
+        self._store.unfence(fence.alias)
+        self._undropped.discard(fence.alias)
+
+    def _withdraw(self, mine: Mapping[str, Entry], planned: Sequence[Fence]) -> None:
+        for fence in planned:
+            if self._fences.get(fence.target) == fence:
+                del self._fences[fence.target]
+                self._drop_fence(fence)
+        self._forget([*mine.values(), *planned])
+
+    def _entry(self, name: str, entries: Sequence[Entry]) -> Entry:
+        return Entry(
+            collection=name,
+            token=1 + (entries[-1].token if entries else 0),
+            owner_id=self._owner_id,
+            owner=Owner.here(),
+            skew=self.policy.skew,
+            expires_at=self._expiry(),
+        )
+
+    def _drop_former_fences(self, found: Mapping[str, Sequence[Entry | Fence]]) -> None:
+        """Drop the aliases of former holders that did not, so that whatever is read from here on has their
+        last writes. If this process does not get the lease, the next holder would have done so."""
+        records = [each for of_one in found.values() for each in of_one]
+        released = {each.owner_id for each in _entries(records) if each.expires_at is None}
+        former = {each.alias for each in records if isinstance(each, Fence) and each.owner_id not in released}
+        for alias in former:
+            self._store.unfence(alias)
+        if former:
+            time.sleep(self.policy.fenced_write)
+
+    def _release(self) -> None:
+        self._over.set()
+        if self._renewing:
+            self._renewing.join()
+            self._renewing = None
+        # If the database does not answer, the lease expires and the next holder drops the aliases.
+        with suppress(HubnessError):
+            for alias in sorted(self._undropped):
+                self._store.unfence(alias)
+            self._put(entry.model_copy(update={"expires_at": None}) for entry in self._entries.values())
+        self._entries, self._fences, self._undropped = {}, {}, set()
+
+    def _renew(self) -> None:
+        while not self._over.wait(self.policy.seconds / RENEWALS):
+            # If the database does not answer, the next round tries again; `check` finds a lost lease.
+            with suppress(Exception):
+                expiry = self._expiry()
+                entries = list(self._entries.values())
+                self._put(entry.model_copy(update={"expires_at": expiry}) for entry in entries)
+
     def _expiry(self) -> datetime:
         return now() + timedelta(seconds=self.policy.seconds)
 
     def _read(self, name: str) -> list[Entry]:
         return read_entries(self._store, name)
 
-    def _put(self, entries: Iterable[Entry]) -> None:
+    def _put(self, entries: Iterable[Entry | Fence]) -> None:
         records = [Record(each.key, _group(each.collection), each.model_dump_json()) for each in entries]
         if records:
             self._store.put_records(LEDGER, records)
 
-    def _forget(self, entries: Iterable[Entry]) -> None:
+    def _forget(self, entries: Iterable[Entry | Fence]) -> None:
         keys: dict[str, list[str]] = {}
         for each in entries:
             keys.setdefault(each.collection, []).append(each.key)
@@ -367,19 +445,58 @@ def lease_on(store: Store, info: CollectionInfo) -> Lease:
     return Lease(store, info.name, *sides)
 
 
+@contextmanager
+def leasing(
+    store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
+) -> Iterator[tuple[Lease, CollectionInfo]]:
+    """Hold the lease on the collection that a name leads to, and yield it with the collection as it is then.
+
+    An alias may be moved before the lease is held: then the collection is leased that it leads to by now.
+    validate: raises what is wrong with the collection, before the lease is taken. Raises LeaseHeld.
+    """
+    while True:
+        before = store.info(name, counted=False)
+        validate(before)
+        with lease_on(store, before) as lease:
+            info = store.info(name, counted=False)
+            if info.name == before.name:
+                yield lease, info
+                return
+
+
 def read_entries(store: Store, collection: str) -> list[Entry]:
     """Return the records of the lease on a collection, the one with the highest token last. Raises
     StateError."""
-    entries = []
+    return _entries(_records(store, collection))
+
+
+def _records(store: Store, collection: str) -> list[Entry | Fence]:
+    found = []
     for record in store.records(LEDGER, _group(collection)):
         try:
-            entries.append(Entry.model_validate_json(record.body))
+            found.append(_RECORDS.validate_json(record.body))
         except ValidationError as error:
             raise StateError(
                 f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from "
                 f"{LEDGER!r}"
             ) from None
-    return sorted(entries, key=lambda entry: entry.token)
+    return found
+
+
+def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:
+    return sorted((each for each in records if isinstance(each, Entry)), key=lambda entry: entry.token)
+
+
+def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
+    """Return the record of this alias, of a new one unless it is given."""
+    token = "" if target == LEDGER else f"{entry.token}_"
+    return Fence(
+        collection=entry.collection,
+        token=entry.token,
+        owner_id=entry.owner_id,
+        target=target,
+        alias=alias or f"{target[:LONGEST_NAME]}__lease_{token}{uuid.uuid4().hex[:8]}",
+    )
 
 
 def holder_of(store: Store, collection: str) -> Entry | None:

@@ -18,7 +18,7 @@ from milvus_hubness.errors import LeaseLost, Stopped
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import RowWriter, drop_batches, open_batches, repair_left
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.base import CollectionInfo, Store
+from milvus_hubness.stores.base import CollectionInfo
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def rewriting(
     try:
         for left in store.journals(info.name):
             if left.collection != journal.collection:
-                store.drop_journal(left)
+                store.drop_journal(left, lease.look)
         _wait(client_ttl, stop)
     except BaseException:
         store.end_journal(info.name, journal)
@@ -71,6 +71,8 @@ def rewriting(
     except (LeaseLost, GeneratorExit):
         raise
     except BaseException:
+        # A write that was broken off may arrive yet: not after the repair.
+        lease.renew_fences()
         repair_left(store, info.name, journal)
         store.end_journal(info.name, journal)
         raise
@@ -92,17 +94,24 @@ def repair(lease: Lease, collection: str, *, client_ttl: float) -> int:
     return repaired
 
 
-def drop_intents(store: Store, info: CollectionInfo) -> None:
-    """Drop the log of a collection whose rows no job will rewrite any more, once the last batch of a killed
-    job is repaired."""
+def drop_intents(lease: Lease, info: CollectionInfo) -> None:
+    """Drop the log of a collection that stays, once the last batch of a killed job is repaired: no job will
+    rewrite its rows any more."""
+    store = lease.store
     if info.journal is not None:
         if store.exists(info.journal.collection):
             repair_left(store, info.name, info.journal)
         store.write_journal(info.name, None)
-    if open_batches(store, info.name):
-        drop_batches(store, info.name)
-    for journal in store.journals(info.name):
-        store.drop_journal(journal)
+    drop_log(lease, info.name)
+
+
+def drop_log(lease: Lease, collection: str) -> None:
+    """Drop the log and the batch records of a leased collection, which may be gone. Reads no row."""
+    store = lease.store
+    if open_batches(store, collection):
+        drop_batches(store, collection)
+    for journal in store.journals(collection):
+        store.drop_journal(journal, lease.look)
 
 
 def rewrites_rows(state: CollectionState) -> bool:

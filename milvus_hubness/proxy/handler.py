@@ -139,6 +139,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             except Exception as error:
                 log.exception("%s failed", method)
                 response = refusal(method, error)
+            if method in OUTDATES:
+                self._sessions.forget()
             if last:
                 await _relay_metadata(last[0], context)
             packed: bytes = response.SerializeToString()
@@ -151,7 +153,8 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         database = getattr(request, "db_name", "") or word(metadata, "dbname")
         session = self._sessions.of(word(metadata, "authorization"), database)
         caller = Caller(context.time_remaining())
-        with session.pools.entered(str(request.collection_name)) as pool:
+        collection = request.oldName if method == "RenameCollection" else request.collection_name
+        with session.pools.entered(str(collection)) as pool:
             operation = REWRITTEN[method](session.operations, request, wish_in(metadata))
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
 

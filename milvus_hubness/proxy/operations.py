@@ -86,6 +86,38 @@ class WireOperations(WireWriting, WireHybrid):
             put_pair(request.extra_params, "metric_type", "IP")
         return (yield Send("CreateIndex", request))
 
+    def drop_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+        """The Status of a DropCollectionRequest; see Catalog."""
+        return self.drop_collection(request.collection_name, Send("DropCollection", request))
+
+    def truncate_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+        """A TruncateCollectionResponse; see Catalog."""
+        return self.truncate_collection(request.collection_name, Send("TruncateCollection", request))
+
+    def drop_partition_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+        """The Status of a DropPartitionRequest; see Catalog."""
+        return self.drop_partition(request.collection_name, Send("DropPartition", request))
+
+    def rename_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+        """The Status of a RenameCollectionRequest; see Catalog."""
+        elsewhere = request.newDBName if request.newDBName != request.db_name else ""
+        return self.rename_collection(request.oldName, elsewhere, Send("RenameCollection", request))
+
+    def restore_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+        """A RestoreSnapshotResponse; see Catalog."""
+        elsewhere = request.target_db_name if request.target_db_name != request.db_name else ""
+        return self.restore_snapshot(request.collection_name, elsewhere, Send("RestoreSnapshot", request))
+
+    def load_wire(self, method: str, request: Any) -> Operation[Any]:
+        """The Status of a LoadCollectionRequest or LoadPartitionsRequest, of which the fields that are named
+        may leave out hidden ones."""
+        if not request.load_fields:
+            return (yield Send(method, request))
+        sent = type(request)()
+        sent.CopyFrom(request)
+        sent.load_fields[:] = yield from self.fields_loaded(request.collection_name, request.load_fields)
+        return (yield Send(method, sent))
+
 
 REWRITTEN: dict[str, WireOperation] = {
     "Search": WireOperations.search_wire,
@@ -99,6 +131,13 @@ REWRITTEN: dict[str, WireOperation] = {
     "DescribeIndex": WireOperations.describe_index_wire,
     "GetIndexStatistics": WireOperations.index_statistics_wire,
     "CreateIndex": WireOperations.create_index_wire,
+    "DropCollection": WireOperations.drop_wire,
+    "TruncateCollection": WireOperations.truncate_wire,
+    "DropPartition": WireOperations.drop_partition_wire,
+    "RenameCollection": WireOperations.rename_wire,
+    "RestoreSnapshot": WireOperations.restore_wire,
+    "LoadCollection": lambda operations, request, wish: operations.load_wire("LoadCollection", request),
+    "LoadPartitions": lambda operations, request, wish: operations.load_wire("LoadPartitions", request),
 }
 """The methods that are not passed through as bytes."""
 

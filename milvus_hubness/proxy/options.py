@@ -7,10 +7,12 @@ from typing import Any
 
 import grpc
 
+from milvus_hubness.client.arguments import expect_state_ttl, expect_strength
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.state import STATE_TTL
 
 MIB = 1 << 20
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,12 @@ class ProxyOptions:
 
     def __post_init__(self) -> None:
         host, _, port = self.upstream.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
             raise InvalidParameter(f"the upstream is HOST:PORT, got {self.upstream!r}")
+        if not 0 <= self.port <= LAST_PORT:
+            raise InvalidParameter(f"the port to listen on is from 0 to {LAST_PORT}, not {self.port}")
+        expect_strength(self.strength)
+        expect_state_ttl(self.state_ttl)
         if self.upstream_ca and not self.upstream_tls:
             raise InvalidParameter("authorities to trust at the upstream are for TLS to it")
         if (

@@ -60,9 +60,13 @@ class SearchParameters:
         """Have the search name this field."""
         self._pairs[_FIELD] = name
 
+    def value(self, name: str) -> Any:
+        """A parameter as it came, None without it."""
+        return self._pairs.get(name, self._inner.get(name))
+
     def number(self, name: str, default: int) -> int:
         """A parameter that is a whole number. Raises InvalidParameter."""
-        value = self._pairs.get(name, self._inner.get(name))
+        value = self.value(name)
         try:
             return default if value in (None, "", "None") else int(str(value))
         except ValueError:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from pymilvus.grpc_gen import common_pb2
 
+from milvus_hubness.client.arguments import GROUPED, ORDERED, expect_whole_hits
 from milvus_hubness.client.beside import BesideRewrite, rewrite_of
 from milvus_hubness.client.knowledge import Known
 from milvus_hubness.client.operations import Operations
@@ -21,7 +23,7 @@ from milvus_hubness.layout import Floats
 from milvus_hubness.proxy.joining import joined
 from milvus_hubness.proxy.parameters import SearchParameters, Wish
 from milvus_hubness.proxy.picking import hits_of, keys_of, pick
-from milvus_hubness.proxy.reading import ColumnReading
+from milvus_hubness.proxy.reading import ColumnReading, pairs_of
 from milvus_hubness.proxy.steps import Send
 from milvus_hubness.state import CollectionState
 
@@ -45,11 +47,15 @@ class WireSearching(Operations):
         asked_for = given.wish.over(wish)
 
         def call(known: Known) -> Operation[Any]:
+            expect_whole_hits(list(request.output_fields), known.states, options_of(request))
             state = known.searched(given.field)
             if state is None:
                 return (yield from self._uncorrected(known, request))
             question = yield from self._question(known, state, request, asked_for)
             rewrite = rewrite_of(state, known.reading)
+            rewrite.expect_answerable(
+                replace(question, offset=given.number("offset", 0)), options_of(request)
+            )
             answer = self._in_the_servers_order
             if _reorders(rewrite, question):
                 question = yield from self._of_candidates(known, rewrite, question, request)
@@ -115,8 +121,6 @@ class WireSearching(Operations):
                 f"iterators cannot follow the corrected order of field {rewrite.state.field!r}, whose "
                 "searches are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
             )
-        if isinstance(rewrite, BesideRewrite):
-            _refuse_chains(request)
         question = replace(question, offset=given.number("offset", 0))
         if rewrite.is_gated(question):
             state, profile = rewrite.state, question.profile
@@ -164,14 +168,17 @@ def _reorders(rewrite: Rewrite, question: Question) -> bool:
     return beside or rewrite.is_gated(question)
 
 
-def _refuse_chains(request: Any) -> None:
-    """Raises UnsupportedOperation: what the server does to scores would come before they are corrected."""
-    aggregates = request.HasField("search_aggregation")
-    if request.function_chains or request.function_score.functions or aggregates:
-        raise UnsupportedOperation(
-            "what the server makes of scores would see uncorrected ones where biases lie beside the vectors: "
-            "search with hubness_strength 0, or migrate the collection"
-        )
+def options_of(request: Any) -> dict[str, Any]:
+    """The arguments of a SearchRequest by which the server ranks, sorts or groups, as pymilvus names them."""
+    given = SearchParameters(request.search_params)
+    options = {name: given.value(name) for name in (*ORDERED, *GROUPED)}
+    options["group_size"] = given.number("group_size", 1)
+    if functions := request.function_score.functions:
+        each_one = [SimpleNamespace(params=pairs_of(function.params)) for function in functions]
+        options["ranker"] = SimpleNamespace(functions=each_one)
+    options["function_chains"] = list(request.function_chains)
+    options["search_aggregation"] = request.HasField("search_aggregation") or None
+    return options
 
 
 def queries_in(group: bytes, state: CollectionState) -> Floats:
@@ -211,7 +218,8 @@ def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any
 def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping[str, Any]) -> Any:
     sent, given = _copy(request), SearchParameters(request.search_params)
     given.take(search_params)
-    given.put("round_decimal", -1)
+    if not request.HasField("search_aggregation"):  # Its hits are inside of buckets: the server rounds them.
+        given.put("round_decimal", -1)
     if given.field or rewrite.state.stored_in:
         given.name_field(rewrite.state.searched_field)
     given.write(sent.search_params)

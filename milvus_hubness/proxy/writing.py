@@ -47,7 +47,7 @@ class WireWriting(Operations):
             sent = type(request)()
             sent.CopyFrom(request)
             for state in known.states.values():
-                yield from self._fill(known, state, sent)
+                yield from self._fill(known, state, sent, are_new=method == "Insert")
             return (yield Send(method, sent))
 
         def again(known: Known) -> Operation[Any]:
@@ -96,7 +96,7 @@ class WireWriting(Operations):
         partition = request.partition_name or None
         return (yield from self.delete(request.collection_name, None, None, request.expr, partition, options))
 
-    def _fill(self, known: Known, state: CollectionState, sent: Any) -> Operation[None]:
+    def _fill(self, known: Known, state: CollectionState, sent: Any, *, are_new: bool) -> Operation[None]:
         """Put the stored form of a field, and its hidden columns, into what is sent."""
         columns = sent.fields_data
         _expect_none_of_ours(columns, state)
@@ -111,8 +111,10 @@ class WireWriting(Operations):
                 f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
                 f"got {len(vectors)} of dimension {vectors.shape[1]}"
             )
-        vectors = state.layout.require_sound(vectors)
-        biases = yield from self._biases(sent.collection_name, state, vectors, "compute", None)
+        vectors = state.require_storable(vectors)
+        biases = yield from self._biases(
+            sent.collection_name, state, vectors, "compute", None, are_new=are_new
+        )
         cells = yield from self._cells(sent.collection_name, state, vectors, "compute")
         slots = np.zeros((len(vectors), state.slots), np.float32)
         for slot, of_slot in biases.items():

@@ -21,17 +21,19 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
+from milvus_hubness.estimators.temperature import score_spread
 from milvus_hubness.kernels import topk
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 DEEPEST_K = 512
 TEMPERATURES = (0.125, 0.25, 0.5, 1.0)
 LAMS = (0.25, 0.5, 0.75, 1.0)
+TARGET_SHARE = 50
+"""How many times the temperature of the bank that of the target bank is."""
 STRENGTHS = (0.5, 0.75, 1.0)
 DENSE_SCORES = 20_000_000
 NEIGHBORS = 64
 ITEMS_AT_ONCE = 16_384
-SAMPLE = 1000
 
 
 class Trial(NamedTuple):
@@ -62,27 +64,17 @@ def sweep(
 
     Raises InvalidInput where all items score alike.
     """
+    if not score_spread(bank, gallery):
+        raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
     others = list(_fitted_one_by_one(bank, gallery, target_bank, device))
     trials = list(_from_one_pass(bank, gallery, device))
     for done, (estimator, strengths) in enumerate(others, 1):
-        bias = estimator.fit(bank, gallery=gallery, target_bank=target_bank).bias(gallery)
-        trials += [Trial(estimator, strength, np.float32(strength) * bias) for strength in strengths]
+        fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
+        bias = fitted.bias(gallery)
+        trials += [Trial(fitted.estimator, strength, np.float32(strength) * bias) for strength in strengths]
         if progress:
             progress("trying methods", done, len(others))
     return trials
-
-
-def score_spread(bank: QueryBank, gallery: Vectors) -> float:
-    """The standard deviation of a bank query's scores over the items, the mean of a thousand queries.
-
-    Raises InvalidInput where it is 0.
-    """
-    some = bank.vectors[np.linspace(0, len(bank) - 1, min(SAMPLE, len(bank)), dtype=np.int64)]
-    centred = gallery - gallery.mean(0)
-    spread = np.sqrt(np.mean((some @ (centred.T @ centred / len(gallery))) * some, 0).sum())
-    if not spread > 1e-6 * np.abs(some @ gallery[:SAMPLE].T).max(initial=1e-30):
-        raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
-    return float(spread)
 
 
 def default_blend(bank: QueryBank, n_items: int, device: str = "auto") -> Blend:
@@ -90,8 +82,8 @@ def default_blend(bank: QueryBank, n_items: int, device: str = "auto") -> Blend:
     neighbors = _neighbors(len(bank) * n_items)
     return Blend(
         (
-            NNN(min(16, len(bank)), 0.75, device=device),
-            Sinkhorn(0.03, neighbors=neighbors, device=device),
+            NNN(min(16, len(bank)), 0.85, device=device),
+            Sinkhorn(neighbors=neighbors, device=device),
         )
     )
 
@@ -113,18 +105,23 @@ def _from_one_pass(bank: QueryBank, gallery: Vectors, device: str) -> Iterator[T
 def _fitted_one_by_one(
     bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, device: str
 ) -> Iterator[tuple[Estimator, tuple[float, ...]]]:
-    spread = score_spread(bank, gallery)
     n = len(gallery)
     for lam in LAMS:
         yield DistributionNormalization(lam), (1.0,)
     for temperature in TEMPERATURES:
-        tau = float(f"{temperature * spread:.2g}")
-        yield InvertedSoftmax(tau, device=device), STRENGTHS
-        yield Sinkhorn(tau, neighbors=_neighbors(len(bank) * n), device=device), STRENGTHS
+        yield InvertedSoftmax(temperature=temperature, device=device), STRENGTHS
+        yield Sinkhorn(temperature=temperature, neighbors=_neighbors(len(bank) * n), device=device), STRENGTHS
         if target_bank is not None:
             dual = _neighbors(len(bank) * (n + len(target_bank)))
-            yield DualInvertedSoftmax(tau, tau, device=device), STRENGTHS
-            yield DualBankSinkhorn(tau, neighbors=dual, device=device), STRENGTHS
+            yield (
+                DualInvertedSoftmax(
+                    temperature_query=temperature,
+                    temperature_target=TARGET_SHARE * temperature,
+                    device=device,
+                ),
+                STRENGTHS,
+            )
+            yield DualBankSinkhorn(temperature=temperature, neighbors=dual, device=device), STRENGTHS
     yield default_blend(bank, n, device), STRENGTHS
 
 

@@ -12,7 +12,7 @@ from milvus_hubness.errors import CollectionNotFound, InvalidInput, ServerUnavai
 from milvus_hubness.jobs.bank_source import COLLECTION_PREFIX, read_bank
 from milvus_hubness.jobs.pairs import read_pairs
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.serve.config_file import ConfigFile, Fault
+from milvus_hubness.serve.config_file import UNNAMED, ConfigFile, Fault
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import Store
 
@@ -76,6 +76,8 @@ def database_faults(file: ConfigFile, store: Store) -> list[Fault]:
 
 def _faults_of(table: CollectionTable, folder: Path, store: Store) -> Iterator[tuple[str, str]]:
     """The key and what is wrong with it."""
+    if table.name == UNNAMED:
+        return
     try:
         info = store.info(table.name)
         state = info.state_of(table.field)

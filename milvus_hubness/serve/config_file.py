@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +17,7 @@ from milvus_hubness.errors import InvalidConfig
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
 from milvus_hubness.serve.toml_lines import TomlLines, tomllib
 
+UNNAMED = "(no name)"
 SECRETS = ("token", "password", "user", "api_key")
 _TABLES: dict[str, type[BaseModel]] = {
     "server": ServerTable,
@@ -34,7 +36,11 @@ class Fault:
 
 
 class ConfigFile:
-    """A file that holds a configuration, whether or not that can be done. Raises InvalidConfig."""
+    """A file that holds a configuration, whether or not that can be done.
+
+    faults: what is wrong with it; `config` is the file without that, so that the rest can be checked too.
+    Raises InvalidConfig where nothing is left to check.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,19 +55,24 @@ class ConfigFile:
         except tomllib.TOMLDecodeError as error:
             raise InvalidConfig(_syntax(path, text, str(error))) from None
         self._lines = TomlLines(text)
+        self.faults: list[Fault] = []
         try:
             self.config = ServeConfig.model_validate(given)
         except ValidationError as error:
-            raise self.refusal(map(_fault, error.errors(include_url=False))) from None
-        twins = [
+            errors = error.errors(include_url=False)
+            self.faults += map(_fault, errors)
+            try:
+                self.config = ServeConfig.model_validate(_without(given, errors))
+            except ValidationError:
+                raise self.refusal(self.faults) from None
+        self.faults += [
             Fault(
                 ("collection", number, "name"),
                 f"is the same as collection {first + 1}: leave one of them out",
             )
             for number, first in self.config.twins()
+            if self.config.collection[number].name != UNNAMED
         ]
-        if twins:
-            raise self.refusal(twins)
 
     @property
     def folder(self) -> Path:
@@ -74,6 +85,21 @@ class ConfigFile:
         placed.sort(key=lambda each: each[0])
         told = [f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in placed]
         return InvalidConfig("\n".join(told))
+
+
+def _without(given: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
+    """The configuration without the keys that are wrong; a collection that has no name gets UNNAMED."""
+    rest = deepcopy(given)
+    for error in errors:
+        *path, key = error["loc"]
+        place: Any = rest
+        for step in path:
+            place = place.get(step, {}) if isinstance(place, dict) else place[step]
+        if path[:1] == ["collection"] and key == "name":
+            place["name"] = UNNAMED
+        elif isinstance(place, dict):
+            place.pop(key, None)
+    return rest
 
 
 def _syntax(path: Path, text: str, message: str) -> str:

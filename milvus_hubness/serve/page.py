@@ -6,20 +6,24 @@ import base64
 import hashlib
 import re
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import cache
-from html import escape
 from importlib.resources import files
 from itertools import groupby
-from string import Template
 
-from milvus_hubness.serve.history_charts import age_chart, skewness_chart
-from milvus_hubness.serve.look import Course, Look
+from jinja2 import Template
+from markupsafe import Markup
+
+from milvus_hubness.charts import Line, Mark, number, timeline
+from milvus_hubness.pages import page_template
+from milvus_hubness.serve.look import Look
 from milvus_hubness.serve.view import CollectionView, ServiceView
-from milvus_hubness.serve.wording import ago, ahead, number, span
+from milvus_hubness.serve.wording import UNITS, ago, ahead, span
 
 SHOWN_RUNS = 8
 LONGEST = 300
+MOST_TEETH = 100
 ACTIONS = {
     "none": "nothing was due",
     "pending": "new rows",
@@ -30,13 +34,14 @@ ACTIONS = {
 
 
 @cache
-def _template() -> str:
-    return files(__package__).joinpath("page.html").read_text("utf-8")
+def _template() -> Template:
+    return page_template(__package__, "page.html", LONGEST, {"span": span, "ago": ago, "moment": _moment})
 
 
 def _policy() -> str:
     """Nothing but the page's own style is let in, and no other site may frame it."""
-    style = re.search("<style>(.*?)</style>", _template(), re.DOTALL)
+    page = files(__package__).joinpath("page.html").read_text("utf-8")
+    style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256((style[1] if style else "").encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
@@ -52,42 +57,27 @@ HEADERS = {
 
 
 def render(view: ServiceView) -> str:
-    """The page, in UTF-8."""
-    waiting = f'<p class="card banner">Not ready: waiting for {_short(view.waiting_for)}.</p>'
-    return Template(_template()).substitute(
-        database=_short(view.database),
-        version=escape(view.version),
-        at=_moment(view.at),
-        up=span((view.at - view.started_at).total_seconds()),
-        waiting=waiting if view.waiting_for else "",
-        collections="\n".join(_collection(each, view.at) for each in view.collections),
-    )
-
-
-def _collection(view: CollectionView, at: datetime) -> str:
-    table = view.table
-    parts = [
-        f"{what} {_short(name)}"
-        for what, name in (("field", table.field), ("profile", table.profile))
-        if name
-    ]
-    tone, state = _state(view)
-    return (
-        f'<section class="card"><h2>{_short(table.name)} <small>{" · ".join(parts)}</small>'
-        f'<span class="state {tone}">{state}</span></h2>'
-        f"{_trouble(view)}{_facts(view, at)}"
-        f'<div class="pair"><figure><figcaption>Skewness of N<sub>10</sub>: how unevenly answers fall, '
-        f"0 is even</figcaption>{skewness_chart(view.looks, at)}</figure>"
-        f"<figure><figcaption>Age of the biases</figcaption>{age_chart(view.looks, at)}</figure></div>"
-        f"{_recent(view.looks, at)}</section>"
+    """Return the page, in UTF-8."""
+    return _template().render(
+        view=view,
+        up=(view.at - view.started_at).total_seconds(),
+        state_of=_state,
+        trouble_of=_trouble,
+        facts_of=_facts,
+        runs_of=_runs,
+        skewness_chart=skewness_chart,
+        age_chart=age_chart,
     )
 
 
 def _state(view: CollectionView) -> tuple[str, str]:
-    """Its class, and its words."""
+    """Return the class and the words of a collection's state."""
     last = view.last
     if view.running:
-        return "busy", f"at work{_progress(view.running)}"
+        course = view.running
+        doing = f": {course.doing}" if course.doing else ""
+        done = f", {number(course.done)} of {number(course.total)}" if course.total else ""
+        return "busy", f"at work{doing}{done}"
     if last is None:
         return "busy", "not looked at yet"
     if view.failures:
@@ -99,70 +89,111 @@ def _state(view: CollectionView) -> tuple[str, str]:
     return ("weak", "the new biases were refused") if last.action == "refused" else ("good", "up to date")
 
 
-def _progress(running: Course) -> str:
-    if not running.total:
-        return f": {escape(running.doing)}" if running.doing else ""
-    return f": {escape(running.doing)}, {number(running.done)} of {number(running.total)}"
-
-
-def _trouble(view: CollectionView) -> str:
-    """What went wrong, while it does; and why new biases are not in use."""
+def _trouble(view: CollectionView) -> Look | None:
+    """Return what goes wrong, or why new biases are not in use."""
     last = view.last
-    told = view.failing or (last if last and (last.result == "busy" or last.action == "refused") else None)
-    if told is None:
-        return ""
-    times = f" ({number(view.failures)} times in a row)" if view.failures > 1 else ""
-    return f'<p class="trouble {"bad" if view.failing else ""}">{_short(told.message)}{times}</p>'
+    return view.failing or (last if last and (last.result == "busy" or last.action == "refused") else None)
 
 
-def _facts(view: CollectionView, at: datetime) -> str:
-    found = next((look for look in (view.last, *reversed(view.looks)) if look and look.result == "ok"), None)
-    facts = [
+def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
+    known = next((look for look in (view.last, *reversed(view.looks)) if look and look.result == "ok"), None)
+    return [
         ("Last success", ago(view.last_success, at) if view.last_success else "none yet"),
         ("Next look", ahead(view.next_look, at) if view.next_look else "after the start"),
-        ("Rows", number(found.rows) if found else "–"),
-        ("Rows that waited", number(found.pending) if found else "–"),
-        ("Epoch", number(found.epoch) if found else "–"),
+        ("Rows", number(known.rows) if known else "–"),
+        ("Rows that waited", number(known.pending) if known else "–"),
+        ("Epoch", number(known.epoch) if known else "–"),
         ("Looks for new rows", str(view.table.schedule)),
         ("At the bank", str(view.table.full_schedule)),
     ]
-    cells = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in facts)
-    return f"<dl>{cells}</dl>"
 
 
-def _recent(looks: tuple[Look, ...], at: datetime) -> str:
+@dataclass(frozen=True)
+class _Run:
+    """Looks in a row that came to the same. rows: scanned, changed and skipped in all of them."""
+
+    last: Look
+    what: str
+    tone: str
+    times: int
+    rows: list[int]
+    seconds: float
+
+
+def _runs(looks: Sequence[Look]) -> list[_Run]:
+    """Return the latest looks that did something or failed, the last one first."""
     shown = [look for look in reversed(looks) if look.is_eventful or look.result == "failed"]
-    if not shown:
-        return '<p class="soft">No refresh has been needed yet.</p>'
     runs = [list(run) for _, run in groupby(shown, key=lambda look: (look.result, look.action, look.message))]
-    rows = "".join(_row(run, at) for run in runs[:SHOWN_RUNS])
-    return (
-        '<div class="scroll"><table><thead><tr><th>When</th><th>What</th><th>Why</th>'
-        '<th class="count">Scanned</th><th class="count">Changed</th><th class="count">Skipped</th>'
-        f'<th class="count">Took</th></tr></thead><tbody>{rows}</tbody></table></div>'
+    return [_run(run) for run in runs[:SHOWN_RUNS]]
+
+
+def _run(looks: Sequence[Look]) -> _Run:
+    last = looks[0]
+    return _Run(
+        last=last,
+        what=ACTIONS.get(last.action, last.action) if last.result == "ok" else last.result,
+        tone="bad" if last.result == "failed" else "weak" if last.action == "refused" else "",
+        times=len(looks),
+        rows=[sum(getattr(look, name) for look in looks) for name in ("scanned", "changed", "skipped")],
+        seconds=sum(look.seconds for look in looks),
     )
 
 
-def _row(run: Sequence[Look], at: datetime) -> str:
-    """Looks that came to the same, the last one first, with the sums of their rows."""
-    last = run[0]
-    what = ACTIONS.get(last.action, last.action) if last.result == "ok" else last.result
-    times = f", {number(len(run))} times" if len(run) > 1 else ""
-    each = [(one.scanned, one.changed, one.skipped) for one in run]
-    rows = [sum(counts) for counts in zip(*each, strict=True)]
-    cells = "".join(f'<td class="count">{number(count)}</td>' for count in rows)
-    tone = "bad" if last.result == "failed" else "weak" if last.action == "refused" else ""
-    when = f'<time datetime="{last.at.isoformat()}" title="{_moment(last.at)}">{ago(last.at, at)}</time>'
-    return (
-        f'<tr><td>{when}</td><td class="{tone}">{escape(what)}{times}</td>'
-        f'<td class="why">{_short(last.message)}</td>{cells}'
-        f'<td class="count">{span(sum(one.seconds for one in run))}</td></tr>'
+def skewness_chart(looks: Sequence[Look], until: datetime) -> Markup | None:
+    """Return the skewness without correction and with the biases in use, at each look that measured it, and
+    new biases that were refused as rings; None if it was never measured."""
+    measured = [look for look in looks if look.skewness]
+    raw = [(look.at, look.skewness.get("raw")) for look in measured]
+    in_use = [(look.at, look.skewness_now) for look in measured]
+    lines = [
+        Line(f"{name} {points[-1][1]:.2f}", kind, _held(points, until))
+        for name, kind, values in (("raw", "before", raw), ("in use", "after", in_use))
+        if (points := [(at, value) for at, value in values if value is not None])
+    ]
+    if not lines:
+        return None
+    marks = [
+        Mark(look.at, look.skewness["new"], "refused", f"refused {look.skewness['new']:.2f}")
+        for look in measured
+        if look.action == "refused" and "new" in look.skewness
+    ]
+    return timeline(
+        "Skewness over time", lines, looks[0].at, until, lambda value: f"{value:.4g}", marks, least=0
     )
+
+
+def age_chart(looks: Sequence[Look], until: datetime) -> Markup | None:
+    """Return the age of the biases before and after each look, of very many looks only the first; None if it
+    is not known."""
+    known = [(look, look.bias_age_seconds) for look in looks if look.bias_age_seconds is not None]
+    if not known:
+        return None
+    points: list[tuple[datetime, float]] = []
+    for look, age in known:
+        if look.oldest_seconds:
+            points.append((look.at, look.oldest_seconds))
+        if len(known) <= MOST_TEETH or not points:
+            points.append((look.at, age))
+    last, last_age = known[-1]
+    current = last_age + (until - last.at).total_seconds()
+    points.append((until, current))
+    most = max(age for _, age in points)
+    unit, size = next((each for each in UNITS if most >= 2 * each[1]), UNITS[-1])
+    line = Line(f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False)
+    return timeline(
+        "Age of the biases over time",
+        [line],
+        looks[0].at,
+        until,
+        lambda value: f"{value:.4g} {unit}",
+        least=0,
+    )
+
+
+def _held(points: Sequence[tuple[datetime, float]], until: datetime) -> list[tuple[datetime, float]]:
+    """The points, with the last value held until now."""
+    return [*points, (until, points[-1][1])] if until - points[-1][0] > timedelta(0) else list(points)
 
 
 def _moment(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _short(text: str) -> str:
-    return escape(text if len(text) <= LONGEST else text[: LONGEST - 1] + "…")

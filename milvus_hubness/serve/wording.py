@@ -22,7 +22,3 @@ def ago(moment: datetime, now: datetime) -> str:
 def ahead(moment: datetime, now: datetime) -> str:
     seconds = (moment - now).total_seconds()
     return f"in {span(seconds)}" if seconds >= 1 else "now"
-
-
-def number(value: float) -> str:
-    return f"{value:,.0f}"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,36 @@ _FENCE = re.compile(r"__lease_(\d+_)?[0-9a-f]{8}$")
 def is_fence(alias: str) -> bool:
     """Whether an alias is one by which the holder of a lease writes."""
     return _FENCE.search(alias) is not None
+
+
+_JOURNAL = re.compile(r"__journal_[0-9a-f]{8}$")
+_LONGEST_NAME = 200
+"""Characters of a collection's name in that of its journal: Milvus allows 255 in all."""
+
+
+def journal_name(collection: str) -> str:
+    """Return a new name for a journal of a collection."""
+    return f"{collection[:_LONGEST_NAME]}__journal_{uuid.uuid4().hex[:8]}"
+
+
+def journals_among(names: Iterable[str], collection: str) -> list[str]:
+    """Return the names of a collection's journals, whole or in part, among those of all collections."""
+    found = {name.removesuffix("_rows") for name in names}
+    stem = collection[:_LONGEST_NAME]
+    return sorted(n for n in found if (end := _JOURNAL.search(n)) and n[: end.start()] == stem)
+
+
+class Fences(Protocol):
+    """The fencing aliases by which the holder of a lease writes."""
+
+    def alias_of(self, collection: str) -> str | None:
+        """Return the alias; None if writes to this collection are not fenced."""
+        ...
+
+    def renew(self, collection: str) -> None:
+        """Write by another alias from here on: what was sent by the former one is not accepted any more.
+        Raises LeaseLost."""
+        ...
 
 
 Made = Literal["collection", "generation", "nothing"]
@@ -213,14 +244,15 @@ class Store(Protocol):
         """Whether a collection or an alias of that name is there."""
         ...
 
-    def fenced(self, fences: Mapping[str, str]) -> Store:
-        """This store, its writes to these collections sent by the alias of each. `fences` may change later.
+    def fenced(self, fences: Fences) -> Store:
+        """This store, its writes sent by these aliases. A write that failed and may yet arrive is sent again
+        only by another alias.
 
         Writes are those of rows, records and properties. Once an alias is gone, they raise LeaseLost."""
         ...
 
     def fence(self, collection: str, alias: str) -> None:
-        """Create a fencing alias; one that leads to the collection already is no error."""
+        """Create a fencing alias in one request. If it fails, the alias may be there later all the same."""
         ...
 
     def unfence(self, alias: str) -> None:
@@ -244,8 +276,8 @@ class Store(Protocol):
         """What the stored width must divide by for the field's index."""
         ...
 
-    def takes_index(self) -> bool:
-        """Whether a copy's index can be of another type, or have other parameters, than the source's."""
+    def validate_index(self, planned: VectorField, source: VectorField) -> None:
+        """Raise InvalidParameter if a copy of the source's field cannot have the index that is planned."""
         ...
 
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
@@ -486,8 +518,9 @@ class Store(Protocol):
         notes of which that was so, without those that another note has replaced meanwhile."""
         ...
 
-    def drop_journal(self, journal: Journal) -> None:
-        """Raises CollectionExists where something else has its name."""
+    def drop_journal(self, journal: Journal, check: Callable[[], None]) -> None:
+        """check: raises LeaseLost; called when no other job takes this journal any more. Raises
+        CollectionExists where something else has its name."""
         ...
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...

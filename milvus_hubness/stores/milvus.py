@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
 from pymilvus import MilvusClient
+from pymilvus.exceptions import MilvusException
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.errors import BankTooSmall, CollectionExists, EmptyBank, InvalidInput, StoreError
+from milvus_hubness.errors import (
+    BankTooSmall,
+    CannotMigrate,
+    CollectionExists,
+    EmptyBank,
+    InvalidInput,
+    StoreError,
+)
 from milvus_hubness.layout import Floats
 from milvus_hubness.redaction import redacted
 from milvus_hubness.state import (
@@ -26,7 +35,7 @@ from milvus_hubness.state import (
     read_states,
     read_tuning,
 )
-from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores import milvus_indexes, milvus_schema
 from milvus_hubness.stores.bank_generations import BANK_PROPERTY
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField, is_fence
 from milvus_hubness.stores.milvus_banks import queries_between
@@ -65,7 +74,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
                 rows=self.count(name) if counted else 0,
                 partitions=partitions,
-                aliases=tuple(self._aliases(schema)),
+                aliases=tuple(each for each in self._all_aliases(schema) if not is_fence(each)),
                 states=read_states(schema["properties"]),
                 tuning=read_tuning(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
@@ -76,12 +85,6 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 identity=str(schema["collection_id"] or ""),
             )
 
-    def _aliases(self, schema: dict[str, Any]) -> list[str]:
-        # Asked for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe them.
-        name = schema["collection_name"]
-        found: list[str] = self.client.list_aliases(name)["aliases"] if self.is_lite else schema["aliases"]
-        return [alias for alias in found if not is_fence(alias)]
-
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
 
@@ -91,8 +94,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def width_multiple(self, field: VectorField) -> int:
         return milvus_schema.width_multiple(field)
 
-    def takes_index(self) -> bool:
-        return True
+    def validate_index(self, planned: VectorField, source: VectorField) -> None:
+        milvus_indexes.validate_index(planned, source, self._version)
 
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
         """Milvus's quantisers give each column, or each few, a range of its own."""
@@ -194,6 +197,8 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     # -- biases beside the vectors ----------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
+        if obstacles := milvus_schema.kind_obstacles(source.schema):
+            raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
         if milvus_schema.has_bias_fields(source.schema, suffix):
             return "there"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
@@ -289,8 +294,9 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
         with translated(collection):
             loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
             self.client.rename_collection(collection, name)
-            if loaded:  # Milvus Lite releases it
-                self.client.load_collection(name)
+            if loaded:  # Milvus Lite releases it. If it cannot load it, whoever reads it next is told why.
+                with suppress(MilvusException):
+                    self.client.load_collection(name)
 
     def drop_alias(self, alias: str) -> None:
         with translated(alias):

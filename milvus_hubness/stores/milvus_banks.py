@@ -57,10 +57,6 @@ class MilvusBanks(MilvusRequests, BankGenerations):
     database = "milvus"
     bank_field = "vector"
 
-    def drop(self, collection: str) -> None:
-        with translated(collection):
-            self.client.drop_collection(collection)
-
     def _make_bank(self, collection: str, dim: int) -> None:
         schema = MilvusClient.create_schema(
             description="query bank of milvus_hubness", enable_dynamic_field=True

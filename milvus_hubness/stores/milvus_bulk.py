@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,40 @@ _STATES: dict[int, Literal["done", "failed"]] = {
 }
 
 
+class ImportWriter:
+    """pymilvus's bulk writer for rows as inserts take them. described: the collection. file_bytes: after
+    which a further file is begun."""
+
+    def __init__(self, collection: str, described: dict[str, Any], folder: Path, file_bytes: int) -> None:
+        self.described = described
+        self._collection, self._folder = collection, folder
+        self._key_field = milvus_schema.key_field(described)["name"]
+        self._as_taken = _conversions(described)
+        schema = CollectionSchema.construct_from_dict(described)
+        self._writer = _bulk_writer().LocalBulkWriter(schema, str(folder), file_bytes)
+
+    def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Raises StoreError naming the row that cannot be written."""
+        for row in rows:
+            try:
+                self._writer.append_row({name: self._as_taken(name, value) for name, value in row.items()})
+            except MilvusException as error:
+                raise StoreError(
+                    f"row {row.get(self._key_field)!r} cannot be written to a file for "
+                    f"{self._collection!r}: {error.message}"
+                ) from error
+
+    def commit(self) -> list[str]:
+        """Write what is left, and return the paths of all files. Raises StoreError."""
+        with self._writer as writer:
+            if not writer.total_row_count:
+                return []
+            writer.commit()
+            if not writer.batch_files:
+                raise StoreError(f"no file could be written to {self._folder}: is there room for it?")
+            return [str(path) for paths in writer.batch_files for path in paths]
+
+
 class MilvusBulk(MilvusLedger):
     """The file methods of the store. Jobs are asked for over gRPC, which servers before 2.4 know nothing
     beside and later ones answer too."""
@@ -51,33 +85,31 @@ class MilvusBulk(MilvusLedger):
     def write_import_file(
         self, collection: str, batches: Iterable[Batch], field: str, folder: Path
     ) -> str | None:
+        writer = self.import_writer(collection, folder, ONE_FILE)
+        form = milvus_schema.form_of(writer.described, field)
+        for batch in batches:
+            vectors = form.stored(batch.vectors)
+            writer.append([{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)])
+        paths = writer.commit()
+        return Path(paths[0]).relative_to(folder).as_posix() if paths else None
+
+    def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
+        """Return a writer of files with rows as the collection stores them. Raises StoreError where packages
+        are missing that it needs."""
+        if missing := [name for name in BULK_WRITER_NEEDS if not _is_installed(name)]:
+            raise StoreError(
+                f"pymilvus's bulk writer needs {', '.join(missing)}: pip install 'milvus-hubness[bulk]'"
+            )
         with translated(collection):
             described = self.client.describe_collection(collection)
-        form = milvus_schema.form_of(described, field)
-        as_taken = _conversions(described)
-        schema = CollectionSchema.construct_from_dict(described)
-        with _bulk_writer().LocalBulkWriter(schema, str(folder), ONE_FILE) as writer:
-            for batch in batches:
-                stored = form.stored(batch.vectors)
-                for key, row, vector in zip(batch.keys, batch.rows, stored, strict=True):
-                    values = {**row, field: vector}
-                    try:
-                        writer.append_row({name: as_taken(name, value) for name, value in values.items()})
-                    except MilvusException as error:
-                        raise StoreError(
-                            f"row {key!r} cannot be written to a file for {collection!r}: {error.message}"
-                        ) from error
-            if not writer.total_row_count:
-                return None
-            writer.commit()
-            if not writer.batch_files:
-                raise StoreError(f"no file could be written to {folder}: is there room for it?")
-            [[path]] = writer.batch_files
-            return Path(path).relative_to(folder).as_posix()
+        return ImportWriter(collection, described, folder, file_bytes)
 
     def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        with self._writing(collection) as name:
-            return str(self._connection.do_bulk_insert(name, partition or "", [file]))
+        def send(name: str, **options: Any) -> Any:
+            return self._connection.do_bulk_insert(name, partition or "", [file], **options)
+
+        with translated(collection):
+            return str(self._send(collection, send))
 
     def import_job(self, job: str) -> ImportJob:
         with translated(f"import job {job}"):

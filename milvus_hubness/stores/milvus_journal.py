@@ -6,7 +6,9 @@ own keys are names that clients make up, so that no note is ever written over. T
 database puts the notes under one key in an order, and the last one stands.
 
 To make the two takes seconds, so they stay from one job to the next, empty in between. What is noted for one
-job is told from what was noted for those before, late, by clients that had not heard of their end.
+job is told from what was noted for those before, late, by clients that had not heard of their end. No two
+journals ever have the same name, and one that is to be dropped is marked first, so that no other job takes it
+again: a call that drops it can arrive late, and drops nothing that is in use.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import hashlib
 import json
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -25,13 +27,15 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.state import JOURNAL_PROPERTY, Journal
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note, journal_name, journals_among
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import is_one_of, literal, translated
 
 JOURNAL_OF_PROPERTY = "hubness_journal_of"
 FITS_PROPERTY = "hubness_journal_fits"
 """Of what schema the collection is whose writes are noted, as a digest."""
+RETIRED_PROPERTY = "hubness_journal_retired"
+"""Of a journal that is about to be dropped."""
 NAME_FIELD = "hubness_note"
 """In the collection of rows: what names a row."""
 DEFAULT_PARTITION = "_default"
@@ -79,21 +83,15 @@ class MilvusJournal(MilvusRequests):
 
     def create_journal(self, source: CollectionInfo) -> Journal:
         fits, made = _digest(source), _made()
-        journals = [
-            Journal(
-                collection=name,
-                made=made,
-                auto_id=bool(milvus_schema.key_field(source.schema).get("auto_id")),
-                by_partition=source.partitions != (None,),
-            )
-            for name in journal_names(source.name)
-        ]
-        for journal in journals:
-            if self._fits(journal, fits):
-                return journal
-        taken = source.journal.collection if source.journal else ""
-        journal = next(each for each in journals if each.collection != taken)
-        self.drop_journal(journal)
+        facts: dict[str, Any] = {
+            "made": made,
+            "auto_id": bool(milvus_schema.key_field(source.schema).get("auto_id")),
+            "by_partition": source.partitions != (None,),
+        }
+        for left in self.journals(source.name):
+            if self._fits(left, fits):
+                return left.model_copy(update=facts)
+        journal = Journal(collection=journal_name(source.name), **facts)
         with translated(source.name):
             indexes = [
                 self.client.describe_index(source.name, each)
@@ -120,7 +118,8 @@ class MilvusJournal(MilvusRequests):
             if not self.exists(collection):
                 return False
             with translated(collection):
-                if self.client.describe_collection(collection)["properties"].get(FITS_PROPERTY) != fits:
+                properties = self.client.describe_collection(collection)["properties"]
+                if properties.get(FITS_PROPERTY) != fits or properties.get(RETIRED_PROPERTY):
                     return False
                 state = self.client.get_load_state(collection)["state"].name
                 if state == "NotExist" or not self.client.list_indexes(collection):
@@ -149,19 +148,21 @@ class MilvusJournal(MilvusRequests):
             lines.result()
 
     def journals(self, collection: str) -> list[Journal]:
-        named = [Journal(collection=name, made="") for name in journal_names(collection)]
-        return [each for each in named if self.exists(each.collection) or self.exists(each.rows)]
+        with translated(collection):
+            names = self.client.list_collections()
+        return [Journal(collection=name, made="") for name in journals_among(names, collection)]
 
-    def drop_journal(self, journal: Journal) -> None:
-        for collection in (journal.collection, journal.rows):
-            if not self.exists(collection):
-                continue
+    def drop_journal(self, journal: Journal, check: Callable[[], None]) -> None:
+        there = [each for each in (journal.collection, journal.rows) if self.exists(each)]
+        for collection in there:
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
             if JOURNAL_OF_PROPERTY not in properties:
                 raise CollectionExists(f"{collection!r} is there already and is no journal: rename it")
-            with translated(collection):
-                self.client.drop_collection(collection)
+            self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
+        check()
+        for collection in there:
+            self.drop(collection)
 
     def notes(
         self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
@@ -271,12 +272,6 @@ class MilvusJournal(MilvusRequests):
             found = self._by_key(collection, field, values, partition)
         rows = milvus_schema.as_written(found.values(), schema)
         return dict(zip(found, rows, strict=True))
-
-
-def journal_names(collection: str) -> tuple[str, str]:
-    """What journals of this collection are called: the second where a killed job left one of the first name
-    and the collection is of another schema since."""
-    return f"{collection}__journal", f"{collection}__journal_2"
 
 
 def name_for(journal: Journal) -> str:

@@ -62,8 +62,8 @@ class MilvusLedger(MilvusBanks):
         self._ensure_ledger(ledger)
         # By keys alone: by any other field, Milvus searches for the rows first.
         chosen = f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys)
-        with self._writing(ledger) as name:
-            self.client.delete(name, filter=chosen)
+        with translated(ledger):
+            self._delete(ledger, chosen)
 
     def _ensure_ledger(self, ledger: str) -> None:
         """There, indexed and loaded, whatever an interrupted call left."""

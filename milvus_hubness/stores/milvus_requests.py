@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import grpc
@@ -17,14 +19,17 @@ from milvus_hubness.halves import unpacked
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import Batch, Key
+from milvus_hubness.stores.base import Batch, Fences, Key, is_fence
 from milvus_hubness.stores.milvus_rpc import (
-    COLLECTION_NOT_FOUND,
+    PAUSES,
     adds_fields,
     in_fitting_parts,
+    is_missing,
     is_one_of,
+    is_rate_limited,
     is_too_large,
     literal,
+    may_arrive,
     translated,
 )
 
@@ -40,6 +45,7 @@ _AS_ARRAYS = {"strict_float32": True}
 
 
 Of = TypeVar("Of", bound="MilvusRequests")
+T = TypeVar("T")
 
 
 class MilvusRequests:
@@ -52,21 +58,16 @@ class MilvusRequests:
         self.is_lite = self._version.startswith("milvus_lite")
         self.adds_fields = adds_fields(self._version)
         self._ready_ledgers: set[str] = set()
-        self._fences: Mapping[str, str] = {}
+        self._fences: Fences | None = None
 
-    def fenced(self: Of, fences: Mapping[str, str]) -> Of:
+    def fenced(self: Of, fences: Fences) -> Of:
         store = copy(self)
         store._fences = fences
         return store
 
     def fence(self, collection: str, alias: str) -> None:
         with translated(collection):
-            try:
-                self.client.create_alias(collection, alias)
-            except MilvusException:
-                # A repeated request finds the alias that the first one made.
-                if self.client.describe_collection(alias)["collection_name"] != collection:
-                    raise
+            self.client.create_alias(collection, alias, retry_times=0)
 
     def unfence(self, alias: str) -> None:
         # Milvus 2.3 forgets the names that its proxies know before it drops the alias: one that asked in
@@ -77,23 +78,51 @@ class MilvusRequests:
         if self.exists(alias):
             raise StoreError(f"the fencing alias {alias!r} could not be dropped: drop it and try again")
 
+    def _all_aliases(self, schema: dict[str, Any]) -> list[str]:
+        # Asked for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe them.
+        if self.is_lite:
+            return list(self.client.list_aliases(schema["collection_name"])["aliases"])
+        return list(schema["aliases"])
+
+    def drop(self, collection: str) -> None:
+        with translated(collection):
+            if self.client.has_collection(collection):
+                # A request that created one may have arrived late.
+                for alias in filter(is_fence, self._all_aliases(self.client.describe_collection(collection))):
+                    self.unfence(alias)
+            self.client.drop_collection(collection)
+
     def replaces_rows(self) -> bool:
         return True
 
-    @contextmanager
-    def _writing(self, collection: str) -> Iterator[str]:
-        """The name by which this store writes to a collection. Raises LeaseLost if its alias is gone."""
-        name = self._fences.get(collection, collection)
-        with translated(collection):
+    def _send(self, collection: str, write: Callable[..., T]) -> T:
+        """Return `write(name, **options)`: one request of pymilvus, by the fencing alias if there is one.
+
+        pymilvus repeats a request that failed, and the first may arrive after the second and after whatever
+        came later. So a fenced write is sent again only when the first cannot arrive any more. Raises
+        pymilvus's errors, and LeaseLost if the alias is gone.
+        """
+        if self._fences is None or self._fences.alias_of(collection) is None:
+            return write(collection)
+        pauses = iter(PAUSES)
+        while True:
+            name = self._fences.alias_of(collection)
             try:
-                yield name
-            except MilvusException as error:
-                if name == collection or error.code != COLLECTION_NOT_FOUND or not self.exists(collection):
+                return write(name, retry_times=0)
+            except (MilvusException, grpc.RpcError) as error:
+                if is_missing(error) and name != self._fences.alias_of(collection):
+                    continue  # Another thread has renewed it.
+                if is_missing(error) and self.exists(collection):
+                    raise LeaseLost(
+                        f"the lease on {collection!r} was lost: another job has taken over, and the database "
+                        "refused this write"
+                    ) from error
+                pause = next(pauses, None)
+                if pause is None or not (is_rate_limited(error) or may_arrive(error)):
                     raise
-                raise LeaseLost(
-                    f"the lease on {collection!r} was lost: another job has taken over, and the database "
-                    "refused this write"
-                ) from error
+                if may_arrive(error):
+                    self._fences.renew(collection)
+            time.sleep(pause)
 
     def exists(self, collection: str) -> bool:
         with translated(collection):
@@ -202,13 +231,19 @@ class MilvusRequests:
             self._upsert(collection, rows, partition)
             return
 
-        def insert(part: Sequence[dict[str, Any]]) -> Any:
+        def append(part: Sequence[dict[str, Any]]) -> Any:
             # Once: what was inserted although it failed would be there twice.
-            return self.client.insert(name, list(part), partition_name=partition or "", retry_times=0)
+            methods = chain([self.client.insert], repeat(self.client.upsert))
+            return self._send(
+                collection,
+                lambda name, **_: next(methods)(
+                    name, list(part), partition_name=partition or "", retry_times=0
+                ),
+            )
 
         try:
-            with self._writing(collection) as name:
-                in_fitting_parts(insert, rows)
+            with translated(collection):
+                in_fitting_parts(append, rows)
         except StoreError:
             self._upsert(collection, rows, partition)
 
@@ -228,8 +263,15 @@ class MilvusRequests:
             for start in range(0, len(keys), ROWS_PER_REQUEST):
                 # By ids, pymilvus would not escape those that are texts.
                 part = keys[start : start + ROWS_PER_REQUEST]
-                with self._writing(collection) as name:
-                    self.client.delete(name, filter=is_one_of(key_field, part), partition_name=partition)
+                self._delete(collection, is_one_of(key_field, part), partition)
+
+    def _delete(self, collection: str, chosen: str, partition: str | None = None) -> None:
+        self._send(
+            collection,
+            lambda name, **options: self.client.delete(
+                name, filter=chosen, partition_name=partition, **options
+            ),
+        )
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
         """In one request where they are few, else in key-ordered pages, each beginning behind the last key
@@ -364,18 +406,28 @@ class MilvusRequests:
         vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)
         return vectors, [row for part in parts for row in part.rows]
 
-    def _upsert(self, collection: str, rows: list[dict[str, Any]], partition: str | None = None) -> None:
-        with self._writing(collection) as name:
-            in_fitting_parts(
-                lambda part: self.client.upsert(name, list(part), partition_name=partition or ""), rows
+    def _upsert(
+        self, collection: str, rows: list[dict[str, Any]], partition: str | None = None, **how: Any
+    ) -> None:
+        def upsert(part: Sequence[dict[str, Any]]) -> Any:
+            return self._send(
+                collection,
+                lambda name, **options: self.client.upsert(
+                    name, list(part), partition_name=partition or "", **how, **options
+                ),
             )
+
+        with translated(collection):
+            in_fitting_parts(upsert, rows)
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
         """Change these properties and keep the others."""
         # Restarted, Milvus 2.3 forgets the latest change of a collection's properties, and only that.
-        with self._writing(collection) as name:
-            for _ in range(1 if self.is_lite else 2):
-                self.client.alter_collection_properties(name, properties)
+        for _ in range(1 if self.is_lite else 2):
+            self._send(
+                collection,
+                lambda name, **options: self.client.alter_collection_properties(name, properties, **options),
+            )
 
     def _serve_flat(self, collection: str, metric: str) -> None:
         """Its field `vector` indexed exactly and the collection loaded, whatever of that is done already."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
-from pymilvus import MilvusClient
-from pymilvus.exceptions import MilvusException
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import ErrorCode, MilvusException, ParamError
+from pymilvus.grpc_gen import common_pb2
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
 from milvus_hubness.errors import CollectionNotFound, InvalidParameter, ServerUnavailable, StoreError
@@ -22,7 +23,33 @@ T = TypeVar("T")
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_WORD = re.compile(r"[\w.+-]*", re.ASCII)
 _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
+
+
+class EscapedKeys:
+    """A client whose filters by key match the rows of these keys only.
+
+    pymilvus builds the filter of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, and pastes keys
+    into it as they are.
+    """
+
+    def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
+        field = next(field for field in schema_dict["fields"] if field.get("is_primary"))
+        texts = [str(key) for key in pks]
+        if field["type"] == DataType.VARCHAR:
+            return is_one_of(field["name"], texts)
+        if odd := next((text for text in texts if not _WORD.fullmatch(text)), None):
+            raise ParamError(message=f"key {odd!r} of field {field['name']!r} is no whole number: correct it")
+        return f"{field['name']} in [{', '.join(texts)}]"
+
+
+if not hasattr(MilvusClient, "_pack_pks_expr"):
+    raise ImportError("this release of pymilvus is not supported, keys cannot be escaped in it: install 3.0")
+
+
+class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
+    """MilvusClient with escaped keys."""
 
 
 def connect(
@@ -43,7 +70,7 @@ def connect(
         reraise=True,
     )
     try:
-        return retrying(MilvusClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
+        return retrying(PlainClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
     except MilvusException as error:
         message = f"{_unreachable(uri)}: {error.message}"
     # Outside of `except`: the error of pymilvus, which would be its context, may name the whole address.
@@ -77,6 +104,37 @@ def _unreachable(uri: str) -> str:
     return f"cannot open the Milvus Lite file {uri} ({hint})"
 
 
+PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0, *(3.0 for _ in range(70)))
+"""Seconds between two attempts at a write; pymilvus's own."""
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+def may_arrive(error: Exception) -> bool:
+    """Return whether a request that failed with this error may reach the server later."""
+    code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", None)
+    return isinstance(code, grpc.StatusCode) and code not in _REFUSALS
+
+
+def is_rate_limited(error: Exception) -> bool:
+    """Return whether the server asks for the same request later."""
+    return any(
+        isinstance(each, MilvusException)
+        and (each.code == ErrorCode.RATE_LIMIT or each.compatible_code == common_pb2.RateLimit)
+        for each in (error, error.__cause__)
+    )
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether the server found no collection or alias of that name."""
+    return isinstance(error, MilvusException) and error.code == COLLECTION_NOT_FOUND
+
+
 @contextmanager
 def translated(collection: str) -> Iterator[None]:
     """pymilvus's errors as ours, about `collection`."""
@@ -96,7 +154,12 @@ def translated(collection: str) -> Iterator[None]:
 
 def literal(key: int | str) -> str:
     """A key as Milvus's filter language writes it."""
-    return str(key) if isinstance(key, int) else f'"{key.translate(_ESCAPES)}"'
+    return str(key) if isinstance(key, int) else f'"{escaped(key)}"'
+
+
+def escaped(text: str) -> str:
+    """Return a text as it stands between double quotes in Milvus's filter language."""
+    return text.translate(_ESCAPES)
 
 
 def is_one_of(field: str, keys: Sequence[int | str]) -> str:
@@ -107,35 +170,35 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
 def runs_function_chains(server_version: str) -> bool:
     """Whether a server of this version applies function chains to a search: Milvus from 3.0, Lite from 3.2.
     Older ones do not refuse them, they ignore them."""
-    return _numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (3, 0))
+    return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (3, 0))
 
 
 def adds_fields(server_version: str) -> bool:
     """Whether a live collection can be given a field: Milvus from 2.6, Lite never."""
-    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 6)
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6)
 
 
 def imports_parquet(server_version: str) -> bool:
     """Whether a server of this version reads rows from Parquet files: Milvus from 2.3.4, Lite never."""
-    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 3, 4)
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 3, 4)
 
 
 def adds_vector_fields(server_version: str) -> bool:
     """Whether it can be given a vector field, null in all its rows: Milvus from 2.6.18, Lite never."""
-    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (2, 6, 18)
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6, 18)
 
 
 def drops_fields(server_version: str) -> bool:
     """Whether a field can be taken from a live collection: Milvus from 3.0, Lite never."""
-    return not server_version.startswith("milvus_lite") and _numbers(server_version) >= (3, 0)
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (3, 0)
 
 
 def updates_fields(server_version: str) -> bool:
     """Whether some fields of a row can be replaced and the others left: Milvus from 2.6, Lite from 3.2."""
-    return _numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (2, 6))
+    return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (2, 6))
 
 
-def _numbers(server_version: str) -> tuple[int, ...]:
+def version_numbers(server_version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", server_version)[:3]))
 
 

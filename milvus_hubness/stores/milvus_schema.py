@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -134,15 +134,7 @@ def width_multiple(field: VectorField) -> int:
     """16, or what product quantisation with m sub-vectors makes of it."""
     if "PQ" not in field.index_type:
         return ALIGNMENT
-    return math.lcm(ALIGNMENT, _number(field, "m", DEFAULT_SUB_VECTORS))
-
-
-def _number(field: VectorField, name: str, default: int) -> int:
-    """A parameter of the field's index, which Milvus gives back as text. Raises InvalidParameter."""
-    value = field.index_params.get(name, default)
-    if not str(value).isdecimal():
-        raise InvalidParameter(f"{name} of {field.index_type} must be a whole number, not {value!r}")
-    return int(value)
+    return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
 
 
 def takes_cells(index_type: str, dtype: Dtype) -> bool:
@@ -151,9 +143,19 @@ def takes_cells(index_type: str, dtype: Dtype) -> bool:
     return index_type in CELLED and dtype == "float32"
 
 
+def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
+    """Why no collection of this kind is corrected."""
+    found = []
+    if external := schema.get("external_source"):
+        found.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
+    if schema.get("enable_namespace"):
+        found.append("it has namespaces: rows of one key in several of them cannot be told apart")
+    return found
+
+
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
     """Why the collection cannot be carried over, each with what to do about it."""
-    schema, found = source.schema, []
+    schema, found = source.schema, kind_obstacles(source.schema)
     names = {each["name"]: each for each in schema["fields"]}
     if field not in source.vector_fields:
         kind = DataType(names[field]["type"]).name if field in names else "missing"
@@ -192,7 +194,7 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
         said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     said.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
-    cells, advised = _number(vector, "nlist", 0), advised_cells(source.rows, vector.dim)
+    cells, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
     if 0 < FEW_CELLS * cells <= advised:
         said.append(
             f"{vector.index_type} has nlist {cells}, Milvus advises {advised} for these rows: corrected "

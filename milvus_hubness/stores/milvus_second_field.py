@@ -15,7 +15,6 @@ from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_rpc import (
     adds_vector_fields,
     drops_fields,
-    in_fitting_parts,
     translated,
     updates_fields,
 )
@@ -103,18 +102,12 @@ class MilvusSecondField(MilvusRequests):
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
             rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
-        with self._writing(collection) as written:
-            in_fitting_parts(
-                lambda part: self.client.upsert(
-                    written, list(part), partition_name=partition or "", partial_update=True
-                ),
-                rows,
-            )
+        self._upsert(collection, rows, partition, partial_update=True)
 
     def _obstacles(self, source: CollectionInfo, field: str, suffix: str, width: int) -> list[str]:
         there = {each["name"]: each for each in source.schema["fields"]}
         wanted = _wanted(source, field, suffix)
-        found = [
+        found = milvus_schema.kind_obstacles(source.schema) + [
             f"field {name!r} is {DataType(there[name]['type']).name}, not {kind.name}"
             for name, kind in wanted.items()
             if name in there and there[name]["type"] != kind

@@ -180,6 +180,20 @@ class Drop(Rule):
         raise Unavailable
 
 
+class Late(Rule):
+    """The caller gets UNAVAILABLE, and Milvus gets the request after `seconds`, or when released."""
+
+    def handle(self, forward: Callable[[], bytes]) -> bytes:
+        threading.Thread(target=self._later, args=(forward,), daemon=True).start()
+        self.reached.set()
+        raise Unavailable
+
+    def _later(self, forward: Callable[[], bytes]) -> None:
+        self.go_on.wait(self.seconds)
+        with contextlib.suppress(grpc.RpcError):
+            self.forward(forward)
+
+
 class Relay(grpc.GenericRpcHandler):
     """One process's way to Milvus, from `with` to its end. upstream: host:port. process: its name in the
     log of calls. Calls still held at the end are delivered to nobody."""
@@ -224,6 +238,10 @@ class Relay(grpc.GenericRpcHandler):
     ) -> Duplicate:
         """Deliver this call twice: again after so many seconds, or when released."""
         return self.add(Duplicate(method, collection, nth, seconds=seconds))
+
+    def late(self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None) -> Late:
+        """Fail this call, and deliver it after so many seconds, or when released."""
+        return self.add(Late(method, collection, nth, seconds=seconds))
 
     def drop(self, method: str, collection: str = "", nth: int = 1, edge: Edge = "request") -> Drop:
         """Lose the request or the response of this call."""

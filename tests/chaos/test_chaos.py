@@ -78,6 +78,26 @@ def test_a_late_write_of_a_refresh_undoes_nothing(scene):
     scene.assert_biases(scene.banks[1])
 
 
+def test_a_write_that_failed_and_arrives_while_its_job_goes_on_undoes_nothing(scene):
+    """The job has sent it again, and repaired those rows, before it arrives."""
+    scene.make()
+    run = ["migrate", "run", scene.source, "--bank", str(scene.banks[0]), *ESTIMATOR, "--alias", scene.name]
+    corrected = scene.do(*run, "--frozen").result["facts"]["target"]
+    argv = ["refresh", corrected, "--bank", str(scene.banks[1]), "--force", "--client-ttl", str(CLIENT_TTL)]
+    relay = scene.relay("A")
+    late, fourth = relay.late("Upsert", corrected), relay.hold("Upsert", corrected, 4)
+    job = scene.start("A", argv, relay, rows=60)
+    assert fourth.wait_held(60), f"the job did not go on: {job.message}"
+    write_86_and_86(scene)
+    scene.compare("before the late write")
+    late.release()
+    assert late.delivered.is_set()
+    fourth.release()
+    assert job.wait() == 0, job.message
+    scene.compare("after the refresh ended")
+    scene.assert_biases(scene.banks[1])
+
+
 def test_a_migration_that_was_taken_over_undoes_nothing(scene):
     """The second run finishes and switches; then the first one's copying call arrives."""
     scene.make()
@@ -103,6 +123,7 @@ FIRST_OF_GROUP = {kind.group: name for name, kind in reversed(KINDS.items())}
 FIXED = [
     *((name, "take over", 11) for name in FIRST_OF_GROUP.values()),
     ("refresh", "duplicate", 3),
+    ("refresh", "late", 5),
     *(pytest.param(name, "take over", 13, marks=pytest.mark.long) for name in KINDS),
     *(pytest.param(name, "together", 17, marks=pytest.mark.long) for name in KINDS),
 ]

@@ -26,6 +26,7 @@ PLANS = {
     "take over": 40,  # A call is held, its process stopped, the lease expires, the second job takes over.
     "overtake": 15,  # A call is held, its process goes on, a second job is started.
     "hold": 8,
+    "late": 10,  # A call fails and is delivered later, while its job sends it again and goes on, or after it.
     "duplicate": 10,
     "drop": 7,
     "delay": 5,
@@ -227,7 +228,7 @@ class _Run:
             scene.write()
         self._write_while(first)
         first.wait(PATIENCE)
-        if self._plan == "duplicate":
+        if self._plan in ("duplicate", "late"):
             scene.write()
             rule.release()
 
@@ -291,6 +292,7 @@ class _Run:
         collection = self._named(name)
         made: dict[str, Any] = {
             "duplicate": lambda: relay.duplicate(method, collection, nth),
+            "late": lambda: relay.late(method, collection, nth, seconds=self._rng.choice([None, 1.5, 3.0])),
             "drop": lambda: relay.drop(method, collection, nth, edge),
             "delay": lambda: relay.delay(method, collection, nth, seconds=self._rng.uniform(0.5, 3.0)),
         }

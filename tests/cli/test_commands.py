@@ -1,15 +1,21 @@
 """The commands as a user runs them: what they print, how they end, what they leave behind."""
 
 import json
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import milvus_hubness
 from milvus_hubness import connect
+from milvus_hubness.cli.console import check_writable
+from milvus_hubness.cli.estimator_options import describe, rounded_shares
+from milvus_hubness.errors import UnreadableFile
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.galleries import vectors
 
@@ -79,9 +85,15 @@ def test_tune_then_diagnose(run, files):
     assert human.returncode == 0, human.stderr
     assert f"products: {told['tune']['verdict']}" in human.stdout
     assert "as it is" in human.stdout
+    shares = [int(line.split()[-1][:-1]) for line in human.stdout.splitlines() if line.endswith("%")]
+    assert sum(shares) == (0 if told["tune"]["choice"] is None else 100)
     done = run("diagnose", "products", "--pairs", "pairs.npz", "--bank", "bank.npy", "--output", "page.html")
     assert done.returncode == 0, done.stderr
     assert "<svg" in (files / "page.html").read_text()
+    for figure in ("30 over 60 items", "skewness of N_10", " -> ", "R@1", "95% interval", "page.html"):
+        assert figure in done.stdout
+    asked = ("diagnose", "products", "--pairs", "pairs.npz", "--bank", "bank.npy", "--output", "/dev/full")
+    assert_fails(run(*asked), 1, "cannot write /dev/full: No space left on device")
     np.savez("short.npz", query=queries, key=np.arange(29))
     np.savez("keyless.npz", query=queries)
     for pairs, said in (
@@ -90,7 +102,7 @@ def test_tune_then_diagnose(run, files):
         ("missing.npz", "missing"),
     ):
         assert_fails(run("tune", "products", "--bank", "bank.npy", "--pairs", pairs), 1, said)
-    assert_fails(run("tune", "products"), 1, "no bank")
+    assert_fails(run("tune", "products"), 1, "not corrected")
     np.save("asked.npy", queries)
     blind = run("tune", "products", "--bank", "bank.npy")
     seeing = run("tune", "products", "--bank", "bank.npy", "--queries", "asked.npy")
@@ -105,10 +117,18 @@ def spoiled(files):
     np.save(files / "narrow.npy", np.ones((40, DIM - 1), np.float32))
     np.save(files / "nan.npy", np.where(np.eye(40, DIM) == 1, np.nan, 1.0))
     np.save(files / "empty.npy", np.empty((0, DIM), np.float32))
+    np.save(files / "zeros.npy", np.zeros((40, DIM), np.float32))
+    np.save(files / "complex.npy", np.full((40, DIM), 1 + 1j))
+    objects = np.array([*range(39), None], object)
+    np.savez(files / "objects.npz", query=np.ones((40, DIM)), key=objects)
+    np.savez(files / "floats.npz", query=np.ones((40, DIM)), key=np.arange(40) / 2)
     (files / "broken.npy").write_bytes(b"not a numpy file")
     (files / "bank.txt").write_text("1 2 3")
 
 
+ASKED = ("--queries", "nobody-reads-this.npy")
+INDEX = ("migrate", "plan", "products", "--bank", "bank.npy", "--k", "8", "--index-type")
+README = ("Where do I get reference queries?",)
 NARROW = ("narrow.npy has 7", "dimension 8")
 DUALIS = ("enable", "products", "--bank", "bank.npy", "--method", "dualis")
 RUN = ("migrate", "run", "products", "--bank")
@@ -123,6 +143,28 @@ FAILURES = [
     ([*RUN, "bank.npz"], 1, ["queries", "other"]),
     ([*RUN, "bank.npy", "--k", "41"], 1, ["41", "40"]),
     ([*RUN, "bank.npy", "--k", "0"], 2, ["k"]),
+    ([*RUN, "bank.npy", "--alpha", "-1"], 2, ["alpha must be above 0"]),
+    ([*RUN, "zeros.npy"], 1, ["zeros.npy holds only zero vectors"]),
+    ([*RUN, "complex.npy"], 1, ["must hold real numbers, not complex128"]),
+    ([*INDEX, "HNSW", "--index-param", "M=abc"], 2, ["M of HNSW must be a whole number", "'abc'"]),
+    ([*INDEX, "HNSW", "--index-param", "M=1.5"], 2, ["M of HNSW must be a whole number", "1.5"]),
+    ([*INDEX, "HNSW", "--index-param", "efConstruction=abc"], 2, ["efConstruction of HNSW"]),
+    ([*INDEX, "BOGUS"], 2, ["'BOGUS' is not one that this server", "AUTOINDEX, FLAT, IVF_FLAT"]),
+    (["migrate", "rehearse", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
+    (["migrate", "run", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
+    (["migrate", "run", "products"], 1, ["no migration of 'products'", "--bank", *README]),
+    (["diagnose", "products", "--queries", "bank.npy"], 1, ["'products' is not corrected", *README]),
+    (["tune", "products"], 1, ["'products' is not corrected", *README]),
+    (
+        ["tune", "products", "--bank", "bank.npy", "--pairs", "objects.npz"],
+        1,
+        ["cannot read 'key' of"],
+    ),
+    (["tune", "products", "--bank", "bank.npy", "--pairs", "floats.npz"], 1, ["'key' of floats.npz", "0.0"]),
+    (["diagnose", "products", "--output", "nowhere/page.html", *ASKED], 1, ["nowhere/page.html: No such"]),
+    (["diagnose", "products", "--output", "bank.npy/page.html", *ASKED], 1, ["Not a directory"]),
+    (["diagnose", "products", "--output", ".", *ASKED], 1, ["cannot write .: Is a directory"]),
+    (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream is HOST:PORT"]),
     ([*RUN, "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
     ([*RUN, "bank.npy", "--method", "magic"], 2, ["magic"]),
     ([*RUN, "bank.npy", "--method", "is", "--param", "tau=0"], 2, ["tau"]),
@@ -208,6 +250,9 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
         ["nonsense"],
         ["status", "--nonsense"],
         ["demo", "--keep"],
+        ["proxy", "--upstream", "localhost:19530", "--port", "99999"],
+        ["proxy", "--upstream", "localhost:19530", "--port", "-1"],
+        ["enable", "products"],
     ],
 )
 def test_wrong_usage_ends_with_two(run, arguments):
@@ -246,6 +291,82 @@ def test_an_error_is_json_too(run, files):
     done = run("status", "nowhere", "--json")
     assert done.returncode == 1
     assert json.loads(done.stdout)["error"]["type"] == "CollectionNotFound"
+
+
+def test_wrong_usage_is_json_too(run, files):
+    for arguments, said in (
+        (["migrate", "plan", "products"], "give the reference queries"),
+        (["status"], "Missing argument"),
+        (["status", "--nonsense"], "--nonsense"),
+        (["nonsense"], "nonsense"),
+        (["migrate", "run", "products", "--client-ttl", "-1"], "--client-ttl"),
+        (["refresh", "products", "--bank", "bank.npy", "--k", "x"], "'--k'"),
+    ):
+        done = run(*arguments, "--json")
+        assert done.returncode == 2
+        assert said in json.loads(done.stdout)["error"]["message"]
+        assert "Error: " in done.stderr
+
+
+def test_the_version_is_told(run):
+    assert run("--version").stdout == f"milvus-hubness {milvus_hubness.__version__}\n"
+    assert run("--version").returncode == 0
+
+
+def test_output_that_cannot_be_written_is_told_in_one_line(run, files, monkeypatch):
+    for arguments in (["status", "products"], ["status", "products", "--json"]):
+        with monkeypatch.context() as broken, open("/dev/full", "w", encoding="utf-8") as full:
+            broken.setattr(sys, "stdout", full)
+            done = run(*arguments)
+        assert_fails(done, 1, "milvus-hubness: cannot write the output: No space left on device")
+
+
+def test_a_page_is_not_spoiled_by_looking_whether_it_can_be_written(run, files):
+    (files / "page.html").write_text("former")
+    done = run("diagnose", "products", *ASKED, "--output", "page.html")
+    assert_fails(done, 1, "nobody-reads-this.npy")
+    assert (files / "page.html").read_text() == "former"
+    assert_fails(run("diagnose", "products", *ASKED, "--output", "new.html"), 1, "nobody-reads-this.npy")
+    assert not (files / "new.html").exists()
+
+
+def test_a_file_without_room_for_a_page_is_told_before_the_work(files):
+    (files / "page.html").write_text("former")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, before[1]))
+    try:
+        for name in ("page.html", "new.html"):
+            with pytest.raises(UnreadableFile, match=f"cannot write {name}: (No space|File too large)"):
+                check_writable(Path(name))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (files / "page.html").read_text() == "former"
+    assert not (files / "new.html").exists()
+    check_writable(Path("new.html"))
+    assert not (files / "new.html").exists()
+
+
+def test_shares_add_up():
+    for weights in ([1 / 3] * 3, [1 / 7] * 7, [0.005, 0.995], [0.5, 0.5], [1.0], [0.125] * 8):
+        shares = rounded_shares(weights)
+        assert sum(shares) == 100
+        assert all(abs(share - 100 * weight) < 1 for share, weight in zip(shares, weights, strict=True))
+    parts = [{"name": "CSLS", "k": k} for k in (1, 2, 3)]
+    told = describe({"name": "Blend", "weights": [1 / 3] * 3, "estimators": parts})
+    assert told == "0.34 CSLS(k=1) + 0.33 CSLS(k=2) + 0.33 CSLS(k=3)"
+
+
+def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
+    assert run("migrate", "run", "products", "--bank", "bank.npy", "--frozen").returncode == 0
+    planned = run(
+        "refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
+    )
+    assert planned.returncode == 0, planned.stderr
+    assert "rows to write" in planned.stdout
+    assert "rows written" not in planned.stdout
+    for option, value in (("--k", "0"), ("--k", "4"), ("--alpha", "0.5")):
+        said = (f"{option} needs --method nnn", "0.5 NNN(k=16, alpha=0.85) + 0.5 Sinkhorn")
+        assert_fails(run("refresh", "products_hubness", option, value), 2, *said)
 
 
 def test_the_module_runs_as_a_command(tmp_path):

@@ -91,6 +91,23 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     ]  # fmt: skip
     assert (lines[-1]["facts"]["phase"], lines[-1]["facts"]["verified"]["rows"]) == ("switched", 60)
     assert behind(live, "live") == "products_hubness"
+    for options, said in (
+        (
+            ["--index-type", "HNSW"],
+            "--index-type: the migration of 'products' to",
+        ),
+        (["--index-param", "nlist=3"], "--index-param nlist"),
+        (["--gate", "1"], "--gate"),
+        (["--profiles", "3"], "--profiles"),
+        (["--bank-name", "other"], "--bank-name"),
+        (["--alpha", "0.5"], "--method"),
+        (["--target-bank", "bank.npy"], "--target-bank"),
+        (["--rename"], "--rename"),
+    ):
+        name = [] if "--rename" in options else ["--alias", "live"]
+        refused = run("migrate", "run", "products", *BANK, *name, *options)
+        assert_fails(refused, 2, said, "'switched'")
+    assert_fails(run("migrate", "run", "products", *BANK, "--alias", "other"), 2, "--alias other")
     again = run("migrate", "run", "products", *BANK, "--alias", "live")
     assert again.returncode == 0, again.stderr
     assert "switched" in again.stdout
@@ -108,8 +125,10 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     assert len(live.get("live", ids=[100, 101, 102])) == 3
 
     assert run("migrate", "clean", "live", "--drop", "products_hubness").returncode == 2
-    assert_fails(run("migrate", "clean", "live", "--drop", "others"), 1, "'others' is neither")
-    assert_fails(run("migrate", "clean", "live", "--drop", "products", "--yes"), 1, "rolled back")
+    for drop, said in (("others", "'others' is neither"), ("products", "rolled back")):
+        refused = run("migrate", "clean", "live", "--drop", drop, "--yes")
+        assert_fails(refused, 1, said)
+        assert not refused.stdout
     assert collections(files) == SWITCHED
     cleaned = run("migrate", "clean", "live", "--drop", "products_hubness", "--yes", "--json")
     assert json.loads(cleaned.stdout)["clean"]["dropped"] == {
@@ -137,6 +156,49 @@ def test_step_by_step_under_the_collections_own_name(run, files):
     assert "products__before_hubness, 60 rows" in cleaned.stdout
     assert collections(files) == {"products_hubness", "products__bank", LEDGER}
     assert behind(connect("shop.db"), "products") == "products_hubness"
+
+
+def test_a_plan_counts_the_wait_for_clients(run, files):
+    def seconds(*options):
+        plan = json.loads(run("migrate", "plan", "products", *BANK, *options, "--json").stdout)["plan"]
+        assert plan["estimated_seconds"] >= plan["waiting_seconds"]
+        return plan["waiting_seconds"]
+
+    assert seconds("--frozen") == 0
+    assert seconds("--frozen", "--client-ttl", "100", "--alias", "live") == 0
+    assert 90 < seconds("--client-ttl", "100") <= 100
+    assert 190 < seconds("--client-ttl", "100", "--alias", "live") <= 200
+    told = run("migrate", "plan", "products", *BANK, "--client-ttl", "100").stdout
+    assert "for clients to hear of it" in " ".join(told.split())
+
+
+def test_of_two_copies_the_one_that_is_meant_is_named(run, files):
+    assert run("migrate", "run", "products", *BANK, "--frozen").returncode == 0
+    other = ("--target", "other", "--bank-name", "other_bank")
+    assert run("migrate", "run", "products", *BANK, *other, "--frozen").returncode == 0
+    for command in (
+        ["cutover", "products", "--alias", "live", "--frozen"],
+        ["clean", "products", "--drop", "products", "--yes"],
+        ["verify", "products"],
+        ["status", "products"],
+        ["run", "products", "--frozen"],
+        ["rollback", "products", "--frozen"],
+    ):
+        assert_fails(run("migrate", *command), 1, "several copies (other, products_hubness)", "--target")
+    both = run("migrate", "status", "--json")
+    assert {each["phase"] for each in json.loads(both.stdout)["migrations"]} == {"verified"}
+
+    assert run("migrate", "verify", "products", "--target", "other").returncode == 0
+    assert "other" in run("migrate", "status", "other").stdout
+    assert_fails(run("migrate", "verify", "products", "--target", "nope"), 1, "'products' to 'nope'")
+    done = run("migrate", "cutover", "products", "--target", "other", "--alias", "live", "--frozen")
+    assert done.returncode == 0, done.stderr
+    assert behind(connect("shop.db"), "live") == "other"
+    cleaned = run("migrate", "clean", "products", "--drop", "products_hubness", "--yes")
+    assert cleaned.returncode == 0, cleaned.stderr
+    assert {"other", "products"} <= collections(files)
+    assert "products_hubness" not in collections(files)
+    assert run("migrate", "rollback", "products", "--frozen").returncode == 0
 
 
 def test_a_switch_that_was_killed_half_way_is_carried_on_with(run, files, monkeypatch):

@@ -1,6 +1,7 @@
 """milvus-hubness serve, as people start it."""
 
 import json
+import os
 import signal
 import time
 import urllib.request
@@ -83,6 +84,26 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
     ):
         assert words in fault
     assert json.loads(done.stdout)["error"]["faults"] == faults
+    config = configured(
+        COLLECTION + 'shedule = "5m"\nbank = "none.npy"\n'
+        '[[collection]]\nname = "nothing"\ntolerance = -1\n[[collection]]\nfield = "x"\nbank = "none.npy"\n'
+    )
+    done = run("serve", "--config", config, "--check")
+    said = [fault.split(": ", 1)[1] for fault in done.stderr.splitlines()]
+    assert done.returncode == 2
+    for fault, words in zip(
+        said,
+        [
+            "shedule: is no key here, did you mean 'schedule'?",
+            "collection 1, bank: none.npy: no such file",
+            "collection 2, name: no collection or alias 'nothing'",
+            "collection 2, tolerance: ",
+            "collection 3, name: is missing",
+            "collection 3, bank: none.npy: no such file",
+        ],
+        strict=True,
+    ):
+        assert words in fault.replace(f"{os.getcwd()}/", "")
     done = run("serve", "--config", configured(COLLECTION + 'profile = "image"\n'), "--check")
     assert (done.returncode, done.stderr.split(":")[1]) == (2, "7")
     assert "there is no profile 'image', but default" in done.stderr

@@ -2,13 +2,17 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import MirrorFailed
+from milvus_hubness import NNN, MirrorFailed, QueryBank
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.steps import Ask, Pause, drive
-from milvus_hubness.state import MIRROR_PROPERTY, Mirror
+from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause, drive
+from milvus_hubness.correction import initial_state
+from milvus_hubness.layout import Layout
+from milvus_hubness.state import MIRROR_PROPERTY, BankReference, Mirror
+from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_LOADED
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
@@ -120,3 +124,95 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
     else:
         assert read() == [ROW]
         assert len(waits) == held_back - 1
+
+
+class Alias:
+    """Answers steps about an alias over a plain collection and a copy of twice its width, after a move as a
+    server does whose parts resolve names from caches of their own: `meets` says which collection each of the
+    next writes reaches, `shows` which the next descriptions are of; afterwards both are where it leads to."""
+
+    DIM = 8
+
+    def __init__(self, leads_to, *, mirrored):
+        bank = BankReference(collection="bank", generation="ab", fingerprint="f", count=1)
+        layout = Layout(self.DIM, "IP", 2)
+        named = {"field": "vector", "suffix": "", "dtype": "float32", "source": "plain"}
+        state = initial_state(layout, NNN(1), bank, **named)
+        self.width = state.form.width
+        self.properties = {"plain": {}, "copy": {state.property_name: state.to_json()}}
+        if mirrored:
+            for name, other in (("plain", "copy"), ("copy", "plain")):
+                mirror = Mirror(collection=other, required=True)
+                self.properties[name][MIRROR_PROPERTY] = mirror.model_dump_json()
+        self.leads_to, self.meets, self.shows, self.move = leads_to, [], [], None
+        self.written = {"plain": [], "copy": []}
+        self.operations = Operations(None, 3_600.0, 1 << 20)
+
+    def answer(self, step):
+        if isinstance(step, Pause | LearnSchema):
+            return None
+        if isinstance(step, LoadBank):
+            return StoredBank(QueryBank(np.eye(1, self.DIM, dtype=np.float32)), np.zeros((1, 0), np.float32))
+        if isinstance(step, Compute):
+            return step.work()
+        name = step.args[0]
+        if step.method == "describe_collection":
+            if name == "alias":
+                name = self.shows.pop(0) if self.shows else self.leads_to
+            return {"fields": [{"name": "id", "is_primary": True}], "properties": self.properties[name]}
+        if name == "alias":
+            if self.move:
+                self.leads_to, self.meets, self.shows = self.move
+                self.move = None
+            name = self.meets.pop(0) if self.meets else self.leads_to
+        [sent], width = {len(row["vector"]) for row in step.args[1]}, self.DIM
+        width = self.DIM if name == "plain" else self.width
+        if sent != width:
+            found = len(step.args[1]) * sent // width
+            raise MilvusException(
+                1100, f"the num_rows ({found}) of field (vector) is not equal to passed num_rows"
+            )
+        self.written[name] += [row["id"] for row in step.args[1]]
+        return {"ids": [row["id"] for row in step.args[1]]}
+
+    def write(self, method, keys):
+        rows = [{"id": key, "vector": [1.0] * self.DIM} for key in keys]
+        return drive(self.operations.write(method, "alias", rows, None, "", "compute", {}), self.answer)
+
+
+HERE_THERE = {
+    "at once": ("", ""),
+    "a write late": ("h", ""),
+    "back once": ("th", ""),
+    "back three times": ("thththt", ""),
+    "a description late": ("", "h"),
+    "both": ("tht", "h"),
+}
+
+
+@pytest.mark.parametrize("method", ["insert", "upsert"])
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("caches", HERE_THERE)
+@pytest.mark.parametrize(("here", "there"), [("plain", "copy"), ("copy", "plain")])
+def test_rows_that_meet_another_collection_than_they_were_encoded_for_are_encoded_again(
+    method, mirrored, caches, here, there
+):
+    """The alias moves between the encoding and the write. A late description shows no move: only a collection
+    whose rows are carried elsewhere gives reason to wait for one."""
+    alias = Alias(here, mirrored=mirrored)
+    alias.write(method, [1])
+    assert alias.written[here] == [1]
+    names = {"h": here, "t": there}
+    alias.move = (there, *([names[each] for each in late] for late in HERE_THERE[caches]))
+    if HERE_THERE[caches][1] and not mirrored:
+        with pytest.raises(MilvusException, match="num_rows"):
+            alias.write(method, range(2, 12))
+        alias.meets, alias.shows = [], []
+    else:
+        assert alias.write(method, range(2, 12)) == {"ids": list(range(2, 12))}
+    assert alias.move is None
+    took = set(alias.written[there]) if mirrored else {*alias.written[here], *alias.written[there]}
+    if mirrored or not HERE_THERE[caches][1]:
+        assert took >= set(range(2, 12))
+    alias.write(method, [12])
+    assert 12 in alias.written[there]

@@ -23,6 +23,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.client import bank_search
 from milvus_hubness.client.steps import Ask, drive
+from milvus_hubness.estimators import from_dict
 from milvus_hubness.stores.milvus_banks import queries_between
 from tests.congruence.test_async import opened
 from tests.galleries import METRICS, plain_collection, similarity, vectors
@@ -109,7 +110,7 @@ def asked(client):
         each if isinstance(each, IN_EVERY_METRIC) else pytest.param(each, marks=pytest.mark.long_on_servers)
         for each in ESTIMATORS
     ],
-    ids=lambda each: f"{type(each).__name__}{each.needs}",
+    ids=repr,
 )
 def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
     if searched.metric != "COSINE" and not isinstance(estimator, IN_EVERY_METRIC):
@@ -117,7 +118,9 @@ def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
     searched.fit(estimator)
     wanted = searched.written_by(searched.backend.hubness_client())
     small = searched.backend.hubness_client(bank_budget=0)
-    np.testing.assert_allclose(searched.written_by(small), wanted, atol=1e-4 + 5e-6)
+    state = searched.store.info(searched.name).state
+    allowed = from_dict(state.profile.estimator).needs.tolerance
+    np.testing.assert_allclose(searched.written_by(small), wanted, atol=min(allowed, 1e-3) + 5e-6)
     assert not small._operations._banks._kept
 
 
@@ -133,7 +136,7 @@ def test_targets_are_as_near_as_the_metric_says(lite, metric):
     wanted = 0.75 * by_queries + 0.25 * by_targets - here.store.info(here.name).state.profile.centre
     for budget in (0, 1 << 20):
         client = lite.hubness_client(bank_budget=budget)
-        np.testing.assert_allclose(here.written_by(client), wanted, atol=1e-4 + 5e-6)
+        np.testing.assert_allclose(here.written_by(client), wanted, atol=0.1 / 300 + 5e-6)
 
 
 def test_more_is_asked_for_only_where_it_is_needed(small):
@@ -158,7 +161,7 @@ def test_large_banks_are_read_in_pages(small, monkeypatch):
         wanted = small.written_by(small.backend.hubness_client())
         client = small.backend.hubness_client(bank_budget=0)
         calls = asked(client)
-        np.testing.assert_allclose(small.written_by(client), wanted, atol=1e-4 + 5e-6)
+        np.testing.assert_allclose(small.written_by(client), wanted, atol=0.05 / 300 + 5e-6)
         assert sum(method == "query" for method, _ in calls) > 6
 
 
@@ -212,7 +215,9 @@ def test_a_vector_without_a_direction_has_none_here_either(lite):
     operations = here.backend.hubness_client(bank_budget=0)
     state = here.store.info(here.name).state
     vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
-    steps = operations._operations._biases_by_search(here.name, state, state.profile, vectors, None)
+    steps = operations._operations._biases_by_search(
+        here.name, state, state.profile, vectors, None, are_new=False
+    )
     biases = drive(steps, operations._answer)
     assert biases[-1] == 0
     assert (biases[:-1] != 0).all()
@@ -224,4 +229,4 @@ async def test_the_same_for_tasks(lite):
     wanted = here.written_by(lite.hubness_client())
     async with opened(lite, bank_budget=0) as client:
         await client.upsert(here.name, here.rows())
-    np.testing.assert_allclose(here.biases(), wanted, atol=1e-4 + 5e-6)
+    np.testing.assert_allclose(here.biases(), wanted, atol=0.05 / 300 + 5e-6)

@@ -56,11 +56,12 @@ def with_bias_fields(client, name, items, metric, **further):
 
 
 class Enabled:
-    def __init__(self, backend, metric, place):
+    def __init__(self, backend, metric, place, away=0.0):
         rng = np.random.default_rng(11)
         self.backend, self.metric, self.place = backend, metric, place
-        self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM)
-        self.bank = vectors(rng, BANK, DIM)
+        self.items, self.queries, self.bank = (
+            np.float32(away) + vectors(rng, count, DIM) for count in (ITEMS, QUERIES, BANK)
+        )
         self.plain = backend.client()
         self.name = backend.name("beside")
         backend.made.append(f"{self.name}__bias")
@@ -110,6 +111,12 @@ def enabled(shared_backend, request):
     if not shared_backend.is_lite and (metric != "L2" or place == PLACES[2]):
         pytest.skip("shown on Milvus Lite")
     return Enabled(shared_backend, metric, place)
+
+
+def test_biases_of_an_l2_gallery_far_from_zero_are_exact(lite):
+    far = Enabled(lite, "L2", "side", away=1_000.0)
+    assert far.state.mean
+    far.assert_found(far.client.search(far.name, list(far.queries)))
 
 
 def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from pymilvus import DataType
 from pymilvus.exceptions import MilvusException
 
@@ -15,12 +16,17 @@ from milvus_hubness import (
     Hubness,
     InvalidInput,
     InvalidParameter,
+    InvertedSoftmax,
     QueryBank,
+    diagnose,
+    plan_enable,
+    plan_migration,
     refresh,
     status,
+    tune,
 )
 from milvus_hubness.layout import Layout
-from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
+from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K = 10, 90, 4
 
@@ -158,7 +164,8 @@ def test_without_hubness_it_is_pymilvus_own(lite):
         (lambda bank: Hubness(bank, Blend()), InvalidInput, "Blend is fitted on a gallery"),
         (lambda bank: Hubness(bank, NNN(99)), BankTooSmall, "99"),
         (lambda bank: Hubness(QueryBank(np.ones((3, 4), np.float32)), NNN(2)), DimensionMismatch, "4"),
-        (lambda bank: Hubness(bank, DualInvertedSoftmax()), InvalidInput, "target"),
+        (lambda bank: Hubness(bank, DualInvertedSoftmax(0.1, 0.1)), InvalidInput, "target"),
+        (lambda bank: Hubness(bank, InvertedSoftmax()), InvalidInput, "or one with an absolute tau"),
         (lambda bank: Hubness(bank, anns_field="nothing"), InvalidInput, "vector"),
         (lambda bank: Hubness(bank, profiles=0), InvalidParameter, "profiles"),
         (lambda bank: [Hubness(bank), Hubness(bank)], InvalidInput, "twice"),
@@ -200,3 +207,22 @@ def test_a_refused_collection_leaves_no_bank(lite, rng):
         )
     assert not client.has_collection(f"{name}__bank")
     assert not client.hubness_state(name)
+
+
+def test_a_bank_is_anything_like_an_array(lite, rng):
+    client, name = lite.hubness_client(), lite.name("born")
+    items, bank = vectors(rng, ITEMS, DIM), vectors(rng, 60, DIM)
+    hubness = Hubness(bank.tolist(), NNN(K), target_bank=bank[:5])
+    client.create_collection(name, dimension=DIM, metric_type="IP", hubness=hubness)
+    client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
+    store = lite.store()
+    [stored] = client.get(name, [0], ["hubness_bias"])
+    assert stored["hubness_bias"] == pytest.approx(nnn(bank, items[:1], "IP", K, 0.75)[0], abs=1e-5)
+    assert diagnose(store, name, bank.tolist(), bank=bank).n_queries == 60
+    assert refresh(store, name, bank=bank).mode == "pending"
+    assert refresh(store, name, bank=bank[:30].tolist(), target_bank=bank).mode == "full"
+    assert tune(store, name, torch.from_numpy(bank)).bank_size == 60
+    plain = lite.name("plain")
+    plain_collection(lite.client(), plain, items, "IP")
+    assert len(plan_migration(store, plain, bank.tolist(), target_bank=bank).bank) == 60
+    assert len(plan_enable(store, plain, bank.tolist(), target_bank=bank).bank) == 60

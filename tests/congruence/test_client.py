@@ -1,20 +1,28 @@
 """A HubnessClient over a corrected collection against a MilvusClient over the plain one."""
 
+import re
+
 import numpy as np
 import pytest
 from pymilvus import MilvusClient
 
 from milvus_hubness import (
     NNN,
+    AsyncHubnessClient,
+    CannotMigrate,
     DimensionMismatch,
+    HubnessClient,
     InvalidInput,
     InvalidParameter,
     NonFiniteVectors,
     QueryBank,
     ZeroVectors,
     migrate,
+    plan_enable,
     plan_migration,
+    refresh,
 )
+from milvus_hubness.jobs.migration import chunks
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 20, 300, 12, 80, 8, 0.75
@@ -221,6 +229,7 @@ def bad_rows(metric):
         ),
         ([{"id": 1, "vector": good, "group": 1, "hubness_bias": 1.0}], InvalidInput, "hubness_bias"),
         ([{"id": 1, "vector": 3.0, "group": 1}], DimensionMismatch, "row 0"),
+        ([{"id": 1, "vector": np.full(DIM, 1 + 1j), "group": 1}], InvalidInput, "real numbers"),
     ]
     if metric == "COSINE":
         cases.append(([{"id": 1, "vector": [0.0] * DIM, "group": 1}], ZeroVectors, "row 0"))
@@ -244,12 +253,35 @@ def test_bad_rows_are_refused_by_row_and_nothing_is_written(pair):
         ({"data": ["words"]}, InvalidInput),
         ({"data": [[float("inf")] * DIM]}, NonFiniteVectors),
         ({"data": [[0.1] * DIM], "strength": float("nan")}, InvalidParameter),
+        ({"data": [[0.1] * DIM], "strength": "x"}, InvalidParameter),
+        ({"data": np.full((1, DIM), 1 + 1j)}, InvalidInput),
+        ({"data": [np.full(DIM, 1 + 1j)]}, InvalidInput),
+        ({"data": [np.full(DIM, 1 + 1j)] * 2}, InvalidInput),
         ({"data": [[0.1] * DIM], "search_params": {"metric_type": "HAMMING"}}, InvalidParameter),
     ],
 )
 def test_bad_questions_are_refused(pair, call, error):
     with pytest.raises(error):
         pair.client.search(pair.corrected, **call)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"strength": float("nan")}, "strength must be a finite number, not nan"),
+        ({"strength": float("inf")}, "strength must be"),
+        ({"strength": "x"}, "strength must be a finite number, not 'x'"),
+        ({"strength": True}, "strength must be"),
+        ({"state_ttl": -1}, "state_ttl must be a number of seconds of at least 0, not -1"),
+        ({"state_ttl": float("nan")}, "state_ttl must be"),
+        ({"state_ttl": "1"}, "state_ttl must be"),
+    ],
+)
+@pytest.mark.parametrize("kind", [HubnessClient, AsyncHubnessClient])
+def test_a_client_of_options_that_cannot_be_meant_is_refused(lite, kind, options, said):
+    with pytest.raises(InvalidParameter) as caught:
+        kind(lite.uri, **options)
+    assert said in str(caught.value)
 
 
 def test_a_hubness_client_is_a_milvus_client_and_leaves_ordinary_collections_alone(backend):
@@ -271,3 +303,75 @@ def test_a_hubness_client_is_a_milvus_client_and_leaves_ordinary_collections_alo
         plain.search("nowhere", data=[[0.0] * 8])
     with pytest.raises(type(expected.value), match="nowhere"):
         client.search("nowhere", data=[[0.0] * 8])
+
+
+@pytest.mark.parametrize("mean", [100.0, 10_000.0])
+def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mean):
+    rng = np.random.default_rng(5)
+    items, queries, bank, new = (
+        (mean + rng.normal(size=(count, 64))).astype(np.float32) for count in (400, 40, 60, 5)
+    )
+    items[7] = 0
+    plain, name, store = backend.client(), backend.name("far"), backend.store()
+    plain_collection(plain, name, items, "L2")
+    target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))).target
+    client = backend.hubness_client()
+
+    def assert_right(rows):
+        wanted = plain.search(name, list(queries), limit=10)
+        found = client.search(target, list(queries), limit=10, strength=0, output_fields=["vector"])
+        for raw, hits in zip(wanted, found, strict=True):
+            assert ids(hits) == ids(raw)
+            np.testing.assert_allclose(hits.distances, raw.distances, rtol=1e-5)
+            np.testing.assert_array_equal([hit["entity"]["vector"] for hit in hits], rows[ids(hits)])
+        biases = nnn(bank, rows, "L2", K, ALPHA)
+        centre = client.hubness_state(target).profile.centre
+        corrected = as_distance(similarity(queries, rows, "L2") - (biases - centre), "L2")
+        for scores, hits in zip(corrected, client.search(target, list(queries), limit=10), strict=True):
+            np.testing.assert_allclose(hits.distances, scores[ids(hits)], rtol=1e-4)
+            np.testing.assert_allclose(hits.distances, np.sort(scores)[:10], rtol=1e-4)
+
+    assert_right(items)
+    before = client.hubness_state(target).mean
+    for key, vector in enumerate(new, start=400):
+        row = {"id": key, "vector": vector, "group": 0}
+        plain.insert(name, [row])
+        client.insert(target, [row], bias="pending" if key % 2 else "compute")
+    refresh(store, target, estimator=NNN(K, ALPHA), bank=QueryBank(bank))
+    assert_right(np.concatenate([items, new]))
+    assert client.hubness_state(target).mean == before
+    bound = plain.search(name, [queries[0]], limit=10)[0].distances[4]
+    params = {"params": {"radius": bound}}
+    within = client.search(target, [queries[0]], limit=10, search_params=params, strength=0)
+    assert len(within[0]) == 4
+    [[best, *_]] = client.search(target, ids=[3], limit=5, strength=0)
+    assert best["id"] == 3
+    with pytest.raises(InvalidInput, match=r"row 0 has 0\.5 in dimension 2 of 'vector'"):
+        client.insert(target, [{"id": 999, "vector": [mean, mean, 0.5, *new[0, 3:]], "group": 0}])
+
+
+def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite, monkeypatch):
+    monkeypatch.setattr(chunks, "SAMPLE_ROWS", 50)
+    rng = np.random.default_rng(5)
+    items, bank = ((1_000 + rng.normal(size=(count, 20))).astype(np.float32) for count in (400, 60))
+    items[7, 4] = 0.1
+    name, store = lite.name("odd"), lite.store()
+    plain_collection(lite.client(), name, items, "L2")
+    plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
+    with pytest.raises(CannotMigrate, match=r"row 7 has 0\.1 in dimension 4 of 'vector'"):
+        migrate(store, plan, frozen=True)
+
+
+def test_groups_that_float32_does_not_tell_apart_are_refused_with_the_figures(lite):
+    rng = np.random.default_rng(5)
+    items, bank = rng.normal(size=(400, 64)), rng.normal(size=(60, 64))
+    for rows in (items, bank):
+        rows[::2] += 1_000
+        rows[1::2] -= 1_000
+    name, store = lite.name("groups"), lite.store()
+    plain_collection(lite.client(), name, items.astype(np.float32), "L2")
+    for plan in (plan_migration, plan_enable):
+        with pytest.raises(CannotMigrate) as caught:
+            plan(store, name, QueryBank(bank.astype(np.float32)), estimator=NNN(K, ALPHA))
+        [gap, error] = re.search(r"differ by (\S+) in .* are off by (\S+), as", str(caught.value)).groups()
+        assert 0.5 < float(gap) < 3 < float(error) < 40

@@ -1,5 +1,7 @@
 """A copy whose index is another than its source's."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,12 +13,15 @@ from milvus_hubness import (
     ResumeRefused,
     Steering,
     StoreError,
+    VerificationFailed,
     migrate,
     plan_migration,
     resume,
 )
-from milvus_hubness.jobs import run
+from milvus_hubness.jobs import clean, cutover, rollback, run, verify, would_drop
 from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.base import VectorField
+from milvus_hubness.stores.milvus_indexes import validate_index
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 
@@ -76,7 +81,7 @@ def test_fewer_cells_than_milvus_advises_are_remarked_on(lite):
     assert "IVF_FLAT has nlist 20, Milvus advises 40" in few
     assert "--index-param nlist=40" in few
     assert said(21) == said(100) == []
-    with pytest.raises(InvalidParameter, match="nlist of IVF_FLAT must be a whole number, not 'many'"):
+    with pytest.raises(InvalidParameter, match="nlist of IVF_FLAT must be a whole number"):
         said("many")
 
 
@@ -97,15 +102,142 @@ def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     assert_index(backend, plan.target, "HNSW", M=12, efConstruction=40)
 
 
-def test_an_index_that_there_is_not_is_named_and_can_be_taken_back(backend):
-    if backend.is_lite:
-        pytest.skip("Milvus Lite takes any name")
+WRONG_INDEXES = [
+    (None, {"M": "abc"}, "M of HNSW must be a whole number from 2 to 2,048, not 'abc'"),
+    (None, {"M": 1.5}, "M of HNSW must be a whole number from 2 to 2,048, not 1.5"),
+    (None, {"M": True}, "M of HNSW must be"),
+    (None, {"M": 2_049}, "M of HNSW must be"),
+    (None, {"efConstruction": "abc"}, "efConstruction of HNSW must be a whole number from 1"),
+    (None, {"m": 4}, "index type HNSW has no parameter 'm', it has: M, efConstruction"),
+    ("IVF_FLAT", {"nlist": 65_537}, "nlist of IVF_FLAT must be a whole number from 1 to 65,536, not 65537"),
+    ("IVF_FLAT", {"nlist": 0}, "nlist of IVF_FLAT"),
+    ("FLAT", {"nlist": 5}, "index type FLAT has no parameter 'nlist', it has: none"),
+    ("BOGUS", {}, "index type 'BOGUS' is not one that this server .* builds: give one of AUTOINDEX, FLAT"),
+    ("HNSW", {"mmap.enabled": "perhaps"}, "mmap.enabled of HNSW must be one of TRUE, FALSE, not 'perhaps'"),
+]
+
+
+def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
+    client, name = backend.client(), backend.name()
+    rng = np.random.default_rng(12)
+    items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
+    plain_collection(client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40})
+    store = backend.store()
+
+    def refused(said, index_type, params):
+        with pytest.raises(InvalidParameter, match=said):
+            plan_migration(store, name, bank, estimator=NNN(4), index_type=index_type, index_params=params)
+
+    for index_type, params, said in WRONG_INDEXES:
+        refused(said, index_type, params)
+    refused("index type 'IVF_RABITQ' is not one that this server", "IVF_RABITQ", {})
+    if not backend.is_lite:
+        refused("index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {})
+    plan = plan_migration(
+        store, name, bank, estimator=NNN(4), index_type="ivf_flat", index_params={"nlist": "9"}
+    )
+    assert plan.to_dict()["index_type"] == "IVF_FLAT"
+    wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
+    with pytest.raises(InvalidParameter, match="'BOGUS'"):
+        run(store, wrong, Steering(frozen=True))
+    assert not client.has_collection(plan.target)
+
+
+def field(index_type, **params):
+    return VectorField("vector", 8, "IP", index_type, params)
+
+
+def test_what_the_index_of_the_source_has_is_valid_though_the_table_has_it_not():
+    """A newer Milvus knows more than this version of ours; an older one takes M 1."""
+    newer, older = field("NEWER", depth="3"), field("HNSW", M="1", efConstruction="8", odd="x")
+    for server in ("v2.3.5-lite", "v2.6.18", "milvus_lite 3.2.2", "master-abc"):
+        validate_index(newer, newer, server)
+        validate_index(field("NEWER", depth=99), newer, server)
+        validate_index(older, older, server)
+        validate_index(field("HNSW", M="1", efConstruction=9, odd="x"), older, server)
+        with pytest.raises(InvalidParameter, match="M of HNSW must be a whole number from 2"):
+            validate_index(field("HNSW", M=0), older, server)
+        with pytest.raises(InvalidParameter, match="'NEWER' is not one that this server"):
+            validate_index(newer, older, server)
+
+
+@pytest.mark.parametrize(
+    ("server", "kind", "params", "said"),
+    [
+        ("v2.3.5-lite", "HNSW_SQ", {"M": 8, "efConstruction": 8}, "is not one that this server"),
+        ("v2.5.0", "HNSW_SQ", {"M": 8, "sq_type": "bf16", "refine": True, "refine_type": "FP32"}, None),
+        ("v2.5.0", "HNSW_SQ", {"sq_type": "SQ9"}, "sq_type of HNSW_SQ must be one of SQ4U, SQ6"),
+        ("v2.3.5-lite", "HNSW", {"M": 8}, "needs efConstruction on this server"),
+        ("v2.4.0", "HNSW", {}, None),
+        ("v2.6.18", "IVF_PQ", {"nlist": 8}, "index type IVF_PQ needs m on this server"),
+        ("v2.6.18", "IVF_PQ", {"m": 8, "nbits": 25}, "nbits of IVF_PQ must be a whole number from 1 to 24"),
+        ("v2.6.18", "GPU_CAGRA", {"graph_degree": 32, "build_algo": "NN_DESCENT"}, None),
+        ("milvus_lite 3.2.2", "IVF_PQ", {"m": 8}, "is not one that this server"),
+        ("Zilliz Cloud", "IVF_RABITQ", {"nlist": 4}, None),
+    ],
+)
+def test_what_each_version_of_milvus_builds(server, kind, params, said):
+    if said is None:
+        validate_index(field(kind, **params), field("FLAT"), server)
+    else:
+        with pytest.raises(InvalidParameter, match=said):
+            validate_index(field(kind, **params), field("FLAT"), server)
+
+
+class Trusting(MilvusStore):
+    """Asks no table."""
+
+    def validate_index(self, planned, source):
+        pass
+
+
+def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     client, name = backend.client(), backend.name()
     rng = np.random.default_rng(12)
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
     plain_collection(client, name, items, "IP")
-    asked = {"estimator": NNN(4), "index_type": "HNSW_WRONG"}
-    with pytest.raises(StoreError, match="HNSW_WRONG"):
-        migrate(backend.store(), plan_migration(backend.store(), name, bank, **asked), frozen=True)
-    again = plan_migration(backend.store(), name, bank, estimator=NNN(4), restart=True)
+    store = Trusting(client)
+    plan = plan_migration(store, name, bank, estimator=NNN(4), index_type="BOGUS")
+    if backend.is_lite:
+        run(store, plan, Steering(frozen=True))
+        client.release_collection(plan.target)
+    else:
+        with pytest.raises(StoreError, match="BOGUS"):
+            run(store, plan, Steering(frozen=True))
+    with pytest.raises((StoreError, VerificationFailed)):
+        verify(store, name)
+    going = would_drop(backend.store(), name, drop=plan.target)
+    assert going["the copy"] == f"{plan.target}, rows not counted, as it cannot be read"
+    clean(backend.store(), name, drop=plan.target)
+    assert not {plan.target, plan.bank_collection} & set(client.list_collections())
+    again = plan_migration(backend.store(), name, bank, estimator=NNN(4))
     assert migrate(backend.store(), again, frozen=True).rows == 40
+
+
+def test_the_copys_index_is_verified(backend):
+    """Until the copy has taken over: then it is its owner's."""
+    client, name = backend.client(), backend.name()
+    rng = np.random.default_rng(12)
+    items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
+    plain_collection(client, name, items, "IP")
+    asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 8}}
+    plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), **asked)
+    run(backend.store(), plan, Steering(frozen=True))
+    verify(backend.store(), name)
+    client.release_collection(plan.target)
+    client.drop_index(plan.target, "vector")
+    with pytest.raises(VerificationFailed, match=r"has no index, planned was IVF_FLAT \{'nlist': 8\}"):
+        verify(backend.store(), name)
+    index = client.prepare_index_params(
+        "vector", index_type="IVF_FLAT", metric_type="IP", params={"nlist": 9}
+    )
+    client.create_index(plan.target, index)
+    client.load_collection(plan.target)
+    if not backend.is_lite:
+        with pytest.raises(VerificationFailed, match=r"has IVF_FLAT {'nlist': '9'}, planned was"):
+            verify(backend.store(), name)
+    alias = f"{name}_alias"
+    cutover(backend.store(), name, alias=alias, steering=Steering(frozen=True))
+    assert verify(backend.store(), name).rows == 40
+    rollback(backend.store(), name, steering=Steering(frozen=True))
+    client.drop_alias(alias)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from milvus_hubness import (
     CSLS,
@@ -19,6 +20,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from milvus_hubness.cli import app
+from milvus_hubness.cli.estimator_options import chosen_estimator
 from milvus_hubness.correction import reduced_targets
 from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
@@ -105,7 +108,26 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
     rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
     client.insert(served.name, rows)
     everything = np.vstack([served.items, served.fresh])
+    biases = np.r_[biases, fitted.new_bias(reduce(served.fresh))]
+    np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
+    client.upsert(served.name, rows)
     biases = fitted.bias(reduce(everything))
+    np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
+    client.delete(served.name, ids=[row["id"] for row in rows])
+
+
+def test_pending_rows_leave_room_for_each_other(served):
+    if not served.backend.is_lite:
+        pytest.skip("shown on Milvus Lite")
+    reduce = served.plan.layout.reduce_items
+    refresh(served.store, served.name, estimator=Sinkhorn(0.1), tolerance=0)
+    fitted = served.fitted(Sinkhorn(0.1), served.items)
+    client = served.backend.hubness_client()
+    rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
+    client.insert(served.name, rows, bias="pending")
+    assert refresh(served.store, served.name).mode == "pending"
+    biases = np.r_[fitted.bias(reduce(served.items)), fitted.new_bias(reduce(served.fresh))]
+    everything = np.vstack([served.items, served.fresh])
     np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
     client.delete(served.name, ids=[row["id"] for row in rows])
 
@@ -124,6 +146,33 @@ def test_a_refit_learns_what_the_gallery_became(served):
     found, wanted = served.scores(5), served.wanted(biases, everything)
     np.testing.assert_allclose(found - found.mean(), wanted - wanted.mean(), atol=1e-3)
     client.delete(served.name, ids=[row["id"] for row in rows])
+
+
+def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
+    served = Served(lite, "IP")
+    spread = np.sqrt(((served.bank @ served.items.T).std(1) ** 2).mean())
+
+    def sinkhorn():
+        return status(served.store, served.name).estimator["estimators"][1]
+
+    assert (sinkhorn()["temperature"], sinkhorn()["tau"]) == (0.5, pytest.approx(0.5 * spread, rel=1e-3))
+    lines = CliRunner().invoke(app, ["status", served.name, "--uri", lite.uri]).output
+    assert f"Sinkhorn(tau={sinkhorn()['tau']:.3g}, temperature=0.5)" in " ".join(lines.split())
+    for same in (None, Blend()):
+        assert refresh(served.store, served.name, estimator=same).mode == "pending"
+    assert refresh(served.store, served.name, estimator=InvertedSoftmax()).mode == "full"
+    client = served.backend.hubness_client()
+    client.insert(served.name, [{"id": ITEMS, "vector": served.fresh[0], "group": 0}])
+    assert client.get(served.name, ITEMS, ["hubness_bias"])[0]["hubness_bias"] != 0
+    kept = served.store.info(served.name).state.profile.estimator
+    assert kept == {
+        "name": "InvertedSoftmax",
+        "tau": pytest.approx(0.5 * spread, rel=1e-3),
+        "temperature": 0.5,
+    }
+    absolute = chosen_estimator(None, ["tau=0.2"], None, None, kept)
+    assert refresh(served.store, served.name, estimator=absolute).reason.startswith("the parameters changed")
+    assert served.store.info(served.name).state.profile.estimator == {"name": "InvertedSoftmax", "tau": 0.2}
 
 
 def test_an_estimator_that_needs_targets_says_so(served):

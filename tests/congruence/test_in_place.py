@@ -63,11 +63,12 @@ def with_second_field(client, name, items, metric, width, index_type="FLAT", par
 
 
 class InPlace:
-    def __init__(self, backend, metric, *, done=True):
+    def __init__(self, backend, metric, *, done=True, away=0.0):
         rng = np.random.default_rng(17)
         self.backend, self.metric = backend, metric
-        self.items, self.queries = vectors(rng, ITEMS, DIM), vectors(rng, QUERIES, DIM)
-        self.bank = vectors(rng, BANK, DIM)
+        self.items, self.queries, self.bank = (
+            np.float32(away) + vectors(rng, count, DIM) for count in (ITEMS, QUERIES, BANK)
+        )
         self.plain, self.store = backend.client(), backend.store()
         self.name, self.twin = backend.name("in_place"), backend.name("twin")
         plain_collection(self.plain, self.twin, self.items, metric)
@@ -133,6 +134,17 @@ def fresh(backend):
 def untouched(backend):
     require_second_field(backend)
     return InPlace(backend, "COSINE", done=False)
+
+
+def test_an_l2_gallery_far_from_zero_is_corrected_in_place(lite):
+    far = InPlace(lite, "L2", away=1_000.0)
+    assert far.state.mean
+    far.assert_found(far.client.search(far.name, list(far.queries)), far.corrected())
+    assert_alike(*far.raw_searches())
+    outlier = {"id": ITEMS, "vector": [0.3, *far.items[0, 1:].tolist()], "group": 0}
+    far.client.insert(far.name, [outlier])
+    [row] = far.client.get(far.name, ITEMS, output_fields=["vector"])
+    np.testing.assert_array_equal(np.float32(row["vector"]), np.float32(outlier["vector"]))
 
 
 def test_one_vector_field_is_refused_with_the_versions(backend):

@@ -117,7 +117,12 @@ class Written:
     @property
     def empty(self):
         """Its journals between two jobs."""
-        return {f"{self.name}__journal": 0, f"{self.name}__journal_rows": 0}
+        return self.journal_holds(0)
+
+    def journal_holds(self, rows):
+        """The only journal, and so many rows in each of its collections."""
+        [journal] = self.store.journals(self.name)
+        return {journal.collection: rows, journal.rows: rows}
 
     def announced(self):
         return self.store.info(self.name).journal
@@ -502,7 +507,7 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     with written.rewriting() as writer:
         # It remembers another, which is gone.
         now = old._operations._known[written.name][1]
-        gone = Journal(collection=f"{written.name}__journal_0", made="long ago")
+        gone = Journal(collection=f"{written.name}__journal_00000000", made="long ago")
         lost = type(now)(now.key_field, now.states, journal=gone)
         old._operations._known[written.name] = (float("inf"), lost)
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
@@ -535,7 +540,7 @@ def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
     # It has not heard that nobody reads them.
     late.upsert(written.name, written.rows([4, 5]))
     late.delete(written.name, ids=[5])
-    assert written.journals() == {f"{written.name}__journal": 2, f"{written.name}__journal_rows": 2}
+    assert written.journals() == written.journal_holds(2)
     written.both("upsert", data=written.rows([3, 4, 5]))
     with written.rewriting() as writer:
         assert marked(written) == written.journals().keys()
@@ -554,7 +559,25 @@ def test_a_revived_job_takes_away_no_note_that_is_for_its_successor(lite):
         written.both("delete", ids=[3])
         written.store._forget_notes(former, before=former.made + "~")
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
-        assert written.journals()[f"{written.name}__journal"] == 2
+        assert written.journals()[written.announced().collection] == 2
+
+
+def test_a_call_that_drops_a_journal_late_drops_none_that_another_job_uses(lite):
+    written = Written(lite)
+    with written.rewriting():
+        former = written.announced()
+    with contextlib.ExitStack() as successor:
+        jobs = []
+
+        def is_taken_over():
+            """After this check of the lease, the former job sends its call."""
+            jobs.append(successor.enter_context(written.rewriting()))
+            written.both("delete", ids=[3])
+
+        written.store.drop_journal(former, is_taken_over)
+        assert written.announced().collection != former.collection
+        assert written.rewrite(jobs[0], lambda: written.both("delete", ids=[4])) == 1
+    written.assert_equal()
 
 
 def test_a_collection_of_another_schema_gets_another_journal(lite):

@@ -27,6 +27,7 @@ from milvus_hubness import (
     StoreError,
     VerificationFailed,
     WrongPhase,
+    ZeroVectors,
     clean,
     cutover,
     migrate,
@@ -660,3 +661,13 @@ def test_a_graph_finds_under_l2_what_the_raw_one_does(lite):
     ours = lite.hubness_client()
     assert recall(ours, target, nearest, strength=0.0) > raw - 0.03
     assert recall(ours, target, corrected) > 0.75
+
+
+def test_a_plan_takes_arrays_and_refuses_a_bank_of_zeros(lite):
+    rng, name = np.random.default_rng(8), lite.name()
+    plain_collection(lite.client(), name, vectors(rng, 40, 8), "IP")
+    bank, store = vectors(rng, 20, 8), lite.store()
+    plan = plan_migration(store, name, bank, estimator=NNN(4), target_bank=bank.tolist())
+    assert plan.arguments["bank"] == plan.arguments["target_bank"] == QueryBank(bank).fingerprint
+    with pytest.raises(ZeroVectors, match="holds only zero vectors"):
+        plan_migration(store, name, 0 * bank, estimator=NNN(4))

@@ -20,7 +20,7 @@ from milvus_hubness import (
 )
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
-DIM, ITEMS, QUERIES, K = 11, 120, 8, 6
+DIM, ITEMS, QUERIES, K = 10, 120, 8, 6
 
 
 class Collection:

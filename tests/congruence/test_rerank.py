@@ -9,6 +9,7 @@ from milvus_hubness import (
     GloballyCorrected,
     InvalidInput,
     QueryBank,
+    cutover,
     migrate,
     plan_migration,
     refresh,
@@ -101,6 +102,38 @@ def test_a_refresh_learns_the_activation_anew(gated):
     refresh(gated.store, gated.name, bank=QueryBank(half), estimator=NNN(8))
     assert_found(gated, gated.found(), gated.chosen(gated.activated(half), half))
     refresh(gated.store, gated.name, bank=QueryBank(gated.bank), estimator=NNN(8))
+
+
+def test_a_refresh_of_any_profile_activates_pending_rows(lite):
+    """Two new rows, each the raw best of a bank query, before and after they get their biases."""
+    gated = Gated(lite, "IP")
+    refresh(gated.store, gated.name, bank=QueryBank(gated.bank[:16]), estimator=NNN(4), profile="other")
+    asked, new = gated.bank[:2], 3 * gated.bank[:2]
+    rows = [{"id": ITEMS + i, "vector": row, "group": 0} for i, row in enumerate(new)]
+
+    def are_corrected():
+        """Whether the answers to each query are corrected."""
+        corrected = gated.backend.hubness_client().search(gated.name, data=list(asked), limit=9)
+        raw = gated.backend.hubness_client().search(gated.name, data=list(asked), limit=9, strength=0)
+        return [
+            a[0]["distance"] != pytest.approx(b[0]["distance"]) for a, b in zip(corrected, raw, strict=True)
+        ]
+
+    gated.client.insert(gated.name, rows, bias="pending")
+    assert are_corrected() == [False, False]
+    assert refresh(gated.store, gated.name, profile="other").mode == "pending"
+    assert are_corrected() == [True, True]
+
+
+def test_rows_that_come_before_the_cutover_are_activated(lite):
+    source, store, rng = lite.name(), lite.store(), np.random.default_rng(2)
+    items, bank = vectors(rng, 40, DIM), vectors(rng, 20, DIM)
+    plain_collection(lite.client(), source, items, "IP")
+    plan = plan_migration(store, source, QueryBank(bank), estimator=NNN(4), gate=1)
+    target = migrate(store, plan).target
+    lite.client().insert(source, [{"id": 40, "vector": 3 * bank[0], "group": 0}])
+    cutover(store, source, alias=f"{source}_live")
+    assert 40 in store.load_bank(store.info(target).state.profile.bank).activated
 
 
 @pytest.fixture(scope="module", params=METRICS)

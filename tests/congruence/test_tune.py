@@ -141,7 +141,7 @@ def test_the_page_shows_a_corrected_collection_as_it_is_served(retrieval):
 
 
 def test_the_page_of_a_plain_collection_shows_what_would_be(retrieval):
-    with pytest.raises(InvalidInput, match="name a bank"):
+    with pytest.raises(InvalidInput, match="pass --bank FILE"):
         diagnose(retrieval.store, retrieval.name, QueryBank(retrieval.queries))
     found = diagnose(
         retrieval.store,

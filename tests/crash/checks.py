@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from milvus_hubness.estimators import to_dict
+from milvus_hubness.estimators.registry import is_same
 from milvus_hubness.jobs.placement import placement_of
 from milvus_hubness.jobs.renewal import REFRESHES
 from milvus_hubness.operations.lease import read_entries
@@ -40,12 +40,12 @@ def assert_refreshed(
     state = info.state
     assert state is not None
     _assert_rows(database, corrected, wrote_on)
-    assert state.profile.estimator == to_dict(biases.estimator), f"biases are of {state.profile.estimator}"
+    assert is_same(biases.estimator, state.profile.estimator), f"biases are of {state.profile.estimator}"
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
     assert info.journal is None, "clients are still told to note what they write"
-    journal = f"{corrected.name}__journal"
-    there = corrected.ours(database) - {journal, f"{journal}_rows"}  # which stay from one refresh to the next
+    kept = {name for each in store.journals(corrected.name) for name in (each.collection, each.rows)}
+    there = corrected.ours(database) - kept  # Journals stay from one refresh to the next.
     left = there - corrected.collections
     assert not left, f"left lying about: {sorted(left)}"
     assert there == corrected.collections

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,7 +32,11 @@ from milvus_hubness.estimators import (
     restore,
     to_dict,
 )
+from milvus_hubness.estimators.inputs import TargetBank
+from milvus_hubness.estimators.registry import is_same, with_parameters
 from milvus_hubness.kernels import kernel_on, resolve_device
+from milvus_hubness.layout import Layout
+from tests.real_data import load_task, needs_real_data, recall_at_1
 
 RNG = np.random.default_rng(0)
 BANK = QueryBank(RNG.standard_normal((50, 6)) / 3)
@@ -44,6 +49,9 @@ ALL = [
     CSLS(3),
     InvertedSoftmax(0.1),
     DualInvertedSoftmax(0.1, 0.2),
+    InvertedSoftmax(),
+    DualInvertedSoftmax(0.1),
+    DualBankSinkhorn(temperature=0.3),
     DistributionNormalization(0.3),
     Sinkhorn(0.1, 3, 1e-2),
     Sinkhorn(0.1, neighbors=4),
@@ -92,6 +100,18 @@ class TestEveryEstimator:
         assert fitted.bias(GALLERY[:0]).shape == (0,)
         assert np.isfinite(fitted.bias(np.zeros((2, 6)))).all()
 
+    def test_a_bank_is_anything_like_an_array(self, estimator):
+        fitted = fit(estimator)
+        for same in (
+            BANK.vectors.tolist(),
+            torch.from_numpy(BANK.vectors.copy()),
+            BANK.vectors.astype(float),
+        ):
+            again = estimator.fit(same, gallery=GALLERY, target_bank=torch.from_numpy(TARGETS))
+            np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
+        again = restore(fitted.estimator, BANK.vectors, fitted.potentials, target_bank=TARGETS.tolist())
+        np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
+
     def test_bias_of_bad_vectors(self, estimator):
         fitted = fit(estimator)
         with pytest.raises(DimensionMismatch, match="a vector has dimension 5; the bank from array has 6"):
@@ -105,7 +125,7 @@ class TestEveryEstimator:
         fitted = fit(estimator)
         assert fitted.potentials.shape == (50, getattr(estimator, "potentials", 0))
         assert isinstance(estimator, Transport) == hasattr(estimator, "potentials")
-        again = restore(estimator, BANK, fitted.potentials, target_bank=TARGETS)
+        again = restore(fitted.estimator, BANK, fitted.potentials, target_bank=TARGETS)
         np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
 
     def test_through_json(self, estimator):
@@ -113,7 +133,7 @@ class TestEveryEstimator:
 
     def test_keeps_what_it_is(self, estimator):
         fitted = fit(estimator)
-        assert fitted.estimator is estimator
+        assert is_same(estimator, to_dict(fitted.estimator))
         assert fitted.bank is BANK
         assert hasattr(fitted.diagnostics, "_asdict")
 
@@ -127,6 +147,7 @@ def test_to_dict_has_the_parameters_and_no_device():
         "tol": 1e-3,
         "neighbors": None,
     }
+    assert to_dict(InvertedSoftmax(temperature=0.3)) == {"name": "InvertedSoftmax", "temperature": 0.3}
     assert to_dict(Blend([CSLS(3)], [1])) == {
         "name": "Blend",
         "estimators": [{"name": "CSLS", "k": 3}],
@@ -159,6 +180,79 @@ def test_from_dict_of_nonsense(values, complaint):
         from_dict(values)
 
 
+DEFAULTS = [
+    NNN(5), CSLS(3), InvertedSoftmax(), DualInvertedSoftmax(), DistributionNormalization(), Sinkhorn(),
+    DualBankSinkhorn(), Blend(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("metric", ["IP", "L2"])
+@pytest.mark.parametrize("estimator", DEFAULTS, ids=lambda each: type(each).__name__)
+def test_without_an_absolute_tau_biases_follow_the_scale_of_the_scores(estimator, metric):
+    """Scores of vectors that are s times as long are s² times as large, under IP and under L2."""
+
+    def biases(scale):
+        layout = Layout(6, metric)
+        items, targets = layout.reduce_items(scale * GALLERY), layout.reduce_items(scale * TARGETS)
+        bank = QueryBank(layout.reduce_queries(scale * BANK.vectors))
+        both = TargetBank(targets, asking=layout.reduce_queries(scale * TARGETS))
+        return estimator.fit(bank, gallery=items, target_bank=both).bias(items)
+
+    wanted = biases(1.0)
+    for scale in (0.01, 0.1, 3.0, 30.0):
+        np.testing.assert_allclose(biases(scale) / scale**2, wanted, atol=2e-4 * np.abs(wanted).max())
+
+
+@needs_real_data
+def test_the_default_corrects_vectors_of_any_length():
+    name = "clip_products t2i"
+    task = load_task(name)
+    found = []
+    for scale in (0.1, 1.0, 10.0):
+        fitted = Blend().fit(QueryBank(scale * task.bank), gallery=scale * task.gallery)
+        unit = restore(Sinkhorn(1.0), QueryBank(task.bank[:1]), np.zeros((1, 1)))
+        unscaled = replace(unit, formula=lambda items, by=fitted, s=scale: by.bias(s * items) / s**2)
+        found.append(recall_at_1(name, unscaled)[0])
+    assert max(found) - min(found) < 0.1
+    assert min(found) >= recall_at_1(name, None)[0]
+
+
+def test_a_fit_finds_the_tau_of_a_temperature_and_a_refit_finds_it_anew():
+    fitted = InvertedSoftmax(temperature=0.5).fit(BANK, gallery=GALLERY)
+    spread = np.sqrt(((BANK.vectors @ GALLERY.T).std(1) ** 2).mean())
+    assert fitted.estimator.temperature == 0.5
+    assert fitted.estimator.tau == pytest.approx(0.5 * spread, rel=1e-4)
+    by_tau = InvertedSoftmax(fitted.estimator.tau).fit(BANK)
+    np.testing.assert_array_equal(fitted.bias(GALLERY), by_tau.bias(GALLERY))
+    refitted = fitted.estimator.fit(BANK, gallery=2 * GALLERY)
+    assert refitted.estimator.tau == pytest.approx(spread, rel=1e-4)
+    assert is_same(InvertedSoftmax(), to_dict(fitted.estimator))
+    assert not is_same(InvertedSoftmax(), to_dict(by_tau.estimator))
+    with pytest.raises(InvalidParameter, match=r"temperature=0.5.* has no tau yet: fit it"):
+        restore(InvertedSoftmax(), BANK, fitted.potentials)
+
+
+@pytest.mark.parametrize("gallery", [GALLERY[:1], np.ones((4, 6)), np.zeros((3, 6))])
+def test_items_that_all_score_alike_get_one_bias(gallery):
+    for estimator in (InvertedSoftmax(), Sinkhorn()):
+        biases = estimator.fit(BANK, gallery=gallery).bias(gallery)
+        assert np.isfinite(biases).all()
+        assert np.ptp(biases) < 1e-5
+
+
+def test_a_tau_takes_the_place_of_its_temperature():
+    fitted = {"name": "Sinkhorn", "tau": 0.03, "temperature": 0.5, "iterations": 4}
+    assert with_parameters(fitted, {"tau": 0.1}) == {"name": "Sinkhorn", "iterations": 4, "tau": 0.1}
+    assert with_parameters(fitted, {"temperature": 1}) == {
+        "name": "Sinkhorn",
+        "iterations": 4,
+        "temperature": 1,
+    }
+    assert with_parameters(fitted, {"tol": 0.1}) == {**fitted, "tol": 0.1}
+    with pytest.raises(InvalidParameter, match="both tau and temperature are given"):
+        with_parameters(fitted, {"tau": 0.1, "temperature": 1})
+
+
 def test_to_dict_of_a_stranger():
     class Mine(NNN):
         """Not in the registry."""
@@ -177,10 +271,12 @@ NAN = float("nan")
         *(lambda alpha=alpha: NNN(8, alpha) for alpha in (NAN, float("inf"), "x", None, True)),
         lambda: NNN(8, kernel="fast"),
         lambda: CSLS(0),
-        *(lambda tau=tau: InvertedSoftmax(tau) for tau in (0, -0.05, NAN, float("inf"), None, "hot")),
-        *(lambda tau=tau: Sinkhorn(tau) for tau in (0, -0.05, NAN, None)),
+        *(lambda tau=tau: InvertedSoftmax(tau) for tau in (0, -0.05, NAN, float("inf"), "hot")),
+        *(lambda tau=tau: Sinkhorn(tau) for tau in (0, -0.05, NAN)),
+        *(lambda t=t: InvertedSoftmax(temperature=t) for t in (0, NAN, "hot")),
         lambda: DualInvertedSoftmax(0, 0.05),
         lambda: DualInvertedSoftmax(0.05, -1),
+        lambda: DualInvertedSoftmax(temperature_target=0),
         lambda: DistributionNormalization(NAN),
         lambda: Sinkhorn(iterations=0),
         lambda: Sinkhorn(tol=NAN),

@@ -119,3 +119,9 @@ def test_new_items_by_the_formula_against_a_refit():
     assert np.abs(np.delete(apart, new)).mean() < 0.001
     recall = 100 * hits(ranks(task.query, task.gallery, task.positives, by_formula), 1).mean()
     assert recall == pytest.approx(recall_at_1("docstring_code", refit)[0], abs=0.3)
+
+
+@pytest.mark.parametrize("task", [task for task in TASKS if task.startswith(("clip", "text"))])
+def test_the_default_of_the_dual_inverted_softmax_helps(task):
+    raw, default = recall_at_1(task, None, fit_on(task, DualInvertedSoftmax()))
+    assert default > raw + 1.5

@@ -7,10 +7,12 @@ import pytest
 import torch
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.estimators import DualBankSinkhorn, Sinkhorn, balance, restore
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
+from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, balance, restore
 from milvus_hubness.estimators.balance import scores_for, sparse_steps
+from milvus_hubness.estimators.nearest import Nearest, masses
 from milvus_hubness.kernels import operands
+from tests.real_data import load_task, needs_real_data
 
 RNG = np.random.default_rng(0)
 BANK = QueryBank(RNG.standard_normal((60, 8)) / 3)
@@ -171,3 +173,72 @@ def test_too_many_pairs_are_balanced_over_the_nearest(monkeypatch):
     np.testing.assert_array_equal(
         fitted.potentials, Sinkhorn(0.05, neighbors=5).fit(BANK, gallery=GALLERY).potentials
     )
+
+
+NEW = 12
+
+
+@pytest.fixture(scope="module")
+def grown():
+    """A fit on the first items of a gallery, and the others, which come later."""
+    rng = np.random.default_rng(5)
+    items, bank = (rng.standard_normal((n, 6)).astype(np.float32) / 2 for n in (80 + NEW, 60))
+    return Sinkhorn(temperature=0.3).fit(QueryBank(bank), gallery=items[:-NEW]), items[-NEW:]
+
+
+def by_definition(fitted, new):
+    """(n,) float64 biases of new items that come together, and the bank's potentials with room for them."""
+    tau, m = fitted.estimator.tau, len(fitted.bank)
+    scores = fitted.bank.vectors.astype(float) @ new.astype(float).T
+    f = room = fitted.potentials[:, 0].astype(float)
+    for _ in range(5):
+        biases = tau * np.log(np.exp((scores + room[:, None]) / tau).sum(0))
+        taken = m / 80 * np.exp((scores - biases) / tau).sum(1)
+        room = -tau * np.log(np.exp(-f / tau) + taken)
+    room = room - (room - f).mean()
+    return tau * np.log(np.exp((scores + room[:, None]) / tau).sum(0))
+
+
+def test_new_items_leave_room_for_each_other_in_any_order(grown):
+    fitted, new = grown
+    assert fitted.estimator.items == 80
+    np.testing.assert_allclose(fitted.new_bias(new), by_definition(fitted, new), atol=1e-5)
+    order = np.random.default_rng(0).permutation(NEW)
+    np.testing.assert_allclose(fitted.new_bias(new[order]), fitted.new_bias(new)[order], atol=1e-6)
+    again = restore(fitted.estimator, fitted.bank, fitted.potentials)
+    np.testing.assert_array_equal(again.new_bias(new), fitted.new_bias(new))
+    assert fitted.new_bias(new[:0]).shape == (0,)
+    with pytest.raises(InvalidParameter, match="how many items"):
+        restore(Sinkhorn(0.1), fitted.bank, fitted.potentials).new_bias(new)
+
+
+def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
+    fitted, new = grown
+    blend = Blend([NNN(4), fitted.estimator], [0.25, 0.75]).restore(fitted.bank, fitted.potentials)
+    wanted = 0.25 * NNN(4).fit(fitted.bank).bias(new) + 0.75 * fitted.new_bias(new)
+    np.testing.assert_allclose(blend.new_bias(new), wanted, atol=1e-6)
+
+
+def test_the_nearest_tell_the_room_of_one_item(grown):
+    fitted, new = grown
+    scores = new @ fitted.bank.vectors.T
+    order = np.argsort(-scores, axis=1)
+    f, tau = fitted.potentials.astype(float), fitted.estimator.tau
+    mass = masses(f, [tau], [-np.inf])
+    near = Nearest(np.take_along_axis(scores, order, 1).astype(float), 0, np.empty(0), f[order], mass, True)
+    alone = [fitted.new_bias(row[None])[0] for row in new]
+    np.testing.assert_allclose(fitted.estimator.from_nearest(near).biases, alone, atol=1e-5)
+
+
+@needs_real_data
+def test_new_items_are_corrected_as_a_refit_corrects_them():
+    task = load_task("caption_document")
+    bank, is_new = QueryBank(task.bank[:2000]), np.random.default_rng(0).random(len(task.gallery)) < 0.1
+    fitted = Sinkhorn(iterations=30).fit(bank, gallery=task.gallery[~is_new])
+    refitted = fitted.estimator.fit(bank, gallery=task.gallery)
+    off = (fitted.bias(task.gallery) - refitted.bias(task.gallery))[~is_new].mean()
+    wanted = refitted.bias(task.gallery[is_new]) + off
+    before = (fitted.bias(task.gallery[is_new]) - wanted).mean()
+    after = (fitted.new_bias(task.gallery[is_new]) - wanted).mean()
+    assert before > 0
+    assert abs(after) < 0.4 * before

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from milvus_hubness import LeaseHeld, LeaseLost, StateError
+from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
 from milvus_hubness.operations import lease as lease_module
 from milvus_hubness.operations.lease import LEASES, Lease, LeasePolicy, holder_of, read_entries
 from milvus_hubness.operations.owner import LEDGER, Owner, now, process_start
@@ -143,7 +143,7 @@ def test_a_claim_that_arrives_late_is_withdrawn(shelf):
     with leasing(shelf) as first:
         slow.join()
         assert len(refused) == 1
-        first._look()
+        first.look()
         assert len(read_entries(shelf, "items")) == 1, "the late claim is withdrawn"
 
 
@@ -190,7 +190,7 @@ def test_a_renewal_that_arrives_late_does_not_take_the_lease_back(shelf):
         put(shelf, another(shelf, expires_at=now() - timedelta(seconds=1)))
         with leasing(shelf) as successor:
             put(shelf, late.model_copy(update={"expires_at": now() + timedelta(hours=1)}))
-            successor._look()
+            successor.look()
             assert holder_of(shelf, "items").token == successor.token == 3
 
 
@@ -301,3 +301,40 @@ def test_a_service_leases_a_name_that_is_no_collection(served):
     name = f"service/{served.name()}.x"
     with Lease(served.store(), name, fenced=False), pytest.raises(LeaseHeld, match=name):
         Lease(served.store(), name, fenced=False).__enter__()
+
+
+def test_whatever_alias_a_former_holder_made_its_successor_drops(shelf):
+    """Each is recorded before it is created; one that a failed request created late too."""
+    made = []
+    former = leasing(shelf).__enter__()
+    former.renew_fences()
+    shelf.fence = lambda collection, alias: made.append(alias) or fails()
+
+    def fails():
+        if len(made) == 1:
+            raise ServerUnavailable("no answer")
+        shelf.aliases[made[-1]] = "items"
+
+    former.renew("items")
+    assert former.alias_of("items") == made[-1]
+    shelf.aliases[made[0]] = "items"  # It arrives late.
+    former._over.set()
+    put(shelf, entry(shelf).model_copy(update={"expires_at": now() - timedelta(hours=1)}))
+    del shelf.fence
+    with leasing(shelf) as mine:
+        assert set(shelf.aliases) == {mine.alias_of("items"), mine.alias_of(LEDGER)}
+        with pytest.raises(LeaseLost):
+            former.renew_fences()
+    former.__exit__()
+    assert not shelf.aliases
+
+
+def test_writers_wait_while_the_alias_is_renewed(shelf):
+    with leasing(shelf, fenced_write=0.3) as mine:
+        before = mine.alias_of("items")
+        renewing = threading.Thread(target=mine.renew_fences)
+        renewing.start()
+        time.sleep(0.1)
+        assert mine.alias_of("items") not in (None, before)
+        renewing.join()
+        assert mine.alias_of("items") in shelf.aliases

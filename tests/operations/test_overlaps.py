@@ -150,6 +150,22 @@ def test_a_refresh_that_ends_before_a_cutover_is_kept(lite, kind):
     assert lite.store().info(case.copy).state.profile.epoch == 2
 
 
+def test_a_refresh_is_of_the_collection_that_the_alias_leads_to_once_the_lease_is_held(lite):
+    """A rebuild that ended meanwhile had moved the alias, and the former collection was refreshed."""
+    former, other = Case(lite).migrated(), Case(lite).migrated()
+    former.client.create_alias(former.copy, former.alias)
+
+    class Moving(MilvusStore):
+        def fenced(self, fences):
+            self.client.alter_alias(other.copy, former.alias)
+            return super().fenced(fences)
+
+    done = refresh(Moving(lite.client()), former.alias, estimator=CSLS(4), force=True)
+    assert done.collection == other.copy
+    epochs = [lite.store().info(each.copy).state.profile.epoch for each in (former, other)]
+    assert epochs == [1, 2]
+
+
 @pytest.mark.parametrize("where", ["fields", "side"])
 def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite, where):
     """Point 3: an update was reverted, a deleted row came back, and it reported success."""

@@ -8,6 +8,7 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 
 from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable, plan_migration
+from milvus_hubness.operations.lease import Lease
 from milvus_hubness.proxy.operations import REWRITTEN
 from tests.congruence.test_journal import Written
 from tests.congruence.test_mirror import WRITES, Moving
@@ -18,11 +19,11 @@ DIM, ITEMS, K = 12, 80, 4
 
 
 class Corrected:
-    def __init__(self, backend, metric):
-        rng = np.random.default_rng(9)
+    def __init__(self, backend, metric, away=0.0):
+        rng, away = np.random.default_rng(9), np.float32(away)
         self.backend, self.metric = backend, metric
-        self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
-        self.query = vectors(rng, 1, DIM)
+        self.items, self.bank = away + vectors(rng, ITEMS, DIM), away + vectors(rng, 30, DIM)
+        self.query = away + vectors(rng, 1, DIM)
         source = backend.name()
         plain_collection(backend.client(), source, self.items, metric)
         store = backend.store()
@@ -57,6 +58,20 @@ def test_the_collection_looks_as_before(corrected):
     assert got["properties"] == expected["properties"]
     index = corrected.client.describe_index(corrected.name, "vector")
     assert index["metric_type"] == "COSINE"
+
+
+def test_an_l2_gallery_far_from_zero_is_searched_read_and_written_as_before(lite):
+    far = Corrected(lite, "L2", away=1_000.0)
+    plain, client = lite.client(), far.client
+    row = {"id": 900, "vector": far.items[3] + np.float32(0.25), "group": 1}
+    plain.insert(far.source, [row])
+    client.insert(far.name, [row])
+    raw = plain.search(far.source, far.query, limit=20, output_fields=["vector"])
+    found = client.search(far.name, far.query, limit=20, output_fields=["vector"], strength=0)
+    assert_same(found, raw)
+    assert [hit["entity"]["vector"] for hit in found[0]] == [hit["entity"]["vector"] for hit in raw[0]]
+    with pytest.raises(MilvusException, match="in dimension 0"):
+        client.insert(far.name, [{**row, "id": 901, "vector": [0.3, *far.items[0, 1:].tolist()]}])
 
 
 def test_an_index_is_made_for_the_metric_that_serves(corrected):
@@ -237,3 +252,22 @@ def test_writes_are_noted(lite):
     with written.rewriting() as writer:
         assert written.rewrite(writer, meanwhile)
     written.assert_equal()
+
+
+def test_a_collection_is_dropped_with_its_bank_but_not_under_a_job(corrected):
+    client, plain, store = corrected.client, corrected.backend.client(), corrected.backend.store()
+    bank = store.info(corrected.name).state.profile.bank.collection
+    with Lease(store, corrected.name):
+        for call in (client.drop_collection, client.truncate_collection):
+            with pytest.raises(MilvusException, match="holds the lease"):
+                call(corrected.name)
+        with pytest.raises(MilvusException, match="holds the lease"):
+            client.rename_collection(corrected.name, "renamed")
+    with pytest.raises(MilvusException, match="cannot move to database"):
+        client.rename_collection(corrected.name, "renamed", "elsewhere")
+    client.load_collection(corrected.name, load_fields=["id", "vector"])
+    assert client.search(corrected.name, data=corrected.query)[0]
+    assert plain.has_collection(bank)
+    client.drop_collection(corrected.name)
+    assert not plain.has_collection(bank)
+    assert not plain.has_collection(corrected.name)

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from pymilvus import AnnSearchRequest, DataType, Function, FunctionType, RRFRanker, WeightedRanker
+from pymilvus.client.search_aggregation import SearchAggregation
 from pymilvus.exceptions import MilvusException
+from pymilvus.function_chain import FunctionChain, FunctionChainStage
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
@@ -138,11 +140,34 @@ def test_what_would_see_uncorrected_scores_is_refused(lite):
         ["group"],
         params={"reranker": "decay", "function": "exp", "origin": 0, "scale": 5, "decay": 0.5},
     )
-    with pytest.raises(MilvusException, match="lie beside the vectors"):
-        here.client.search(here.name, data=here.queries[:1], ranker=decay)
-    assert here.client.search(here.name, data=here.queries[:1], ranker=decay, strength=0)[0]
+    refused = {
+        "ranker": decay,
+        "function_chains": FunctionChain(FunctionChainStage.L2_RERANK).limit(3),
+        "search_aggregation": SearchAggregation(["group"], 3),
+        "group_by_field": "group",
+        "order_by_fields": [{"field": "group"}],
+    }
+    for name, value in refused.items():
+        with pytest.raises(MilvusException, match=f"{name} would see uncorrected scores"):
+            here.client.search(here.name, data=here.queries[:1], **{name: value})
+        assert here.client.search(here.name, data=here.queries[:1], strength=0, **{name: value})[0]
     with pytest.raises(MilvusException, match="iterators cannot follow"):
         here.client.search_iterator(here.name, here.queries[:1], batch_size=10).next()
+
+
+def test_what_computes_with_inner_products_is_refused_where_the_user_has_distances(lite):
+    rng, name = np.random.default_rng(6), lite.name("distances")
+    plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "L2")
+    plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
+    target, query = migrate(lite.store(), plan, frozen=True).target, vectors(rng, 1, DIM)
+    boost = Function("b", FunctionType.RERANK, [], params={"reranker": "boost", "weight": 2})
+    for refused in ({"ranker": boost}, {"search_aggregation": SearchAggregation(["group"], 3)}):
+        with pytest.raises(MilvusException, match="inner products"):
+            lite.hubness_client().search(target, data=query, strength=0, **refused)
+    asked = {"search_aggregation": SearchAggregation(["group"], 3), "output_fields": ["vector"]}
+    with pytest.raises(MilvusException, match="output field 'vector'"):
+        lite.hubness_client().search(target, data=query, **asked)
+    assert len(lite.hubness_client().search(target, data=query, group_by_field="group")[0]) == 5
 
 
 # -- merged ----------------------------------------------------------------------------------------------

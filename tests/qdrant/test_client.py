@@ -96,6 +96,22 @@ def test_scores_are_those_of_the_definition(of_each_distance):
     assert [point.id for point in found] == corrected.order(corrected.wanted(), among)[3:8]
 
 
+def test_a_gallery_far_from_zero_is_searched_and_read_as_before(backend):
+    far = Corrected(backend, "Euclid", away=1_000.0)
+    assert far.state.mean
+    far.assert_scores()
+    query = far.query.tolist()
+    plain = backend.client.query_points(far.source, query, limit=9).points
+    found = far.client.query_points(far.name, query, limit=9, strength=0, with_vectors=True).points
+    assert [point.id for point in found] == [point.id for point in plain]
+    for point, raw in zip(found, plain, strict=True):
+        assert point.score == pytest.approx(raw.score, rel=1e-5)
+        np.testing.assert_array_equal(np.float32(point.vector), far.items[far.keys.index(point.id)])
+    odd = models.PointStruct(id=9_999, vector=[0.3, *far.items[0, 1:].tolist()])
+    with pytest.raises(InvalidInput, match="in dimension 0"):
+        far.client.upsert(far.name, [odd])
+
+
 def test_thresholds_are_in_corrected_scores(of_each_distance):
     corrected = of_each_distance
     wanted = np.sort(corrected.wanted())

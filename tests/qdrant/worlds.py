@@ -71,11 +71,11 @@ class Corrected:
 
     DIM, ITEMS, K, ALPHA = 12, 200, 8, 0.75
 
-    def __init__(self, backend, distance="Cosine", **options):
-        rng = np.random.default_rng(2)
+    def __init__(self, backend, distance="Cosine", away=0.0, **options):
+        rng, away = np.random.default_rng(2), np.float32(away)
         self.backend, self.distance, self.metric = backend, distance, METRICS[distance]
-        self.items, self.bank, self.other = (vectors(rng, n, self.DIM) for n in (self.ITEMS, 50, 70))
-        self.query = vectors(rng, 1, self.DIM)[0]
+        self.items, self.bank, self.other = (away + vectors(rng, n, self.DIM) for n in (self.ITEMS, 50, 70))
+        self.query = away + vectors(rng, 1, self.DIM)[0]
         self.source = backend.fill(self.items, distance, **options)
         self.store = backend.store()
         bank, estimator = QueryBank(self.bank), NNN(self.K, self.ALPHA)

@@ -9,10 +9,12 @@ import pytest
 
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
-from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict
+from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict, to_dict
+from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.estimators.temperature import score_spread
 from milvus_hubness.quality import ranks
 from milvus_hubness.quality.soundness import reach, shift, suspicions
-from milvus_hubness.quality.sweep import STRENGTHS, Trial, score_spread, sweep
+from milvus_hubness.quality.sweep import STRENGTHS, Trial, sweep
 from milvus_hubness.quality.trials import assess, unevenness
 from milvus_hubness.quality.tuning import decide, tune
 from milvus_hubness.quality.verdict import judge_labelled, judge_unlabelled, mix, pick
@@ -45,7 +47,8 @@ def test_every_trial_of_a_sweep_equals_its_direct_fit(space):
     for trial in trials:
         fitted = trial.estimator.fit(bank, gallery=gallery, target_bank=queries)
         np.testing.assert_allclose(trial.bias, trial.strength * fitted.bias(gallery), atol=2e-5)
-    assert trials[-1][:2] == (Blend(), 1.0)
+    assert is_same(Blend(), to_dict(trials[-1].estimator))
+    assert trials[-1].strength == 1.0
 
 
 def test_a_sweep_tells_how_far_it_is_and_never_asks_for_more_than_the_bank_has(space):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from milvus_hubness.charts import learning_curves
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, TrainingSettings, train, validate
-from milvus_hubness.quari.curves import learning_curves
 from milvus_hubness.quari.pairs import unit
 from tests.quari.conftest import DIM, small
 
@@ -145,7 +145,7 @@ def test_it_learns_what_no_one_map_of_the_gallery_does():
     ranks = validate(trained.network(), held)
     assert (1 / ranks).mean() == best.mrr
     assert told[-1] == ("training", 72, 72)
-    picture = learning_curves(trained)
+    picture = learning_curves(trained.history, trained.best_epoch)
     assert picture.count("<polyline") == 3
     assert f"kept: epoch {trained.best_epoch}<" in picture
 

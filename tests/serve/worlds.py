@@ -87,7 +87,10 @@ class Job:
 def config_file(folder, text):
     path = folder / "hubness.toml"
     path.write_text(text, encoding="utf-8")
-    return ConfigFile(path)
+    file = ConfigFile(path)
+    if file.faults:
+        raise file.refusal(file.faults)
+    return file
 
 
 class Running:

@@ -1,6 +1,7 @@
 """HubnessDocumentStore against MilvusDocumentStore on the uncorrected source, and against the definition."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,3 +92,21 @@ def test_a_pipeline_is_saved_and_loaded(world):
     answer = again.run({"retriever": {"query_embedding": world.query.tolist()}})
     assert [each.id for each in answer["retriever"]["documents"]] == world.order(0.5)[:4]
     assert again.get_component("retriever").document_store.strength == 0.5
+
+
+HOSTILE = ["x'] or id not in ['y", 'x"] or id not in ["y', "\\", "it's", 'say "hi"', "a\nb"]
+
+
+def test_ids_that_are_filters_in_disguise_name_their_own_documents_only(world):
+    store = world.store()
+    disguised = [replace(world.document(i), id=id) for i, id in enumerate(HOSTILE)]
+    for id in HOSTILE:
+        store.delete_documents([id])
+    assert store.count_documents() == COUNT
+    assert store.write_documents(disguised, policy=DuplicatePolicy.SKIP) == len(HOSTILE)
+    assert store.write_documents(disguised, policy=DuplicatePolicy.SKIP) == 0
+    assert store.write_documents(disguised[:2], policy=DuplicatePolicy.OVERWRITE) == 2
+    store.delete_documents(HOSTILE[:1])
+    assert store.count_documents() == COUNT + len(HOSTILE) - 1
+    assert store.delete_by_filter({"field": "id", "operator": "in", "value": HOSTILE}) == len(HOSTILE) - 1
+    assert store.count_documents() == COUNT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -15,15 +14,13 @@ from milvus_hubness import jobs
 from milvus_hubness.cli.console import (
     AsJson,
     progress_bars,
+    run,
     show_facts,
     show_json,
-    show_unexpected_error,
-    tell_error,
 )
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
 from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
 from milvus_hubness.cli.migrate.spread import spread
-from milvus_hubness.errors import HubnessError, InvalidParameter
 from milvus_hubness.jobs.bank_source import read_bank
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL, Steering, as_events
@@ -33,7 +30,7 @@ from milvus_hubness.redaction import remember_secrets, secrets_in
 from milvus_hubness.state import require_state
 from qdrant_hubness.store import QdrantStore, connect
 
-FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
+REFUSED, TERMINATED = 3, 143
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
@@ -112,14 +109,7 @@ app = typer.Typer(
 def main() -> None:
     """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 new biases judged worse, 143 terminated."""
     signal.signal(signal.SIGTERM, _terminate)
-    try:
-        app()
-    except HubnessError as error:
-        tell_error(error, as_json="--json" in sys.argv, program="qdrant-hubness")
-        sys.exit(USAGE if isinstance(error, InvalidParameter) else FAILURE)
-    except Exception as error:
-        show_unexpected_error(error, as_json="--json" in sys.argv)
-        sys.exit(FAILURE)
+    run(app, "qdrant-hubness")
 
 
 @app.command("migrate")
@@ -169,7 +159,7 @@ def migrate(
             steering.events.tell("plan", **wanted.to_dict())
             found = jobs.run(store, wanted, steering)
         else:
-            found = unfinished(store, source)
+            found = unfinished(store, source, target)
             if found.phase in {"switching", "switched", "rolling back"}:
                 found = moved_on(store, found, nullcontext(steering))
             else:

@@ -10,9 +10,7 @@ import typer
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
 from milvus_hubness.cli.migrate.facts import told
-from milvus_hubness.cli.migrate.options import Connection, Name
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.cli.migrate.options import Connection, Name, Target
 
 
 def clean(
@@ -20,13 +18,13 @@ def clean(
     drop: Annotated[str, typer.Option(help="Which of the two collections to drop: the source or the copy.")],
     connection: Connection,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    target: Target = None,
     as_json: AsJson = False,
 ) -> None:
     """Drop for good what a migration leaves: the source after the switch, or the copy while or once more the
     application reads the source. Never what the application reads."""
     store = connection.open()
-    migration = Ledger(store).find(name)
-    going = _going(store, migration, drop)
+    going = jobs.would_drop(store, name, drop=drop, target=target)
     if not as_json:
         show_facts("Dropping for good" if yes else "Would be dropped for good", going)
     if going and not yes:
@@ -35,20 +33,6 @@ def clean(
         if not typer.confirm("Drop this?"):
             out.print("Nothing was dropped.")
             return
-    done = jobs.clean(store, migration.target, drop=drop)
+    done = jobs.clean(store, name, drop=drop, target=target)
     if as_json:
         show_json({"clean": {"dropped": going, **told(done)}})
-
-
-def _going(store: MilvusStore, migration: Migration, drop: str) -> dict[str, str]:
-    """By its kind, what goes with the collection; nothing for one that is not of this migration."""
-    going = {}
-    if drop in {migration.target, migration.source_now} and store.exists(drop):
-        side = "the copy" if drop == migration.target else "the source"
-        going[side] = f"{drop}, {store.count(drop):,} rows"
-    if drop == migration.target and migration.made_bank != "nothing":
-        whole = migration.made_bank == "collection"
-        going["the bank"] = (
-            migration.bank_collection if whole else f"what this added to {migration.bank_collection}"
-        )
-    return going

@@ -13,6 +13,7 @@ from milvus_hubness.cli.migrate.options import (
     Name,
     Postpone,
     Switching,
+    Target,
     Watching,
     Writers,
 )
@@ -27,13 +28,14 @@ def cutover(
     watching: Watching,
     connection: Connection,
     postpone_cutover: Postpone = False,
+    target: Target = None,
     as_json: AsEvents = False,
 ) -> None:
     """Let the application read a verified copy: catch up once more, then move the name that it uses. One
     that was interrupted is finished as it was begun."""
     course = Course(writers, watching, postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
-    migration = Ledger(store).find(name)
+    migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not switching.asked:
         raise typer.BadParameter("give the name that moves to the copy: --alias or --rename")
     with course.open(migration.source, migration.target) as steering:

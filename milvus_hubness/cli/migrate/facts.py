@@ -12,7 +12,7 @@ from milvus_hubness.jobs.migration.ledger import Migration
 TOLD_TOGETHER = {
     "source", "target", "field", "dtype", "index_type", "index_params", "metric", "rows", "dim", "width",
     "vector_bytes", "partitions", "hidden_fields", "bank", "estimator", "strength", "gate", "gate_targets",
-    "alias", "rename", "estimated_seconds", "remarks", "server", "memory_bytes", "recall",
+    "alias", "rename", "estimated_seconds", "waiting_seconds", "remarks", "server", "memory_bytes", "recall",
 }  # fmt: skip
 
 
@@ -20,6 +20,7 @@ def show_plan(plan: dict[str, Any]) -> None:
     """Every fact of a plan; those that have no words of their own under their names."""
     sizes = {side: _mib(size) for side, size in plan["vector_bytes"].items()}
     loaded = {side: _mib(size) for side, size in plan["memory_bytes"].items()}
+    waits = plan["waiting_seconds"]
     further = {
         name.replace("_", " "): _words(fact) for name, fact in plan.items() if name not in TOLD_TOGETHER
     }
@@ -45,7 +46,8 @@ def show_plan(plan: dict[str, Any]) -> None:
             "memory": f"{loaded['source']} now, {loaded['target']} for the copy, {loaded['both']} for both",
             "recall": plan["recall"] and plan["recall"]["said"],
             **further,
-            "about": f"{plan['estimated_seconds']} s (from a sample, read only)",
+            "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
+            + (f", {plan['waiting_seconds']} s of it for clients to hear of it" if waits else ""),
             "note": "\n".join(plan["remarks"]),
         },
     )

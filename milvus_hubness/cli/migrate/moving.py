@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 from milvus_hubness import jobs
 from milvus_hubness.errors import NoMigration
+from milvus_hubness.jobs.bank_source import WHERE_FROM
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.stores import Store
 
@@ -32,11 +33,17 @@ def moved_on(store: Store, known: Migration, opened: AbstractContextManager[jobs
     return Ledger(store).find(known.target)
 
 
-def unfinished(store: Store, name: str | None) -> Migration:
-    """The migration of this name; without one, the only one that is not over. Raises NoMigration."""
+def unfinished(store: Store, name: str | None, target: str | None = None) -> Migration:
+    """The migration of this name and to this copy; without a name, the only one that is not over. Raises
+    NoMigration, and InvalidInput where the name has several copies."""
     ledger = Ledger(store)
-    if name is not None:
-        return ledger.find(name)
+    if name is not None or target is not None:
+        try:
+            return ledger.find(name or str(target), target)
+        except NoMigration as error:
+            raise NoMigration(
+                f"{error}; to begin one, give reference queries: --bank FILE ({WHERE_FROM})"
+            ) from None
     going = [
         each for each in ledger.migrations() if each.phase not in {"switched", "rolled back", "finished"}
     ]

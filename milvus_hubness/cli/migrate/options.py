@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,12 +12,19 @@ import typer
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import DEFAULT_URI, Database, TokenFile, Uri, open_store, read_bank
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, pairs_of
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.estimators import to_dict
 from milvus_hubness.jobs.engines import Engine
+from milvus_hubness.jobs.migration.ledger import Migration
 from milvus_hubness.jobs.migration.steering import CLIENT_TTL
 from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.state import slots_for
 from milvus_hubness.stores import MilvusStore
 
 Name = Annotated[str, typer.Argument(help="The migration's source, its copy, or the alias of either.")]
+Target = Annotated[
+    str | None, typer.Option("--target", help="The copy of this migration, where the source has several.")
+]
 AsEvents = Annotated[
     bool, typer.Option("--json", help="Print one JSON object a line for each event, the result last.")
 ]
@@ -65,6 +73,14 @@ class Switching:
     def asked(self) -> bool:
         return bool(self.alias) or self.rename
 
+    def unlike(self, migration: Migration) -> Iterator[str]:
+        """The options that ask for another name than the one that this migration moves, or has moved."""
+        switch = migration.switch
+        if switch and self.alias and self.alias != switch.name:
+            yield f"--alias {self.alias}"
+        if switch and self.rename and not switch.kept_as:
+            yield "--rename"
+
 
 @dataclass(frozen=True)
 class Measuring:
@@ -80,6 +96,20 @@ class Measuring:
         int | None,
         typer.Option(min=1, help="ef or nprobe as the application searches. [default: Milvus's own]"),
     ] = None
+
+
+@dataclass(frozen=True)
+class Writers:
+    """Who writes to the collection meanwhile."""
+
+    frozen: Annotated[
+        bool,
+        typer.Option("--frozen", help="Nobody writes to the collection meanwhile: no client need be told."),
+    ] = False
+    client_ttl: Annotated[
+        float,
+        typer.Option(min=0, help="The longest state_ttl of a HubnessClient that writes, in seconds."),
+    ] = CLIENT_TTL
 
 
 @dataclass(frozen=True)
@@ -143,10 +173,12 @@ class Planning:
         *,
         switching: Switching | None = None,
         measuring: Measuring | None = None,
+        writers: Writers | None = None,
     ) -> MigrationPlan:
         """What jobs.plan_migration makes of it."""
         estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
         switching, measuring = switching or Switching(), measuring or Measuring()
+        writers = writers or Writers()
         return jobs.plan_migration(
             store,
             source,
@@ -167,21 +199,42 @@ class Planning:
             force=self.force,
             measure=measuring.measure or measuring.search_value is not None,
             search_value=measuring.search_value,
+            client_ttl=0.0 if writers.frozen else writers.client_ttl,
         )
 
+    def expect_as_begun(
+        self, store: MilvusStore, migration: Migration, switching: Switching | None = None
+    ) -> None:
+        """Raise InvalidParameter if an option asks for another copy, or for another switch, than those of a
+        migration that is carried on with: it would have no effect."""
+        if odd := [*self._unlike(store, migration), *(switching.unlike(migration) if switching else ())]:
+            raise InvalidParameter(
+                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} was begun "
+                f"otherwise and is {migration.phase!r}: leave the option out, or give another --target"
+            )
 
-@dataclass(frozen=True)
-class Writers:
-    """Who writes to the collection meanwhile."""
-
-    frozen: Annotated[
-        bool,
-        typer.Option("--frozen", help="Nobody writes to the collection meanwhile: no client need be told."),
-    ] = False
-    client_ttl: Annotated[
-        float,
-        typer.Option(min=0, help="The longest state_ttl of a HubnessClient that writes, in seconds."),
-    ] = CLIENT_TTL
+    def _unlike(self, store: MilvusStore, migration: Migration) -> Iterator[str]:
+        begun = migration.arguments
+        index = begun.get("index") or {}
+        estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
+        bank = read_bank(store, self.bank, self.bank_column) if self.bank else None
+        targets = read_bank(store, self.target_bank, None) if self.target_bank else None
+        asked = {
+            "--field": (self.field, migration.field),
+            "--bank-name": (self.bank_name, migration.bank_collection),
+            "--gate": (self.gate, begun.get("gate")),
+            "--gate-targets": (self.gate_targets, begun.get("gate_targets")),
+            "--profiles": (None if self.profiles == 1 else slots_for(self.profiles), begun.get("slots")),
+            "--index-type": (self.index_type and self.index_type.upper(), index.get("index_type")),
+            "--method": (estimator and to_dict(estimator), begun.get("estimator")),
+            "--bank": (bank and bank.fingerprint, begun.get("bank")),
+            "--target-bank": (targets and targets.fingerprint, begun.get("target_bank")),
+        }
+        yield from (name for name, (now, then) in asked.items() if now is not None and now != then)
+        params = index.get("index_params", {})
+        for name, value in pairs_of(self.index_param, "--index-param").items():
+            if str(params.get(name)) != str(value):
+                yield f"--index-param {name}"
 
 
 RowsPerSecond = Annotated[float | None, typer.Option(help="Write no faster than this.")]

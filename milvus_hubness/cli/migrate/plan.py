@@ -8,7 +8,8 @@ import typer
 
 from milvus_hubness.cli.console import AsJson, out, show_json
 from milvus_hubness.cli.migrate.facts import show_plan
-from milvus_hubness.cli.migrate.options import Connection, Measuring, Planning, Switching
+from milvus_hubness.cli.migrate.options import Connection, Measuring, Planning, Switching, Writers
+from milvus_hubness.jobs.bank_source import WHERE_FROM
 
 
 def plan(
@@ -16,6 +17,7 @@ def plan(
     planning: Planning,
     switching: Switching,
     measuring: Measuring,
+    writers: Writers,
     connection: Connection,
     as_json: AsJson = False,
 ) -> None:
@@ -25,8 +27,10 @@ def plan(
     best choice known without labels.
     """
     if not planning.bank:
-        raise typer.BadParameter("give the reference queries: --bank")
-    found = planning.plan(connection.open(), source, switching=switching, measuring=measuring).to_dict()
+        raise typer.BadParameter(f"give the reference queries: --bank FILE ({WHERE_FROM})")
+    store = connection.open()
+    wanted = planning.plan(store, source, switching=switching, measuring=measuring, writers=writers)
+    found = wanted.to_dict()
     if as_json:
         show_json({"plan": found})
         return

@@ -47,14 +47,15 @@ def rehearse(
         raise typer.BadParameter("give the collection that --bank is for")
     store = connection.open()
     if planning.bank and source is not None:
-        plan = planning.plan(store, source, measuring=measuring)
+        plan = planning.plan(store, source, measuring=measuring, writers=writers)
         if not as_json:
             show_plan(plan.to_dict())
         with course.open(plan.source.name, plan.target) as steering:
             steering.events.tell("plan", **plan.to_dict())
             migration = jobs.run(store, plan, steering)
     else:
-        known = unfinished(store, source)
+        known = unfinished(store, source, planning.target)
+        planning.expect_as_begun(store, known)
         known.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
         with course.open(known.source, known.target) as steering:
             migration = jobs.resume(store, known.target, steering)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import out, show_facts
 from milvus_hubness.cli.migrate.course import Course
-from milvus_hubness.cli.migrate.options import AsEvents, Connection, Name, Watching, Writers
+from milvus_hubness.cli.migrate.options import AsEvents, Connection, Name, Target, Watching, Writers
 from milvus_hubness.cli.migrate.stream import stream_result
 from milvus_hubness.jobs.migration.ledger import Ledger
 
@@ -15,12 +15,13 @@ def rollback(
     writers: Writers,
     watching: Watching,
     connection: Connection,
+    target: Target = None,
     as_json: AsEvents = False,
 ) -> None:
     """Let the application read the source again, once that holds what was written since the switch."""
     course = Course(writers, watching, as_json=as_json)
     store = connection.open()
-    migration = Ledger(store).find(name)
+    migration = Ledger(store).find(name, target)
     if migration.phase == "rolled back":
         if as_json:
             stream_result({"source": migration.source, "target": migration.target, "carried": 0})

@@ -50,11 +50,14 @@ def run(
     store = connection.open()
     known = None if source is None or planning.restart else moving(store, source, planning.target)
     if known is not None:
+        planning.expect_as_begun(store, known, switching)
         migration = moved_on(store, known, course.open(known.source, known.target))
     elif planning.bank and source is not None:
-        migration = _planned(store, source, planning, switching, course, as_json=as_json)
+        migration = _planned(store, source, planning, switching, writers, course, as_json=as_json)
     else:
-        migration = _resumed(store, unfinished(store, source), switching, course)
+        found = unfinished(store, source, planning.target)
+        planning.expect_as_begun(store, found, switching)
+        migration = _resumed(store, found, switching, course)
     result = {**told(migration), **course.timeline.to_dict()}
     if as_json:
         stream_result(result)
@@ -68,11 +71,12 @@ def _planned(
     source: str,
     planning: Planning,
     switching: Switching,
+    writers: Writers,
     course: Course,
     *,
     as_json: bool,
 ) -> Migration:
-    plan = planning.plan(store, source, switching=switching)
+    plan = planning.plan(store, source, switching=switching, writers=writers)
     if not as_json:
         show_plan(plan.to_dict())
     with course.open(plan.source.name, plan.target) as steering:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
 from milvus_hubness.cli.migrate.facts import switch_words, told, unsound_words, verification_words
-from milvus_hubness.cli.migrate.options import Connection
+from milvus_hubness.cli.migrate.options import Connection, Target
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.stores import MilvusStore
@@ -20,6 +20,7 @@ def status(
     name: Annotated[
         str | None, typer.Argument(help="Source, copy or alias of one migration. [default: all of them]")
     ] = None,
+    target: Target = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell how far migrations are, from what they keep in the database: from any machine, at any time."""
@@ -32,7 +33,7 @@ def status(
         else:
             _show_all([_standing(store, ledger, each) for each in migrations])
         return
-    migration = ledger.find(name)
+    migration = ledger.find(name, target)
     standing = _standing(store, ledger, migration)
     if as_json:
         show_json({"migration": standing})

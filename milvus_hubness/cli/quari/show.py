@@ -7,12 +7,11 @@ from typing import Annotated
 
 import typer
 
-from milvus_hubness.cli.console import AsJson, show_facts, show_json
+from milvus_hubness.charts import learning_curves
+from milvus_hubness.cli.console import AsJson, show_facts, show_json, write_page
 from milvus_hubness.cli.quari.options import NetworkFile
 from milvus_hubness.cli.quari.train import in_words, told
-from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.quari import Checkpoint
-from milvus_hubness.quari.curves import learning_curves
 
 
 def show(
@@ -23,10 +22,7 @@ def show(
     """Tell what a network is: its sizes, what it was trained on, and how that went."""
     kept = Checkpoint.load(network)
     if plot is not None:
-        try:
-            plot.write_text(learning_curves(kept))
-        except OSError as error:
-            raise UnreadableFile(f"cannot write {plot}: {error.strerror}") from None
+        write_page(plot, learning_curves(kept.history, kept.best_epoch))
     found = {**told(kept), "network": str(network), "curves": str(plot) if plot else None}
     if as_json:
         show_json({"quari": found})

@@ -9,23 +9,24 @@ from typing import Annotated, Any
 
 import typer
 
+from milvus_hubness.charts import learning_curves
 from milvus_hubness.cli.console import (
     DEFAULT_URI,
     AsJson,
     Database,
     TokenFile,
     Uri,
+    check_writable,
     open_store,
     progress_bars,
     show_facts,
     show_json,
+    write_page,
 )
 from milvus_hubness.cli.quari.options import Collection, Device, Encoder, Field, PairsFile
-from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.jobs.quari import read_labelled
 from milvus_hubness.quari import Checkpoint, QuariConfig, TrainingSettings
 from milvus_hubness.quari import train as train_network
-from milvus_hubness.quari.curves import learning_curves
 
 SIZES, TRAINING = QuariConfig(dim=1), TrainingSettings()
 
@@ -95,6 +96,8 @@ def train(
     settings = TrainingSettings(**_named(TrainingSettings, context))
     sizes = _named(QuariConfig, context)
     QuariConfig(dim=1, **sizes)
+    curves = out.with_suffix(".svg")
+    check_writable(curves)
     with progress_bars() as progress:
         labelled = read_labelled(
             pairs,
@@ -115,11 +118,7 @@ def train(
             device=device,
             progress=progress,
         )
-    curves = out.with_suffix(".svg")
-    try:
-        curves.write_text(learning_curves(trained))
-    except OSError as error:
-        raise UnreadableFile(f"cannot write {curves}: {error.strerror}") from None
+    write_page(curves, learning_curves(trained.history, trained.best_epoch))
     found = {**told(trained), "left_out": labelled.left_out, "network": str(out), "curves": str(curves)}
     if as_json:
         show_json({"quari": found})

@@ -13,7 +13,8 @@ from milvus_hubness.jobs.migration.catch_up import Pass
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.faces import Corrected
-from milvus_hubness.stores.base import Batch, Key
+from milvus_hubness.jobs.migration.ledger import Migration
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
 
 COUNTS = 3
 SAMPLED_CHUNKS = 16
@@ -66,6 +67,28 @@ def verified(
             f"{pair.origin.collection!r} and {in_copy} in {pair.copy.collection!r}: is its index built?"
         )
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
+
+
+def index_as_planned(store: Store, migration: Migration, source: CollectionInfo) -> None:
+    """Check that the copy's index is the one of the plan, as far as the database tells, unless the copy has
+    taken over: then its owner may have made another. Raises VerificationFailed."""
+    if migration.phase in {"switched", "rolling back", "rolled back"}:
+        return
+    planned = migration.indexed(source).vector_fields[migration.field]
+    found = store.info(migration.target, counted=False).vector_fields[migration.field]
+    # Milvus Lite tells no parameters.
+    differing = {
+        name: value
+        for name, value in planned.index_params.items()
+        if found.index_params and str(found.index_params.get(name)) != str(value)
+    }
+    if found.index_type != planned.index_type or differing:
+        there = f"{found.index_type or 'no index'} {found.index_params or ''}".rstrip()
+        wanted = f"{planned.index_type} {planned.index_params or ''}".rstrip()
+        raise VerificationFailed(
+            f"field {migration.field!r} of {migration.target!r} has {there}, planned was {wanted}: drop that "
+            "index, create the planned one and load the collection"
+        )
 
 
 def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:

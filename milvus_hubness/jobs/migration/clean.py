@@ -5,63 +5,61 @@ from __future__ import annotations
 from milvus_hubness.errors import CollectionExists, InvalidInput, StoreError
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.write_intents import drop_intents
+from milvus_hubness.operations.write_intents import drop_log
 from milvus_hubness.stores.base import Store
 
 
-def clean(store: Store, name: str, *, drop: str) -> Migration:
+def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
     """Drop one side of a migration for good.
 
     name: of its source, target or alias. drop: the source, once the application reads the copy, which
     finishes the migration; or the copy, as long as or once more the application reads the source, which takes
-    back everything. Raises InvalidInput for any other collection, NoMigration, LeaseHeld, WrongPhase,
-    and StoreError where an alias leads to what would be dropped.
+    back everything. target: the copy, where the source has several. Raises what `would_drop` raises, and
+    LeaseHeld.
     """
-    found = Ledger(store).find(name)
+    found = _found(Ledger(store), name, drop, target)
     with Lease(store, found.source_now, found.target) as lease:
         store, ledger = lease.store, Ledger(lease.store)
         migration = ledger.again(found)
+        _validate(store, migration, drop)
         if drop == migration.target:
-            migration.require(
-                "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
-            )
             drop_copy(lease, ledger, migration)
             return migration
-        if drop != migration.source_now:
-            raise InvalidInput(
-                f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
-            )
-        migration.require("switched", "finished", step="dropping the source")
-        if store.exists(drop):
-            _refuse_aliases(store, drop)
-            info = store.info(drop, counted=False)
-            if info.identity != migration.source_identity:
-                raise CollectionExists(
-                    f"{drop!r} is not the source of this migration, somebody has created it since: nothing "
-                    "was dropped"
-                )
-            drop_intents(store, info)
-            lease.drop(drop)
+        _drop(lease, drop)
         ledger.forget_chunks(migration)
         return ledger.write(migration, phase="finished")
+
+
+def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
+    """Return what `clean` would drop, by its kind. Reads only, and needs no index and no load.
+
+    Raises InvalidInput if `drop` is not of this migration, NoMigration, WrongPhase, CollectionExists if
+    another collection has the name, and StoreError if an alias leads to it.
+    """
+    migration = _found(Ledger(store), name, drop, target)
+    _validate(store, migration, drop)
+    going = {}
+    if store.exists(drop):
+        going["the copy" if drop == migration.target else "the source"] = f"{drop}, {_rows(store, drop)}"
+    if drop == migration.target and migration.made_bank != "nothing":
+        bank, whole = migration.bank_collection, migration.made_bank == "collection"
+        going["the bank"] = bank if whole else f"what this added to {bank}"
+    return going
 
 
 def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     """Take back everything that the migration made: the source is as it was. Only a copy that carries the
     migration's id is dropped: for another collection of its name, CollectionExists is raised at the end."""
     store, target, state = lease.store, migration.target, migration.state
-    info = store.info(target, counted=False) if store.exists(target) else None
-    copy = info.states.get(migration.field) if info else None
-    is_ours = copy is not None and copy.migration == migration.id
-    if is_ours:
+    is_others = store.exists(target) and not _is_copy(store, migration)
+    if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
     if store.exists(migration.source_now):
         mirror = store.info(migration.source_now, counted=False).mirror
         if mirror is not None and mirror.collection == target:
             store.write_mirror(migration.source_now, None)
-    if info is not None and is_ours:
-        drop_intents(store, info)
-        lease.drop(target)
+    if not is_others:
+        _drop(lease, target)
     bank = migration.bank_collection
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
@@ -73,11 +71,58 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
     ledger.forget(migration)
-    if info is not None and not is_ours:
+    if is_others:
         raise CollectionExists(
             f"{target!r} is not the copy of this migration, somebody else has created it: it "
             "stays, everything else of the migration was dropped"
         )
+
+
+def _found(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
+    """The migration of `name` to `drop` if that is a copy, else to `target`."""
+    return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
+
+
+def _validate(store: Store, migration: Migration, drop: str) -> None:
+    if drop == migration.target:
+        migration.require(
+            "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
+        )
+        if store.exists(drop) and _is_copy(store, migration):
+            _refuse_aliases(store, drop)
+        return
+    if drop != migration.source_now:
+        raise InvalidInput(
+            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
+        )
+    migration.require("switched", "finished", step="dropping the source")
+    if store.exists(drop):
+        _refuse_aliases(store, drop)
+        if store.info(drop, counted=False).identity != migration.source_identity:
+            raise CollectionExists(
+                f"{drop!r} is not the source of this migration, somebody has created it since: nothing "
+                "was dropped"
+            )
+
+
+def _is_copy(store: Store, migration: Migration) -> bool:
+    """Whether the collection of the target's name is the copy that this migration made."""
+    copy = store.info(migration.target, counted=False).states.get(migration.field)
+    return copy is not None and copy.migration == migration.id
+
+
+def _drop(lease: Lease, collection: str) -> None:
+    """Drop a collection if it is there, and then its log: none of its rows is repaired, or read, any more."""
+    if lease.store.exists(collection):
+        lease.drop(collection)
+    drop_log(lease, collection)
+
+
+def _rows(store: Store, collection: str) -> str:
+    try:
+        return f"{store.count(collection):,} rows"
+    except StoreError:
+        return "rows not counted, as it cannot be read"
 
 
 def _refuse_aliases(store: Store, collection: str) -> None:

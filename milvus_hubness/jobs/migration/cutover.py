@@ -15,6 +15,7 @@ from milvus_hubness.jobs.migration.names import chosen_switch
 from milvus_hubness.jobs.migration.preparing import backward, forward
 from milvus_hubness.jobs.migration.steering import Steering
 from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.owner import now
 from milvus_hubness.state import Mirror
@@ -58,7 +59,10 @@ def cutover(
             migration = _postponed(store, ledger, migration, steering)
             steering.events.tell("before-cutover", **facts)
             migration = _caught_up(store, ledger, migration, steering)
-            migration = ledger.write(migration, phase="switching", switch=switch)
+            state = keep_nearest(store, migration.target, migration.corrected())
+            if state != migration.state:
+                store.write_state(migration.target, state)
+            migration = ledger.write(migration, phase="switching", switch=switch, state=state)
         if migration.phase == "switching":
             migration = _moved(lease, ledger, migration)
             facts = {"source": migration.source_now, "target": migration.target}

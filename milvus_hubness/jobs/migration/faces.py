@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.correction import Correction, hidden_columns, read_back
+from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.halves import kept
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState
@@ -67,6 +68,9 @@ class Corrected:
         return Batch(stored.keys, read_back(self.state, stored.vectors, stored.rows), rows)
 
     def written(self, rows: Batch) -> Batch:
+        """Raises CannotMigrate for a row that could not be read back bit for bit."""
+        if problem := self.state.unreadable(rows.vectors, rows.keys):
+            raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
         slots = self._biases(rows.vectors)
         shown = slots[:, self.state.shown_slot]
         hidden = hidden_columns(self.state, rows.vectors, shown, self.state.profile.epoch)

@@ -14,6 +14,7 @@ from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.halves import BYTES
 from milvus_hubness.jobs.migration.chunks import Survey
+from milvus_hubness.jobs.resolution import MEASURED_ROWS, Resolution, resolution
 from milvus_hubness.layout import Layout
 from milvus_hubness.quality import RecallGate, measure_recall
 from milvus_hubness.quality.recall import ROWS
@@ -93,7 +94,12 @@ def recall_gate(
         left -= len(parts[-1])
     vectors, link = np.concatenate(parts), store.takes_link(info, field)
     correction = Correction.fit(
-        layout.measured_on(vectors, bank.vectors, link=link, cells=store.takes_cells(info, field)),
+        layout.measured_on(
+            vectors,
+            bank.vectors,
+            link=link,
+            cells=store.takes_cells(info, field),
+        ),
         estimator,
         bank,
         gallery=vectors if estimator.needs_gallery else None,
@@ -115,6 +121,26 @@ def recall_gate(
         link=link,
         cells=correction.cells(vectors),
     )
+
+
+def resolution_of(
+    store: Store, info: CollectionInfo, field: str, looked: Survey, layout: Layout, bank: QueryBank
+) -> Resolution | None:
+    """How finely the stored form tells rows apart, on rows spread over the collection and queries of the
+    bank; None where it does so as finely as the vectors do. Raises CannotMigrate where it does not."""
+    dtype = info.vector_fields[field].dtype
+    if layout.metric != "L2" and dtype == "float32":
+        return None
+    every = max(1, -(-sum(map(len, looked.sample.values())) // MEASURED_ROWS))
+    parts = [
+        store.fetch(info.name, keys[::every], field, partition=partition).vectors
+        for partition, keys in looked.sample.items()
+        if keys
+    ]
+    found = resolution(layout, np.concatenate(parts), bank.vectors, dtype)
+    if found is not None and layout.metric == "L2":
+        found.require(field)
+    return found
 
 
 def said(gate: RecallGate) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from milvus_hubness.errors import (
+    InvalidInput,
     NoMigration,
     ResumeRefused,
     StateError,
@@ -152,23 +153,32 @@ class Ledger:
             raise NoMigration(f"the migration of {found.source!r} to {found.target!r} is gone: look again")
         return known
 
-    def find(self, name: str) -> Migration:
+    def find(self, name: str, target: str | None = None) -> Migration:
         """The migration that this collection or alias belongs to; of several, that to it rather than from it,
-        then the latest.
+        then one that is not over. target: the one to this copy.
 
-        Raises NoMigration.
+        Raises NoMigration, and InvalidInput where several are left.
         """
         known = self.migrations()
         behind = self._store.alias_target(name)
         found = [each for each in known if behind in {each.source_now, each.target}] if behind else []
         found = found or [each for each in known if name in _names(each)]
+        if target is not None:
+            found = [each for each in found if each.target == target]
         if not found:
+            to = "" if target is None else f" to {target!r}"
             of = ", ".join(sorted(f"{each.source} -> {each.target}" for each in known)) or "none"
-            raise NoMigration(f"no migration of {name!r} in this database, there are: {of}")
-        over = {"rolled back", "finished"}
-        copy = behind or name
-        best = max(found, key=lambda each: (each.phase not in over, each.target == copy, each.begun_at))
-        return self._up_to_date(best)
+            raise NoMigration(f"no migration of {name!r}{to} in this database, there are: {of}")
+        latest = max(found, key=lambda each: each.begun_at)
+        found = [each for each in found if each.phase != "finished"] or [latest]
+        found = [each for each in found if each.phase != "rolled back"] or found
+        best = [each for each in found if each.target == (behind or name)] or found
+        if len(best) > 1:
+            copies = ", ".join(sorted(each.target for each in best))
+            raise InvalidInput(
+                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with --target"
+            )
+        return self._up_to_date(best[0])
 
     def _up_to_date(self, migration: Migration) -> Migration:
         """With the state that the copy itself has, once it is complete: refreshes have changed it since."""

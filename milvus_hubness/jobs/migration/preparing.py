@@ -50,7 +50,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
     state = initial_state(
         correction.layout,
-        plan.estimator,
+        correction.fitted.estimator,
         bank,
         field=plan.field,
         suffix=plan.suffix,
@@ -104,7 +104,10 @@ def _fit(store: Store, plan: MigrationPlan) -> Correction:
     gallery, of = _gallery(store, plan), (plan.source, plan.field)
     correction = Correction.fit(
         plan.layout.measured_on(
-            gallery, plan.bank.vectors, link=store.takes_link(*of), cells=store.takes_cells(*of)
+            gallery,
+            plan.bank.vectors,
+            link=store.takes_link(*of),
+            cells=store.takes_cells(*of),
         ),
         plan.estimator,
         plan.bank,

@@ -8,7 +8,7 @@ from typing import Any
 
 from milvus_hubness.errors import ResumeRefused
 from milvus_hubness.jobs.engines import require_engine
-from milvus_hubness.jobs.migration.checks import verified
+from milvus_hubness.jobs.migration.checks import index_as_planned, verified
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.copying import copy_chunks
@@ -31,8 +31,8 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
 
     Raises ResumeRefused where the plan or the source's schema is not that of the earlier run, LeaseHeld,
     LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate where the database cannot import files,
-    InvalidParameter where the engine does not know the estimator, and what the store raises. Whatever it
-    raises, it can be run again.
+    InvalidParameter where the engine does not know the estimator or the server not the copy's index, and what
+    the store raises. Whatever it raises, it can be run again.
     """
     steering = steering or Steering()
     require_engine(steering.engine, plan.estimator)
@@ -85,7 +85,10 @@ def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, steering: Stee
     write_intents.repair(lease, migration.source, client_ttl=steering.client_ttl)
     source = store.info(migration.source)
     if migration.phase == "copying":
-        store.create_copy(migration.indexed(source), migration.target, migration.corrected())
+        planned = migration.indexed(source)
+        field = migration.field
+        store.validate_index(planned.vector_fields[field], source.vector_fields[field])
+        store.create_copy(planned, migration.target, migration.corrected())
         lease.fence(migration.target)
         migration = _settled(store, ledger, migration, steering)
     if not steering.frozen:
@@ -126,23 +129,22 @@ def _copied(
         copy_chunks(pair, chunks, recorder, steering.throttle, alone=alone)
         store.finish(migration.target)
     migration = recorder.migration
-    state = migration.corrected()
-    state = keep_nearest(store, migration.target, state, store.load_bank(state.profile.bank))
     steering.events.tell("after-copy", **facts, rows=migration.rows)
     found = _unsound(ledger.chunks(migration))
-    return ledger.write(migration, phase="catching up", state=state, **found)
+    return ledger.write(migration, phase="catching up", **found)
 
 
 def _verified(
     store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
 ) -> Migration:
+    index_as_planned(store, migration, source)
     pair = forward(store, migration, steering.engine)
     migration, equal, _ = until_equal(ledger, migration, pair, source.partitions, steering)
     steering.events.tell(
         "before-verify", source=source.name, target=migration.target, rows_total=migration.rows
     )
     found = verified(pair, source.partitions, ledger.chunks(migration), equal)
-    state = migration.corrected().model_copy(update={"phase": "ready"})
+    state = keep_nearest(store, migration.target, migration.corrected()).model_copy(update={"phase": "ready"})
     store.write_state(migration.target, state)
     steering.events.tell("verified", **asdict(found))
     return ledger.write(migration, phase="verified", state=state, rows=equal.rows, verified=asdict(found))

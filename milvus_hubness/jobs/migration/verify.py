@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from milvus_hubness.jobs.migration.catch_up import compare
-from milvus_hubness.jobs.migration.checks import Verification, verified
+from milvus_hubness.jobs.migration.checks import Verification, index_as_planned, verified
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.preparing import forward
 from milvus_hubness.jobs.migration.steering import Steering
@@ -16,8 +16,8 @@ def verify(store: Store, name: str, *, steering: Steering | None = None) -> Veri
     name: of the source, the copy or the alias. Vectors must come back bit for bit; under COSINE, where a row
     was not unit, within one unit in the last place of the field's type. Rows that clients are writing in that
     moment are looked at again. Once the application was switched, rows that it changed since differ. Raises
-    VerificationFailed naming the first rows that differ, NoMigration, WrongPhase before there is a copy or
-    once the source is dropped.
+    VerificationFailed naming the first rows that differ, or an index that is not as planned, NoMigration,
+    WrongPhase before there is a copy or once the source is dropped.
     """
     steering = steering or Steering()
     ledger = Ledger(store)
@@ -27,6 +27,7 @@ def verify(store: Store, name: str, *, steering: Steering | None = None) -> Veri
         step="verification",
     )  # fmt: skip
     source = store.info(migration.source_now)
+    index_as_planned(store, migration, source)
     pair = forward(store, migration)
     equal = compare(
         pair,

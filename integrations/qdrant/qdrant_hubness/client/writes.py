@@ -193,7 +193,7 @@ class Writing(Knowledge):
             if odd := [points[i].id for i, own in zip(places, given, strict=True) if len(own) != state.dim]:
                 raise DimensionMismatch(f"vectors of points {name_some(odd)} have not {state.dim} dimensions")
             rows = np.array(given, np.float32)
-            rows = state.layout.require_sound(rows, "point") if sound else state.layout.rows(rows)
+            rows = state.require_storable(rows, "point") if sound else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
             if state.beside is None:
                 cells: Floats = yield from self.cells(collection, state, rows)

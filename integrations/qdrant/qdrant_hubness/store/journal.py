@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.state import JOURNAL_PROPERTY, CollectionState, Journal
-from milvus_hubness.stores.base import CollectionInfo, Key, Note
+from milvus_hubness.stores.base import CollectionInfo, Key, Note, journal_name, journals_among
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
 from qdrant_hubness.store.points import PARTITIONS, SURE, partition_of
 from qdrant_hubness.store.properties import point_id
+from qdrant_hubness.store.requests import translated, turn
 from qdrant_hubness.store.rows import named
 
 JOURNAL_OF_PROPERTY = "hubness_journal_of"
@@ -48,11 +49,6 @@ def line(field: str, key: Key, vector: Sequence[float], columns: dict[str, Any])
     )
 
 
-def journal_names(collection: str) -> tuple[str, str]:
-    """What journals of this collection are called: the second where a killed job left one of the first."""
-    return f"{collection}__journal", f"{collection}__journal_2"
-
-
 class QdrantJournal(QdrantBanks):
     """The journal methods of the store."""
 
@@ -63,8 +59,7 @@ class QdrantJournal(QdrantBanks):
 
     def create_journal(self, source: CollectionInfo) -> Journal:
         """As Store.create_journal."""
-        taken = source.journal.collection if source.journal else ""
-        name = next(each for each in journal_names(source.name) if each != taken)
+        name = journal_name(source.name)
         there = schema.dense(source.schema["described"])
         vectors = {
             vector_name(field): models.VectorParams(
@@ -76,7 +71,6 @@ class QdrantJournal(QdrantBanks):
             for field in source.states
         }
         told = json.dumps({"collection": source.name, "fields": list(source.states)})
-        self.drop_journal(Journal(collection=name, made=""))
         self.make_collection(name, {JOURNAL_OF_PROPERTY: told}, vectors_config=vectors)
         return Journal(collection=name, made=uuid.uuid4().hex)
 
@@ -84,14 +78,16 @@ class QdrantJournal(QdrantBanks):
         """As Store.end_journal, but that the journal goes: Qdrant makes another in no time. Clients that have
         not heard of it yet find none, ask, and hear of it."""
         self.write_journal(collection, None)
-        self.drop_journal(journal)
+        self.drop_journal(journal, lambda: None)
 
     def journals(self, collection: str) -> list[Journal]:
         """As Store.journals."""
-        return [Journal(collection=n, made="") for n in journal_names(collection) if self.exists(n)]
+        with turn(self.client), translated(collection):
+            names = [each.name for each in self.client.get_collections().collections]
+        return [Journal(collection=name, made="") for name in journals_among(names, collection)]
 
-    def drop_journal(self, journal: Journal) -> None:
-        """As Store.drop_journal."""
+    def drop_journal(self, journal: Journal, check: Callable[[], None]) -> None:
+        """As Store.drop_journal. No job takes the journal of another, and no two have the same name."""
         name = journal.collection
         if not self.exists(name):
             return

@@ -6,7 +6,7 @@ partitions, of one kind of id each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from milvus_hubness.errors import CollectionNotFound, LeaseLost
 from milvus_hubness.halves import StoredForm
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState, read_states
-from milvus_hubness.stores.base import Batch, Key
+from milvus_hubness.stores.base import Batch, Fences, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.properties import Properties
 from qdrant_hubness.store.requests import is_local, lacks_points, translated, turn
@@ -82,14 +82,14 @@ class QdrantPoints:
         self.properties = Properties(client)
         self.units = LOCAL_UNITS if self.is_local else SERVER_UNITS
         self._reads = {} if self.is_local else {"consistency": models.ReadConsistencyType.MAJORITY}
-        self._fences: Mapping[str, str] = {}
+        self._fences: Fences | None = None
 
     def ask(self, method: str, collection: str, /, **options: Any) -> Any:
         """A call of the client about a collection, in our terms."""
         with turn(self.client), self._addressed(method, collection) as name:
             return getattr(self.client, method)(collection_name=name, **options)
 
-    def fenced(self: Of, fences: Mapping[str, str]) -> Of:
+    def fenced(self: Of, fences: Fences) -> Of:
         """As Store.fenced. Writes of points are fenced, those of properties are not."""
         store = copy(self)
         store._fences = fences
@@ -116,7 +116,8 @@ class QdrantPoints:
     @contextmanager
     def _addressed(self, method: str, collection: str) -> Iterator[str]:
         """The name by which a request is sent. Raises LeaseLost for a write whose alias is gone."""
-        name = self._fences.get(collection, collection) if method in WRITES else collection
+        is_fenced = self._fences is not None and method in WRITES
+        name = (self._fences and is_fenced and self._fences.alias_of(collection)) or collection
         try:
             with translated(name):
                 yield name

@@ -15,6 +15,7 @@ from milvus_hubness.errors import (
     CollectionExists,
     EmptyBank,
     InvalidInput,
+    InvalidParameter,
     UnsupportedOperation,
 )
 from milvus_hubness.halves import decode
@@ -95,8 +96,9 @@ class QdrantStore(QdrantJournal):
     def width_multiple(self, field: VectorField) -> int:
         return schema.width_multiple(field)
 
-    def takes_index(self) -> bool:
-        return False
+    def validate_index(self, planned: VectorField, source: VectorField) -> None:
+        if planned != source:
+            raise InvalidParameter("this database makes a copy's index as the source's: name none for it")
 
     def takes_link(self, source: CollectionInfo, field: str) -> bool:
         return schema.takes_link(source, field)

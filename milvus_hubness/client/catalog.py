@@ -1,0 +1,247 @@
+"""Collections as a whole: list, load, truncate, rename and drop them. No I/O: see `steps`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.client.knowledge import Knowledge
+from milvus_hubness.client.steps import Ask, InStore, Operation
+from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
+from milvus_hubness.operations.lease import forget_leases, holder_of
+from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.state import (
+    CollectionState,
+    Journal,
+    Mirror,
+    read_journal,
+    read_living,
+    read_mirror,
+    read_states,
+)
+from milvus_hubness.stores.bank_generations import BANK_PROPERTY
+from milvus_hubness.stores.base import is_fence
+from milvus_hubness.stores.milvus import SIDE_PROPERTY, MilvusStore
+from milvus_hubness.stores.milvus_journal import JOURNAL_OF_PROPERTY
+from milvus_hubness.stores.milvus_ledger import LEDGER_PROPERTY
+from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND
+from milvus_hubness.stores.milvus_traffic import TRAFFIC_PROPERTY
+
+HELPER_PROPERTIES = frozenset(
+    {BANK_PROPERTY, SIDE_PROPERTY, JOURNAL_OF_PROPERTY, LEDGER_PROPERTY, TRAFFIC_PROPERTY}
+)
+"""Each marks a kind of collection that this package creates beside the user's."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """What a call on a whole collection must look at.
+
+    name: the real one. fences: aliases that killed jobs left. traffic: collections of query samples.
+    """
+
+    name: str
+    states: tuple[CollectionState, ...] = ()
+    fences: tuple[str, ...] = ()
+    mirror: Mirror | None = None
+    journal: Journal | None = None
+    traffic: tuple[str, ...] = ()
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Its side collections."""
+        return tuple(state.beside.side for state in self.states if state.beside and state.beside.side)
+
+    def expect_unmirrored(self) -> None:
+        """Raises UnsupportedOperation."""
+        if self.mirror:
+            raise UnsupportedOperation(
+                f"writes to {self.name!r} are carried to {self.mirror.collection!r} as well, where this "
+                "call would be missing: end the migration with `milvus-hubness migrate clean` first"
+            )
+
+    def expect_no_notes(self) -> None:
+        """Raises UnsupportedOperation."""
+        if self.journal:
+            raise UnsupportedOperation(
+                f"writes to {self.name!r} are noted for a refresh, which was stopped and will replay "
+                "them: run `milvus-hubness refresh` first"
+            )
+
+
+class Catalog(Knowledge):
+    """Operations on whole collections that reach, or spare, the collections beside them.
+
+    call: the user's own call, which these come before and after.
+    """
+
+    def list_collections(self, names: Sequence[str]) -> Operation[list[str]]:
+        """Return those of the names that are no helper collections."""
+        shown: list[str] = yield InStore(partial(_without_helpers, names))
+        return shown
+
+    def drop_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+        """Drop a collection, then the helper collections that serve no other one.
+
+        Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
+        """
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_unmirrored()
+        for alias in whole.fences:
+            yield InStore(partial(MilvusStore.unfence, alias=alias))
+        outcome = yield call
+        if whole.states or whole.journal:
+            yield InStore(partial(_drop_helpers, whole))
+        self.forget()
+        return outcome
+
+    def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+        """Empty a collection and its side collections. Raises as `drop_collection` does, and
+        UnsupportedOperation while writes are noted, as a job replays them."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_unmirrored()
+        whole.expect_no_notes()
+        outcome = yield call
+        for side in whole.sides:
+            yield Ask("truncate_collection", (side, timeout))
+        return outcome
+
+    def drop_partition(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
+        """Drop a partition. Biases of its rows in a side collection go with the next refresh. Raises as
+        `truncate_collection` does."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_unmirrored()
+        whole.expect_no_notes()
+        return (yield call)
+
+    def rename_collection(
+        self, collection: str, database: str | None, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
+        """Rename a collection. Raises as `truncate_collection` does, and UnsupportedOperation for a corrected
+        one and another database."""
+        whole = yield from self._whole(collection, timeout)
+        whole.expect_unmirrored()
+        whole.expect_no_notes()
+        if database and whole.states:
+            raise UnsupportedOperation(
+                f"collection {collection!r} is corrected and cannot move to database {database!r}, where its "
+                "bank is missing: copy the rows to a collection there and correct that one"
+            )
+        try:
+            return (yield call)
+        finally:
+            self.forget()
+
+    def restore_snapshot(
+        self, source: str, database: str | None, call: Ask, timeout: float | None = None
+    ) -> Operation[Any]:
+        """Restore a snapshot as a collection that shares the bank of its source. Raises UnsupportedOperation
+        where it cannot: in another database, and where it would share a side collection; and LeaseHeld."""
+        whole = yield from self._whole(source, timeout)
+        if whole.states and database:
+            raise UnsupportedOperation(
+                f"collection {source!r} is corrected and its snapshot cannot be restored in database "
+                f"{database!r}, as its bank is not there: restore it in its own database"
+            )
+        if whole.sides:
+            raise UnsupportedOperation(
+                f"a snapshot of {source!r} cannot be restored, as the copy would share the biases in "
+                f"{whole.sides[0]!r} with it: disable the correction first"
+            )
+        return (yield call)
+
+    def load(
+        self, method: str, args: tuple[Any, ...], timeout: float | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        """load_collection or load_partitions; with the fields that are named, those by which the corrected
+        ones among them are searched and read."""
+        further = dict(options)
+        for name in {"load_fields", "_load_fields"} & set(further):
+            further[name] = yield from self.fields_loaded(args[0], further[name], timeout)
+        return (yield Ask(method, (*args, timeout), further))
+
+    def fields_loaded(
+        self, collection: str, names: Iterable[str], timeout: float | None = None
+    ) -> Operation[list[str]]:
+        """Return the names with those of the hidden fields that go with them."""
+        known = yield from self.known(collection, timeout)
+        wanted = list(names)
+        hidden = [
+            name for state in known.states.values() if state.field in wanted for name in state.hidden_fields
+        ]
+        return list(dict.fromkeys([*wanted, *hidden]))
+
+    def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:
+        """Of a collection that is missing the call that follows reports this in Milvus's own words."""
+        self.forget(collection)
+        try:
+            description = yield Ask("describe_collection", (collection, timeout))
+        except MilvusException as error:
+            if error.code != COLLECTION_NOT_FOUND:
+                raise
+            return Whole(collection)
+        properties = description.get("properties", {})
+        name = str(description.get("collection_name") or collection)
+        yield InStore(partial(_expect_free, name))
+        mirror = read_mirror(properties)
+        if mirror and not (yield InStore(partial(MilvusStore.exists, collection=mirror.collection))):
+            mirror = None
+        return Whole(
+            name,
+            tuple(read_states(properties).values()),
+            tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
+            mirror,
+            read_journal(properties),
+            tuple(living.traffic for living in read_living(properties)),
+        )
+
+
+def _expect_free(collection: str, store: MilvusStore) -> None:
+    """Raises LeaseHeld while a job works on a collection."""
+    if holder := holder_of(store, collection):
+        raise LeaseHeld(f"{holder}: wait until it ends, or stop it")
+
+
+def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
+    # To describe all takes a request each: only names of the form <collection>__bank can be of helpers.
+    named_as_helpers = {name for name in names if name == LEDGER or "__" in name}
+    return [name for name in names if not (name in named_as_helpers and _is_helper(store, name))]
+
+
+def _is_helper(store: MilvusStore, name: str) -> bool:
+    """Whether this package created the collection; one that may not be described is the user's."""
+    try:
+        properties = store.client.describe_collection(name)["properties"]
+    except MilvusException:
+        return False
+    return not HELPER_PROPERTIES.isdisjoint(properties)
+
+
+def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
+    """Drop what served a collection that is gone, but for banks that others use."""
+    for journal in store.journals(whole.name):
+        store.drop_journal(journal, partial(_expect_free, whole.name, store))
+    for name in (*whole.sides, *whole.traffic):
+        if store.exists(name) and _is_helper(store, name):
+            store.drop(name)
+    moving = [each.profile for state in whole.states for each in (state.incoming, state.outgoing) if each]
+    profiles = [profile for state in whole.states for profile in state.profiles.values()]
+    banks = [bank for profile in (*profiles, *moving) for bank in profile.banks]
+    for bank in banks:
+        if store.exists(bank.collection):
+            store.drop_bank_generation(bank)
+    for name in {bank.collection for bank in banks}:
+        if store.exists(name) and _is_helper(store, name) and not store.count(name):
+            store.drop(name)
+    forget_leases(store, whole.name, *whole.sides)
+
+
+def shown_aliases(answer: Any, include_internal: bool) -> Any:
+    """The answer of list_aliases without fencing aliases."""
+    if include_internal or not isinstance(answer, dict):
+        return answer
+    return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}
