@@ -20,7 +20,7 @@ from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.jobs.migration import steering
 from tests import servers
 
-settings.register_profile("here", deadline=None, max_examples=50)
+settings.register_profile("here", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("here")
 logging.getLogger("pymilvus").setLevel(logging.CRITICAL + 1)
 logging.getLogger("milvus_lite").setLevel(logging.CRITICAL + 1)

@@ -18,6 +18,9 @@ from tests.crash.ports import Database
 from tests.crash.sources import assert_same
 
 OFF = 1e-4
+OFF_OF_NEW_ROWS = 0.5
+"""Standard deviations of the biases. Rows that come after a fit on the gallery share the room that they take
+with the rows that come with them, and a kill may split these."""
 
 
 def assert_refreshed(
@@ -89,7 +92,9 @@ def _assert_biases(
     items = [corrected.wanted[key]["vec"] for key in got]
     wanted = expected_biases(store, state, biases, items)
     off = np.abs(np.array(list(got.values())) - wanted)
-    wrong = [key for key, by in zip(got, off, strict=True) if by > OFF]
+    came_later = np.array([key in corrected.new_keys for key in got]) & biases.estimator.needs_gallery
+    allowed = np.where(came_later, OFF_OF_NEW_ROWS * wanted.std(), OFF)
+    wrong = [key for key, by, most in zip(got, off, allowed, strict=True) if by > most]
     assert not wrong, f"{len(wrong)} biases are off by up to {off.max():.4g}: {wrong[:5]}"
     assert not differs, f"{len(differs)} rows show another bias than they carry: {differs[:5]}"
 

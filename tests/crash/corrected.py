@@ -81,6 +81,7 @@ class Corrected:
         self.bank, self.side = f"{stem}__bank", f"{stem}__bias"
         self.kept: set[str] = set()
         self.wanted: Rows = {}
+        self.new_keys: set[Any] = set()
         self._new = NEW_KEYS
         self._written_until: dict[Any, float] = {}
 
@@ -124,12 +125,14 @@ class Corrected:
         database.put_pending(self.name, rows, partition="north" if tenant else "")
         there = database.shown(self.name)
         self.wanted |= {row["pk"]: there[row["pk"]] for row in rows}
+        self.new_keys |= {row["pk"] for row in rows}
 
     def write(self, rng: random.Random, application: Application) -> None:
         """Rows changed, added and deleted."""
         self._new += 1_000
         change = drawn_change(self.wanted, self.shape, rng, self._new)
         keys = [*(row["pk"] for row in change.rows), *change.gone]
+        self.new_keys |= set(keys)
         self._written_until |= dict.fromkeys(keys, math.inf)
         application.upsert(self.name, change.rows, partition_name=change.partition)
         application.delete(self.name, filter=is_one_of("pk", change.gone))

@@ -2,14 +2,13 @@
 `make crash` does sixteen of these a database."""
 
 import os
-import random
 from dataclasses import replace
 
 import pytest
 
 from tests.crash.rebuilds import Runner, trials
 
-SEED = int(os.environ.get("CRASH_SEED") or random.randrange(10**6))
+SEED = int(os.environ.get("CRASH_SEED", "7"))
 
 
 def assert_survives(runner, backend, number, stage, again):
