@@ -158,7 +158,7 @@ class _Placement(ABC):
 
     def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
         if self.writer is not None:
-            self.writer.look(keys, partition)
+            return self.writer.read(keys, partition)
         return self.store.fetch(self.info.name, keys, self.state.field, partition=partition)
 
     def _with_fields(

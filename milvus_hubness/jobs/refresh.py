@@ -28,7 +28,8 @@ from milvus_hubness.jobs.rebuild import (
     rebuildings,
     unfinished,
 )
-from milvus_hubness.jobs.refreshing import Refreshing, Waiting
+from milvus_hubness.jobs.refreshing import Refreshing
+from milvus_hubness.jobs.renewal import Waiting
 from milvus_hubness.jobs.sample import Labels
 from milvus_hubness.jobs.shadow import Shadow
 from milvus_hubness.jobs.spare_banks import SpareBanks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.placement import Placement, placement_of
 from milvus_hubness.jobs.progress import Progress, chunks
 from milvus_hubness.jobs.rebuild import abandon, begin, carry_out, rebuildings, unfinished, way
-from milvus_hubness.jobs.renewal import Renewal
+from milvus_hubness.jobs.renewal import Renewal, Waiting
 from milvus_hubness.jobs.restored import NONE_READ, Banks, restored
 from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
 from milvus_hubness.jobs.shadow import Shadow, Standing, judge
@@ -39,10 +39,7 @@ from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import BankReference, CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.bank_generations import reference_to
-from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank
-
-Waiting = Mapping[str | None, Sequence[Key]]
-"""Keys of the rows without a bias, by partition."""
+from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,10 @@ class Refreshing:
             if any(waiting.values()) or self._left_behind():
                 with self._rewriting() as writer:
                     known = {self.state.profile.bank: aim.bank}
-                    written = self._renewal(writer, known).fill_pending()
+                    # The repair of a killed refresh may have brought back rows without a bias.
+                    written = self._renewal(writer, known).fill_pending(
+                        None if self._left_behind() else waiting
+                    )
                     last = self._settling(placement, beside)
             else:
                 last = self._settling(placement, beside)
@@ -91,7 +91,6 @@ class Refreshing:
 
     def _settling(self, placement: Placement, beside: ThreadPoolExecutor) -> list[Future[None]]:
         """What is done beside the end of the journal."""
-        self.lease.check()
         return [beside.submit(placement.settle), beside.submit(self._forget_unless_unfinished)]
 
     def _forget_unless_unfinished(self) -> None:

@@ -28,6 +28,8 @@ from milvus_hubness.stores.base import CollectionInfo, Key, Record, Store
 REFRESHES = "refreshes"
 CHUNKS_PER_RECORD = 8
 BYTES_PER_NUMBER = 4
+Waiting = Mapping[str | None, Sequence[Key]]
+"""Keys of the rows without a bias, by partition."""
 
 
 class _Reached(BaseModel):
@@ -59,11 +61,13 @@ class Renewal:
     banks: Banks
     engine: Engine = "local"
 
-    def fill_pending(self) -> int:
-        """Every profile's biases for the rows that have none, and those on their way. How many rows there
-        were. Raises Stopped, LeaseLost."""
+    def fill_pending(self, waiting: Waiting | None = None) -> int:
+        """Write every profile's biases, and those of an unfinished refresh, to the rows without a bias, and
+        return how many rows there were. waiting: their keys, if they were read already. Raises Stopped,
+        LeaseLost."""
         placement = placement_of(self.store, self.info, self.state, self.writer)
-        waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
+        if waiting is None:
+            waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
             return 0
         corrections, written = self._for_new_rows, 0
@@ -148,7 +152,6 @@ class Renewal:
         if not rows:
             return
         self.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
-        self.lease.check()
 
     def _reached(self, bank: BankReference, slot: int) -> _Reached:
         record = self.store.record(LEDGER, _key(self.info.name))
@@ -161,7 +164,6 @@ class Renewal:
         return _Reached(bank=bank, slot=slot)
 
     def _record(self, reached: _Reached) -> None:
-        self.lease.check()
         self.store.put_records(LEDGER, [Record(_key(self.info.name), REFRESHES, reached.model_dump_json())])
 
     @property

@@ -24,6 +24,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -146,20 +147,36 @@ class RowWriter:
         """As Store.update, otherwise as `rewrite`."""
         self._write("update", batch, changed, partition)
 
-    def look(self, keys: Sequence[Key], partition: str | None) -> None:
-        """Call this before rows are read that are rewritten then: whatever was noted and written before is in
-        what is read, and is not replayed over it. A client may be between its note and its write: it is
-        waited for, but no longer than SETTLE_SECONDS. Then somebody else has written the row since."""
+    def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
+        """As Store.fetch, of rows that are rewritten then: whatever was noted and written before is in what
+        is read, and is not replayed over it. A client may be between its note and its write: it is waited
+        for, but no longer than SETTLE_SECONDS. Then somebody else has written the row since."""
         store = self._lease.store
+
+        def fetch() -> Batch:
+            return store.fetch(self._info.name, keys, self._content.field, partition=partition)
+
         if self._journal is None or not store.replaces_rows():
-            return
-        repair = _Repair(store, self._info.name, self._journal, self._content, self._settled)
+            return fetch()
+        # A strongly consistent read mostly waits, so the rows are read beside the notes, and again if there
+        # were any.
+        with ThreadPoolExecutor(1, "rows") as pool:
+            reading = pool.submit(fetch)
+            noted = self._settle(keys, partition)
+        return fetch() if noted else reading.result()
+
+    def _settle(self, keys: Sequence[Key], partition: str | None) -> bool:
+        """Wait until the rows show what was noted of them. Return whether anything new was noted."""
+        assert self._journal is not None
+        repair = _Repair(self._lease.store, self._info.name, self._journal, self._content, self._settled)
+        before = len(self._settled)
         until = time.monotonic() + SETTLE_SECONDS
         while unsettled := repair.unsettled(keys, partition):
             if time.monotonic() > until:
                 self._settled.update(unsettled)
             else:
                 time.sleep(SETTLE_PAUSE)
+        return len(self._settled) > before
 
     def close(self) -> None:
         """Remove the record of the last batch."""
@@ -172,7 +189,6 @@ class RowWriter:
         if not len(batch):
             return
         store = self._lease.store
-        self._lease.check()
         rows: dict[Key, set[Digest]] = {key: {ABSENT} for key in batch.keys}
         if store.replaces_rows():
             digests = self._content.digests(batch)

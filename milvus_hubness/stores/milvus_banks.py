@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
@@ -95,7 +96,11 @@ class MilvusBanks(MilvusRequests, BankGenerations):
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         self._ensure_loaded(reference.collection)
         where = _rows_of(reference, parts)
-        return self._scanned(reference.collection, "vector", where=where, page=QUERIES_PER_PAGE)
+        with ThreadPoolExecutor(1, "bank") as pool:
+            counting = pool.submit(self._count, reference.collection, where)
+            return self._scanned(
+                reference.collection, "vector", where=where, page=QUERIES_PER_PAGE, total=counting.result
+            )
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         with translated(reference.collection):

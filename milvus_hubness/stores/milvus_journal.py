@@ -138,7 +138,8 @@ class MilvusJournal(MilvusRequests):
         are for its successor."""
 
         def forget(collection: str, field: str) -> None:
-            if self.count(collection):
+            # The newest notes may not be seen yet: the next job deletes them.
+            if self._count(collection, consistency_level="Eventually"):
                 with translated(collection):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
 

@@ -164,8 +164,10 @@ class MilvusRequests:
         partition: str | None = None,
         where: str = "",
         page: int = ROWS_PER_REQUEST,
+        total: Callable[[], int] | None = None,
     ) -> Batch:
-        """The rows with after < key ≤ upto that `where` picks, in pages of so many at most."""
+        """Return the rows with after < key ≤ upto that `where` picks, in pages of at most `page` rows. total:
+        returns how many rows there are; without it, the empty page after the last one is read too."""
         by_key: dict[Key, dict[str, Any]] = {}
         with translated(collection):
             schema = self.client.describe_collection(collection)
@@ -180,7 +182,7 @@ class MilvusRequests:
                     raise StoreError(f"the server did not page {collection!r} in key order")
                 by_key |= fresh
                 after = max(fresh)
-                if limit is not None or after == upto:
+                if limit is not None or after == upto or (total is not None and len(by_key) == total()):
                     break
         return self._batch(schema, field, sorted(by_key), by_key)
 
@@ -197,12 +199,16 @@ class MilvusRequests:
 
     def count(self, collection: str) -> int:
         self._ensure_loaded(collection)
+        return self._count(collection)
+
+    def _count(self, collection: str, where: str = "", consistency_level: str = "Strong") -> int:
+        """Return the number of rows that `where` picks."""
         with translated(collection):
             rows = self.client.query(
                 collection,
-                filter="",
+                filter=where,
                 output_fields=["count(*)"],
-                consistency_level="Strong",
+                consistency_level=consistency_level,
             )
         return int(rows[0]["count(*)"]) if rows else 0
 

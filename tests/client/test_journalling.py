@@ -333,8 +333,7 @@ def test_a_later_write_that_the_job_has_read_is_kept(monkeypatch, after):
     drive(make(operations), lambda step: answered(database, step))
     database.tables[HERE][1] = dict(after or row(1, "again"))
     writer = row_writer(job, database.journal)
-    writer.look([1], None)
-    writer.rewrite(job.fetch(HERE, [1], "vector"), ["bias"], None)
+    writer.rewrite(writer.read([1], None), ["bias"], None)
     assert writer.repaired == 0
     assert database.tables[HERE][1]["note"] == ("200" if after else "again")
 
@@ -359,8 +358,7 @@ def test_a_client_between_its_note_and_its_write_is_waited_for():
 
     database.before = arrive
     writer = row_writer(job, database.journal)
-    writer.look([1], None)
-    assert job.fetch(HERE, [1], "vector").rows[0]["note"] == "new"
+    assert writer.read([1], None).rows[0]["note"] == "new"
 
 
 def test_a_row_that_is_deleted_twice_stays_deleted():
