@@ -370,7 +370,15 @@ class MilvusRequests:
         rows = [by_key[key] for key in keys]
         vectors = np.empty((len(keys), form.width), np.float32)
         for i, row in enumerate(rows):
-            vectors[i] = unpacked(row.pop(field), form.dtype)
+            vector = unpacked(row.pop(field), form.dtype)
+            try:
+                vectors[i] = vector
+            except ValueError as error:
+                # A cutover can rename collections between the description and the query.
+                raise StoreError(
+                    f"field {field!r} no longer has vectors of {form.width} numbers: another job has "
+                    "moved the name to another collection: run this command again"
+                ) from error
         return Batch(keys, form.joined(vectors), milvus_schema.as_written(rows, schema))
 
     def _by_key(
