@@ -104,6 +104,16 @@ def test_public_names_are_all_there_and_documented():
         assert getattr(milvus_hubness, name).__doc__, f"{name} has no docstring"
 
 
+def test_only_a_command_that_serves_loads_the_http_server():
+    script = (
+        "import sys, milvus_hubness, milvus_hubness.cli\n"
+        "for name in milvus_hubness.__all__: getattr(milvus_hubness, name)\n"
+        "print({'starlette', 'uvicorn'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def commands(group, name="milvus-hubness"):
     """Each command and group of commands under `group`, by the words that call it."""
     for word, command in group.commands.items():

@@ -72,7 +72,7 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
     """A service that was told to end and did has done what it was asked to; work that was to be done once and
     was not has not."""
     listener = stream if as_json else narrate
-    service = Service(file, uri, connect, [listener], redact=lambda text: redacted(text, known_tokens()))
+    service = Service(file, uri, connect, [listener])
     with _stopped_by_signals(service) as caught:
         if not once:
             service.run()

@@ -1,234 +1,212 @@
-"""A small HTTP server in threads of its own: what steers a migration and what shows the service."""
+"""An HTTP server in a thread: Starlette routes behind uvicorn, for the service and for running migrations."""
 
 from __future__ import annotations
 
-import io
+import asyncio
 import ipaddress
 import json
 import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.redaction import redacted
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
 LARGEST_BODY = 65_536
 REQUEST_SECONDS = 5.0
-"""In so many seconds a request arrives as a whole, head and body."""
-ANSWER_SECONDS = 2.0
-"""In so many seconds a client takes the answer."""
-POLL_SECONDS = 0.1
+"""A client has this long for the head of a request, and as long again for its body."""
+RESPONSE_SECONDS = 2.0
+"""A client has this long to receive the response."""
 
 Json = dict[str, Any]
 
 log = logging.getLogger("milvus_hubness")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What goes back. content_type with its parameters; headers: further ones."""
+class RedactedResponse(Response):
+    """A response from a text, or from data as JSON, without secrets."""
 
-    body: str
-    content_type: str
-    status: HTTPStatus = HTTPStatus.OK
-    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type = "application/json"
 
-    @classmethod
-    def of_json(cls, data: Json, status: HTTPStatus = HTTPStatus.OK) -> Answer:
-        return cls(json.dumps(data) + "\n", "application/json", status)
+    def render(self, content: Any) -> bytes:
+        return redacted(content if isinstance(content, str) else json.dumps(content) + "\n").encode()
 
 
-class Refusal(Exception):
-    """A request that gets `status` and a message for an answer. allow: the method that the path does take."""
+def get(path: str, respond: Callable[[], Response]) -> Route:
+    """Return a route for GET and HEAD. `respond` runs in a thread, and may raise what `HttpServer` names."""
 
-    def __init__(self, status: HTTPStatus, message: str, allow: str = "") -> None:
-        super().__init__(message)
-        self.status, self.allow = status, allow
+    async def endpoint(request: Request) -> Response:
+        return await asyncio.to_thread(respond)
 
-    def answer(self) -> Answer:
-        told = Answer.of_json({"error": {"message": str(self)}}, self.status)
-        return Answer(told.body, told.content_type, self.status, {"Allow": self.allow} if self.allow else {})
+    return Route(path, endpoint)
 
 
-class Request:
-    """method, and path without its query."""
+def post(path: str, respond: Callable[[Json], Response]) -> Route:
+    """Return a route for POST that passes the JSON object in the body to `respond`, as `get` does."""
 
-    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
-        self._handler = handler
-        self.method = handler.command
-        self.path = urlsplit(handler.path).path
+    async def endpoint(request: Request) -> Response:
+        return await asyncio.to_thread(respond, await _json_body(request))
 
-    def json(self) -> Json:
-        """The body, an object. Raises Refusal, and InvalidParameter where it is none."""
-        headers = self._handler.headers
-        if headers.get_content_type() != "application/json":
-            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json")
-        body = self._body(_length(headers.get("Content-Length")))
-        try:
-            data = json.loads(body or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise InvalidParameter(f"the body is not JSON: {error}") from None
-        if not isinstance(data, dict):
-            raise InvalidParameter("the body must be a JSON object")
-        return data
-
-    def _body(self, length: int) -> bytes:
-        try:
-            body = self._handler.rfile.read(length)
-        except OSError:
-            said = f"the request did not arrive as a whole within {REQUEST_SECONDS:g} seconds"
-            raise Refusal(HTTPStatus.REQUEST_TIMEOUT, said) from None
-        if len(body) < length:
-            raise InvalidParameter(f"the body has {len(body)} bytes, and {length} were announced")
-        return body
+    return Route(path, endpoint, methods=["POST"])
 
 
 class HttpServer:
-    """Serves while it is open. `answer` may raise Refusal, and InvalidParameter for a status of 400.
+    """Serves `routes` while it is open. They may raise InvalidParameter, for a status of 400.
 
-    address: HOST:PORT, or [::1]:PORT; port 0 is a free one, see `url`. On a loopback address only requests
-    that name one are answered (403), so that no page in this machine's browsers can use it. name: of the
-    thread. Raises InvalidParameter where the address is of another form, or the port is taken.
+    address: HOST:PORT, or [::1]:PORT; port 0 is a free one, see `url`. On a loopback address the server
+    refuses requests that name another host (403), so that no page in this machine's browsers can use it.
+    name: of the thread. Raises InvalidParameter for an address of another form, or a port in use.
     """
 
-    def __init__(self, address: str, answer: Callable[[Request], Answer], *, name: str) -> None:
+    def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
         host, port = parse_address(address)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            self._server = _Server(host, port, answer)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen()
         except OSError as error:
+            self._socket.close()
             raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.05,), name=name, daemon=True
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(_LoopbackOnly)] if is_loopback(host) else [],
+            exception_handlers={
+                HTTPException: _refused,
+                InvalidParameter: _invalid,
+                ClientDisconnect: _gone,
+                Exception: _failed,
+            },
         )
-
-    @property
-    def url(self) -> str:
-        """Such as http://127.0.0.1:43567"""
-        host, port = self._server.server_address[:2]
-        return f"http://[{host!s}]:{port}" if ":" in str(host) else f"http://{host!s}:{port}"
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            headers=[("Cache-Control", "no-store"), ("Connection", "close")],
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name=name, daemon=True
+        )
 
     def __enter__(self) -> HttpServer:
         self._thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
+        self._server.should_exit = True
         self._thread.join()
-        self._server.server_close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = False
+class _Protocol(H11Protocol):
+    """One request for each connection, with limits on the time for its head and for the response."""
 
-    def __init__(self, host: str, port: int, answer: Callable[[Request], Answer]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.answer = answer
-        self.is_local = is_loopback(host)
-        self.is_closing = threading.Event()
-        super().__init__((host, port), _Handler)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._abort, True)
 
-    def server_close(self) -> None:
-        """Wait for the answers under way, and not for requests that are still arriving."""
-        self.is_closing.set()
-        super().server_close()
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_later(RESPONSE_SECONDS, self._abort, False)
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up early is nothing to tell of."""
+    def shutdown(self) -> None:
+        """Let the server wait for responses under way, and not for requests that are still arriving."""
+        super().shutdown()
+        if self.cycle and self.cycle.more_body:
+            self.transport.abort()
 
-
-class _Arriving(io.RawIOBase):
-    """What a client sends. Reading raises TimeoutError after REQUEST_SECONDS in all, however little arrives
-    at a time, and once the server closes."""
-
-    def __init__(self, connection: socket.socket, is_closing: threading.Event) -> None:
-        self._connection, self._is_closing = connection, is_closing
-        self._ends_at = time.monotonic() + REQUEST_SECONDS
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        while (left := self._ends_at - time.monotonic()) > 0 and not self._is_closing.is_set():
-            self._connection.settimeout(min(left, POLL_SECONDS))
-            try:
-                return self._connection.recv_into(buffer)
-            except TimeoutError:
-                continue
-        raise TimeoutError("the request did not arrive in time")
+    def _abort(self, only_without_request: bool) -> None:
+        if self in self.connections and not (only_without_request and self.cycle):
+            self.transport.abort()
 
 
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    server_version = "milvus-hubness"
-    sys_version = ""
+class _LoopbackOnly:
+    """Middleware that refuses requests whose Host header is not a loopback address."""
 
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self.rfile = io.BufferedReader(_Arriving(self.connection, self.server.is_closing))
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
-    def _handle(self) -> None:
-        try:
-            if self.server.is_local and not _names_loopback(self.headers.get_all("Host", [])):
-                said = "the Host header must name this machine's loopback address"
-                raise Refusal(HTTPStatus.FORBIDDEN, said)
-            answer = self.server.answer(Request(self))
-        except Refusal as refusal:
-            answer = refusal.answer()
-        except InvalidParameter as error:
-            told = {"error": {"type": type(error).__name__, "message": str(error)}}
-            answer = Answer.of_json(told, HTTPStatus.BAD_REQUEST)
-        except Exception:
-            log.exception("%s %s failed", self.command, self.path)
-            told = {"error": {"message": "the service failed to answer, see its log"}}
-            answer = Answer.of_json(told, HTTPStatus.INTERNAL_SERVER_ERROR)
-        self._send(answer)
-
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = _handle  # noqa: N815
-
-    def _send(self, answer: Answer) -> None:
-        body = redacted(answer.body).encode()
-        self.connection.settimeout(ANSWER_SECONDS)
-        self.send_response(answer.status)
-        self.send_header("Content-Type", answer.content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        for name, value in answer.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing is written to standard error."""
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if not _names_loopback(Request(scope).headers.get("host", "")):
+            app = _error(403, "the Host header must name this machine's loopback address")
+        await app(scope, receive, send)
 
 
-def _length(header: str | None) -> int:
-    """The number of bytes in a body. Raises Refusal."""
-    if header is None:
-        raise Refusal(HTTPStatus.LENGTH_REQUIRED, "the Content-Length is missing")
-    header = header.strip(" \t")
-    if not (header.isascii() and header.isdecimal()):
-        raise Refusal(HTTPStatus.BAD_REQUEST, "the Content-Length must be a whole number of bytes")
-    digits = header.lstrip("0") or "0"
-    # Only so many digits are a number for `int`.
-    if len(digits) > len(str(LARGEST_BODY)) or int(digits) > LARGEST_BODY:
-        raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has at most {LARGEST_BODY} bytes")
-    return int(digits)
+async def _json_body(request: Request) -> Json:
+    """Return the object in the body. Raises HTTPException, and InvalidParameter where it is not JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the Content-Type must be application/json")
+    length = request.headers.get("content-length")
+    if length is None or "transfer-encoding" in request.headers:
+        raise HTTPException(411, "the Content-Length is missing")
+    if int(length) > LARGEST_BODY:
+        raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
+    try:
+        data = json.loads(await asyncio.wait_for(request.body(), REQUEST_SECONDS) or b"{}")
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {REQUEST_SECONDS:g} seconds") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidParameter("the body must be a JSON object")
+    return data
+
+
+def _error(status: int, message: str, **more: str) -> RedactedResponse:
+    return RedactedResponse({"error": {**more, "message": message}}, status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Return the response for an HTTPException, also for those that Starlette raises."""
+    assert isinstance(error, HTTPException)
+    message, allow = error.detail, ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+    if error.status_code == 404:
+        message = f"no such path; there are {', '.join(route.path for route in request.app.routes)}"
+    elif error.status_code == 405:
+        message = f"{request.url.path} takes {allow}"
+    response = _error(error.status_code, message)
+    if allow:
+        response.headers["Allow"] = allow
+    return response
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    return _error(400, str(error), type=type(error).__name__)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _error(400, "the body did not arrive as a whole")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _error(500, "the server failed to respond, see its log")
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """The host, without brackets, and the port. Raises InvalidParameter."""
+    """Return the host, without brackets, and the port. Raises InvalidParameter."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname or "", parts.port
@@ -240,7 +218,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether it is localhost or an address of this machine's loopback."""
+    """Return whether `host` is localhost or an address of this machine's loopback."""
     if host == "localhost":
         return True
     try:
@@ -249,10 +227,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _names_loopback(hosts: list[str]) -> bool:
-    if len(hosts) != 1:
-        return False
+def _names_loopback(host: str) -> bool:
+    """Return whether a Host header names a loopback address."""
     try:
-        return is_loopback(urlsplit(f"//{hosts[0]}").hostname or "")
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False

@@ -19,7 +19,6 @@ from pydantic import (
 
 from milvus_hubness.estimators import Estimator, from_dict
 from milvus_hubness.estimators.registry import class_name
-from milvus_hubness.jobs.http_server import parse_address
 from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE
 from milvus_hubness.jobs.upkeep import Live
 from milvus_hubness.serve.timing import Timing
@@ -34,6 +33,8 @@ def _without_password(uri: str) -> str:
 
 
 def _address(text: str) -> str:
+    from milvus_hubness.jobs.http_server import parse_address
+
     host, _ = parse_address(text)
     if not host:
         raise ValueError(

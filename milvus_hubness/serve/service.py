@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 
 from milvus_hubness.errors import StoreError
-from milvus_hubness.jobs.http_server import HttpServer
 from milvus_hubness.jobs.migration.events import Event, Events, Listener
 from milvus_hubness.jobs.upkeep import keep_up
 from milvus_hubness.serve.config_checks import database_faults
@@ -29,7 +28,6 @@ from milvus_hubness.serve.keeper import Keeper
 from milvus_hubness.serve.look import Look, now
 from milvus_hubness.serve.looker import Keep, Looker, OpenStore
 from milvus_hubness.serve.metrics import ServiceMetrics
-from milvus_hubness.serve.site import Site
 from milvus_hubness.serve.ticker import Ticker
 from milvus_hubness.serve.view import CollectionView, ServiceView
 from milvus_hubness.stores.base import Store
@@ -39,7 +37,7 @@ CONNECT_SECONDS = 2.0
 
 class Service:
     """database: its address, as it may be shown. open_store: called by each keeper for itself. listeners:
-    told of the events above. redact: takes secrets out of what is shown."""
+    told of the events above."""
 
     def __init__(
         self,
@@ -48,10 +46,9 @@ class Service:
         open_store: OpenStore,
         listeners: Sequence[Listener],
         *,
-        redact: Callable[[str], str] = str,
         keep: Keep = keep_up,
     ) -> None:
-        self._file, self._database, self._open_store, self._redact = file, database, open_store, redact
+        self._file, self._database, self._open_store = file, database, open_store
         self._stop = threading.Event()
         self._events = Events([*listeners, self._heard])
         self._metrics = ServiceMetrics()
@@ -80,8 +77,12 @@ class Service:
     def run(self) -> None:
         """Until `stop`. Raises InvalidConfig for what the database has not, and InvalidParameter where the
         port is taken."""
-        site = Site(self.view, self.is_alive, self._metrics, self._redact)
-        with HttpServer(self._file.config.http.listen, site, name="milvus-hubness-http") as server:
+        # Only what serves loads Starlette and uvicorn.
+        from milvus_hubness.jobs.http_server import HttpServer
+        from milvus_hubness.serve.site import service_routes
+
+        routes = service_routes(self.view, self.is_alive, self._metrics)
+        with HttpServer(self._file.config.http.listen, routes, name="milvus-hubness-http") as server:
             self._events.tell("started", url=server.url)
             self._await_database()
             if not self._stop.is_set():

@@ -1,54 +1,40 @@
-"""What the service answers over HTTP; all of it reads only."""
+"""The HTTP routes of the service, all of them read-only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from http import HTTPStatus
 
-from milvus_hubness.jobs.http_server import Answer, Refusal, Request
+from starlette.routing import Route
+
+from milvus_hubness.jobs.http_server import RedactedResponse, get
 from milvus_hubness.serve.metrics import CONTENT_TYPE, ServiceMetrics
 from milvus_hubness.serve.page import HEADERS, render
 from milvus_hubness.serve.view import ServiceView
 
 
-class Site:
-    """GET and HEAD of /, /status.json, /metrics, /healthz (503 where something that should run does not) and
-    /readyz (503 until every collection was looked at). redact: takes secrets out."""
+def service_routes(
+    view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
+) -> list[Route]:
+    """Return /, /status.json, /metrics, /healthz (503 once a thread that should run does not) and /readyz
+    (503 until every collection was looked at)."""
 
-    def __init__(
-        self,
-        view: Callable[[], ServiceView],
-        is_alive: Callable[[], bool],
-        metrics: ServiceMetrics,
-        redact: Callable[[str], str],
-    ) -> None:
-        self._view, self._is_alive, self._metrics, self._redact = view, is_alive, metrics, redact
-        self._pages: dict[str, Callable[[], Answer]] = {
-            "/": lambda: Answer(render(self._view()), "text/html; charset=utf-8", headers=HEADERS),
-            "/status.json": lambda: Answer.of_json(self._view().to_dict()),
-            "/metrics": self._measured,
-            "/healthz": self._health,
-            "/readyz": self._readiness,
-        }
+    def health() -> RedactedResponse:
+        if is_alive():
+            return RedactedResponse({"status": "ok"})
+        return RedactedResponse({"status": "something stopped"}, 503)
 
-    def __call__(self, request: Request) -> Answer:
-        if request.path not in self._pages:
-            raise Refusal(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
-        if request.method not in ("GET", "HEAD"):
-            raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.path} takes GET", "GET, HEAD")
-        answer = self._pages[request.path]()
-        return replace(answer, body=self._redact(answer.body))
+    def readiness() -> RedactedResponse:
+        if waiting_for := view().waiting_for:
+            return RedactedResponse({"status": "waiting", "for": waiting_for}, 503)
+        return RedactedResponse({"status": "ready"})
 
-    def _measured(self) -> Answer:
-        return Answer(self._metrics.text(ready=not self._view().waiting_for), CONTENT_TYPE)
+    def measured() -> RedactedResponse:
+        return RedactedResponse(metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE)
 
-    def _health(self) -> Answer:
-        if self._is_alive():
-            return Answer.of_json({"status": "ok"})
-        return Answer.of_json({"status": "something stopped"}, HTTPStatus.SERVICE_UNAVAILABLE)
-
-    def _readiness(self) -> Answer:
-        if waiting_for := self._view().waiting_for:
-            return Answer.of_json({"status": "waiting", "for": waiting_for}, HTTPStatus.SERVICE_UNAVAILABLE)
-        return Answer.of_json({"status": "ready"})
+    return [
+        get("/", lambda: RedactedResponse(render(view()), headers=HEADERS, media_type="text/html")),
+        get("/status.json", lambda: RedactedResponse(view().to_dict())),
+        get("/metrics", measured),
+        get("/healthz", health),
+        get("/readyz", readiness),
+    ]

@@ -14,7 +14,7 @@ from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.jobs.migration import control_file
 from milvus_hubness.jobs.migration.control import Controls, CutoverGate
 from milvus_hubness.jobs.migration.control_file import ControlFile, write_control
-from milvus_hubness.jobs.migration.control_server import ControlServer
+from milvus_hubness.jobs.migration.control_server import control_server
 from milvus_hubness.jobs.migration.events import Events
 from milvus_hubness.jobs.migration.latest import LatestEvents
 from milvus_hubness.jobs.migration.metrics import MigrationMetrics
@@ -37,7 +37,7 @@ class Migration:
         return ControlFile(path, self.controls("control file"), self.events)
 
     def server(self, address="127.0.0.1:0"):
-        return ControlServer(address, self.controls("http"), self.latest, self.metrics)
+        return control_server(address, self.controls("http"), self.latest, self.metrics)
 
     def told(self):
         return [event.name for event in self.heard]

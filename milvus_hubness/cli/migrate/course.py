@@ -19,7 +19,6 @@ from milvus_hubness.jobs import Steering
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.control import Controls, CutoverGate
 from milvus_hubness.jobs.migration.control_file import ControlFile, write_control
-from milvus_hubness.jobs.migration.control_server import ControlServer
 from milvus_hubness.jobs.migration.events import Event, Events, Listener
 from milvus_hubness.jobs.migration.hooks import Hooks, parse_hooks
 from milvus_hubness.jobs.migration.latest import LatestEvents
@@ -77,8 +76,11 @@ class Course:
                 controls = Controls("the control file", self._throttle, self._gate, events)
                 stack.enter_context(ControlFile(path, controls, events))
             if address := self._watching.http:
+                # Only a migration with --http loads Starlette and uvicorn.
+                from milvus_hubness.jobs.migration.control_server import control_server
+
                 controls = Controls("http", self._throttle, self._gate, events)
-                server = stack.enter_context(ControlServer(address, controls, latest, metrics))
+                server = stack.enter_context(control_server(address, controls, latest, metrics))
                 err.print(f"steered at {server.url}", highlight=False, markup=False)
             stack.enter_context(
                 LoadWatch(

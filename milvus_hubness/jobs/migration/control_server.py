@@ -1,22 +1,19 @@
-"""An HTTP server on this machine's loopback address that tells of a running migration and steers it.
+"""The HTTP server of a running migration, on this machine's loopback address: its progress and its controls.
 
 GET /status, /metrics, /healthz; POST /pause, /resume, /rate, /cutover with a JSON object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from http import HTTPStatus
-
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.jobs.http_server import (
-    Answer,
     HttpServer,
     Json,
-    Refusal,
-    Request,
+    RedactedResponse,
+    get,
     is_loopback,
     parse_address,
+    post,
 )
 from milvus_hubness.jobs.migration.control import Controls
 from milvus_hubness.jobs.migration.latest import LatestEvents
@@ -24,62 +21,41 @@ from milvus_hubness.jobs.migration.metrics import MigrationMetrics
 from milvus_hubness.jobs.migration.throttle import LIMITS
 
 
-class ControlServer(HttpServer):
-    """Serves while it is open. Whatever runs on this machine may use it, but no page in its browsers:
-    requests that name another host are refused (403), and so are posts that are not application/json (415).
+def control_server(
+    address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics
+) -> HttpServer:
+    """Return a server that every program on this machine may use, but no page in its browsers: it refuses
+    requests that name another host (403), and posts that are not application/json (415).
 
-    address: as `HttpServer` has it. Raises InvalidParameter where the host is not a loopback address, or the
-    port is taken.
+    address: as `HttpServer` has it. Raises InvalidParameter for a host that is not a loopback address, or a
+    port in use.
     """
+    host, _ = parse_address(address)
+    if not is_loopback(host):
+        raise InvalidParameter(f"{host!r} is not a loopback address: the control server has no password")
 
-    def __init__(
-        self, address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics
-    ) -> None:
-        host, _ = parse_address(address)
-        if not is_loopback(host):
-            raise InvalidParameter(f"{host!r} is not a loopback address: the control server has no password")
-        super().__init__(address, _Answers(controls, latest, metrics), name="milvus-hubness-control")
+    def status() -> RedactedResponse:
+        return RedactedResponse({**latest.to_dict(), **controls.snapshot()})
 
-
-class _Answers:
-    """What is answered to each request, by its path and method."""
-
-    def __init__(self, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> None:
-        self._controls, self._latest = controls, latest
-        self._gets: dict[str, Callable[[], Answer]] = {
-            "/status": lambda: Answer.of_json(self._status()),
-            "/metrics": lambda: Answer(metrics.text(), "text/plain; version=0.0.4"),
-            "/healthz": lambda: Answer.of_json({"status": "ok"}),
-        }
-        self._posts: dict[str, Callable[[Json], Json]] = {
-            "/pause": lambda body: self._apply({"paused": True}, body),
-            "/resume": lambda body: self._apply({"paused": False}, body),
-            "/cutover": lambda body: self._apply({"cutover": "now"}, body),
-            "/rate": self._rate,
-        }
-
-    def __call__(self, request: Request) -> Answer:
-        path = request.path
-        if path not in self._gets and path not in self._posts:
-            raise Refusal(HTTPStatus.NOT_FOUND, f"there are {', '.join([*self._gets, *self._posts])}")
-        if request.method == "GET" and path in self._gets:
-            return self._gets[path]()
-        if request.method == "POST" and path in self._posts:
-            return Answer.of_json(self._posts[path](request.json()))
-        allowed = "GET" if path in self._gets else "POST"
-        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes {allowed}", allowed)
-
-    def _status(self) -> Json:
-        return {**self._latest.to_dict(), **self._controls.snapshot()}
-
-    def _apply(self, settings: Json, body: Json) -> Json:
+    def apply(settings: Json, body: Json) -> RedactedResponse:
         if body:
             raise InvalidParameter(f"nothing is expected in the body but {{}}, not {', '.join(body)}")
-        self._controls.apply(settings)
-        return self._status()
+        controls.apply(settings)
+        return status()
 
-    def _rate(self, body: Json) -> Json:
+    def rate(body: Json) -> RedactedResponse:
         if not body or not set(body) <= set(LIMITS):
             raise InvalidParameter(f"the body must name some of {', '.join(LIMITS)}, and nothing else")
-        self._controls.apply(body)
-        return self._status()
+        controls.apply(body)
+        return status()
+
+    routes = [
+        get("/status", status),
+        get("/metrics", lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4")),
+        get("/healthz", lambda: RedactedResponse({"status": "ok"})),
+        post("/pause", lambda body: apply({"paused": True}, body)),
+        post("/resume", lambda body: apply({"paused": False}, body)),
+        post("/cutover", lambda body: apply({"cutover": "now"}, body)),
+        post("/rate", rate),
+    ]
+    return HttpServer(address, routes, name="milvus-hubness-control")
