@@ -13,14 +13,13 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import FittedBias, no_potentials
 from milvus_hubness.estimators.inputs import require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
-from milvus_hubness.kernels import ApproximateBank, IvfIndex, kernel_on, resolve_device, topk_mean
+from milvus_hubness.kernels import ApproximateBank, kernel_on, resolve_device, topk_mean
 from milvus_hubness.kernels.arguments import finite_number, whole_number
-from milvus_hubness.kernels.ivf import sample_rows
 
 
 class NNNDiagnostics(NamedTuple):
-    """kernel: "routed", "ivf", or the exact one that the device has. mean_error, max_error: of the bias, 0 if
-    it is exact, else measured on `sampled` vectors. recall: of the bank search, on them, if it was tuned."""
+    """kernel: the exact one that the device has, or what `ApproximateBank` chose. mean_error, max_error: of
+    the bias, 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search, on them."""
 
     bank_size: int
     dim: int
@@ -37,14 +36,13 @@ class NNN:
 
     k: how many bank queries count, 1 ≤ k ≤ |bank|. Small k for a bank from another domain.
     alpha: share of that mean to subtract; the paper sweeps 0.25 … 1.5.
-    kernel: "dense" is exact; "ivf" looks into the nearest lists of a FAISS index, for a very large bank;
-    "approximate" into an index that is tuned on the gallery until biases are off by 1% of their standard
-    deviation, on average, or is exact where that is faster.
+    kernel: "dense" is exact; "approximate" searches an index of the bank, tuned on the gallery until biases
+    are off by 1% of their standard deviation on average, or is exact where that is faster.
     """
 
     k: int = 128
     alpha: float = 0.75
-    kernel: Literal["dense", "ivf", "approximate"] = "dense"
+    kernel: Literal["dense", "approximate"] = "dense"
     device: str = field(default="auto", repr=False, compare=False)
 
     needs_gallery: ClassVar[bool] = False
@@ -53,8 +51,8 @@ class NNN:
     def __post_init__(self) -> None:
         object.__setattr__(self, "k", whole_number("k", self.k))
         object.__setattr__(self, "alpha", finite_number("alpha", self.alpha))
-        if self.kernel not in ("dense", "ivf", "approximate"):
-            raise InvalidParameter(f'kernel must be "dense", "ivf" or "approximate", not {self.kernel!r}')
+        if self.kernel not in ("dense", "approximate"):
+            raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
 
     @property
     def needs(self) -> Needs:
@@ -76,8 +74,6 @@ class NNN:
         """
         bank = QueryBank.of(bank)
         bank.require(at_least=self.k)
-        if self.kernel == "ivf":
-            return self._fit_ivf(bank, gallery)
         if self.kernel == "approximate":
             return self._fit_approximate(bank, gallery)
         diagnostics = NNNDiagnostics(len(bank), bank.dim, kernel_on(resolve_device(self.device)), 0.0, 0.0, 0)
@@ -92,22 +88,6 @@ class NNN:
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Exact. Raises BankTooSmall for fewer than k nearest."""
         return Bounded(self.alpha * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))
-
-    def _fit_ivf(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
-        index = IvfIndex(bank.vectors)
-        items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
-        _, mean_error, max_error, sampled = index.topk_mean(items[sample_rows(len(items), 0)], self.k)
-        share = abs(self.alpha)
-        diagnostics = NNNDiagnostics(
-            len(bank), bank.dim, "ivf", share * mean_error, share * max_error, sampled
-        )
-        return FittedBias(
-            self,
-            bank,
-            lambda items: self.alpha * index.values(items, self.k),
-            diagnostics,
-            no_potentials(bank),
-        )
 
     def _fit_approximate(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
         items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")

@@ -45,7 +45,6 @@ TARGETS = RNG.standard_normal((10, 6)) / 3
 
 ALL = [
     NNN(5, 0.5),
-    NNN(5, kernel="ivf"),
     CSLS(3),
     InvertedSoftmax(0.1),
     DualInvertedSoftmax(0.1, 0.2),
@@ -301,7 +300,9 @@ def test_numbers_become_plain_python_numbers():
     assert type(Blend([NNN()], np.array([1.0])).weights[0]) is float
 
 
-@pytest.mark.parametrize("estimator", [NNN(51), NNN(51, kernel="ivf"), CSLS(51), Blend([NNN(51)], [1])])
+@pytest.mark.parametrize(
+    "estimator", [NNN(51), NNN(51, kernel="approximate"), CSLS(51), Blend([NNN(51)], [1])]
+)
 def test_bank_too_small(estimator):
     with pytest.raises(BankTooSmall, match="holds 50 queries; 51 are needed"):
         fit(estimator)
@@ -317,19 +318,9 @@ def test_a_bank_of_one_query_and_one_of_zeros(estimator):
 
 def test_nnn_diagnostics():
     assert NNN(5).fit(BANK).diagnostics == (50, 6, kernel_on(resolve_device()), 0.0, 0.0, 0, None)
-    on_bank = NNN(5, kernel="ivf").fit(BANK).diagnostics
-    on_gallery = NNN(5, kernel="ivf").fit(BANK, gallery=GALLERY).diagnostics
-    assert (on_bank.kernel, on_bank.sampled, on_gallery.sampled) == ("ivf", 50, 20)
-
-
-def test_ivf_errors_are_those_of_the_bias():
-    bank = QueryBank(RNG.standard_normal((3000, 6)))
-    items = RNG.standard_normal((300, 6))
-    fitted = NNN(40, -2.0, kernel="ivf").fit(bank, gallery=items)
-    errors = np.abs(fitted.bias(items) - NNN(40, -2.0).fit(bank).bias(items))
-    assert fitted.diagnostics.sampled == 300
-    assert fitted.diagnostics.mean_error == pytest.approx(errors.mean(), rel=1e-3)
-    assert fitted.diagnostics.max_error == pytest.approx(errors.max(), rel=1e-3)
+    on_bank = NNN(5, kernel="approximate").fit(BANK).diagnostics
+    on_gallery = NNN(5, kernel="approximate").fit(BANK, gallery=np.tile(GALLERY, (2, 1))).diagnostics
+    assert (on_bank.sampled, on_gallery.sampled) == (25, 20)
 
 
 def test_blend_reports_its_parts_and_starts_them_warm():

@@ -27,7 +27,7 @@ ITEMS, BANK, TARGETS = 7, 40, 25
 USUAL = Blend((NNN(16, 0.9), Sinkhorn(0.03)))
 EVERY = [
     NNN(3, 0.75),
-    NNN(3, -0.5, kernel="ivf"),
+    NNN(3, -0.5),
     CSLS(4),
     InvertedSoftmax(0.1),
     DualInvertedSoftmax(0.1, 0.3),

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import importlib.metadata
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.estimators import NNN
+from milvus_hubness.errors import (
+    BankTooSmall,
+    DimensionMismatch,
+    EmptyBank,
+    FaissConflict,
+    InvalidInput,
+    InvalidParameter,
+)
+from milvus_hubness.estimators import NNN, from_dict, to_dict
 from milvus_hubness.kernels import ApproximateBank, topk_mean
 from milvus_hubness.kernels.approximate import Tuned
+from milvus_hubness.kernels.faiss_module import import_faiss
 
 
 @pytest.fixture(scope="module")
@@ -85,15 +97,31 @@ def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch
     np.testing.assert_allclose(near.values(X), topk_mean(X, B, 8), rtol=0, atol=1e-6)
 
 
-def test_nnn_says_what_it_cost(vectors, slow_exact):
+@pytest.mark.parametrize("alpha", [0.5, -2.0])
+def test_nnn_says_what_it_cost(vectors, slow_exact, alpha):
     X, B = vectors
-    fitted = NNN(8, 0.5, kernel="approximate").fit(QueryBank.of(B), gallery=X)
+    fitted = NNN(8, alpha, kernel="approximate").fit(QueryBank.of(B), gallery=X)
     assert fitted.diagnostics.kernel in ("routed", "ivf", "hnsw")
     assert fitted.diagnostics.sampled == 200
-    exact = 0.5 * topk_mean(X, B, 8)
+    exact = alpha * topk_mean(X, B, 8)
     off = np.abs(fitted.bias(X) - exact)
     assert off.mean() <= 0.012 * exact.std()
+    assert fitted.diagnostics.mean_error == pytest.approx(off.mean(), rel=0.5, abs=1e-6)
+    assert off.mean() <= fitted.diagnostics.max_error <= off.max() + 1e-6
     assert 0.5 < fitted.diagnostics.recall <= 1
+
+
+def test_nnn_is_the_same_however_rows_come(vectors, slow_exact):
+    X, B = vectors
+    estimator = NNN(8, kernel="approximate")
+    assert from_dict(to_dict(estimator)) == estimator
+    fitted = estimator.fit(QueryBank.of(B), gallery=X)
+    bias = fitted.bias(X)
+    assert (bias.shape, bias.dtype) == ((400,), np.float32)
+    for same in (X.tolist(), torch.from_numpy(X), X.astype(np.float64)):
+        np.testing.assert_allclose(fitted.bias(same), bias, atol=1e-6)
+    np.testing.assert_allclose([fitted.bias(row[None])[0] for row in X[:20]], bias[:20], atol=1e-6)
+    assert fitted.bias(X[:0]).shape == (0,)
 
 
 def test_bad_input(vectors):
@@ -102,9 +130,30 @@ def test_bad_input(vectors):
         ApproximateBank(B, X[:31], 8)
     with pytest.raises(BankTooSmall):
         ApproximateBank(B[:7], X, 8)
+    with pytest.raises(EmptyBank):
+        ApproximateBank(B[:0], X, 8)
+    with pytest.raises(InvalidParameter, match="k must be"):
+        ApproximateBank(B, X, 0)
     with pytest.raises(DimensionMismatch):
         ApproximateBank(B, X[:, :3], 8)
     with pytest.raises(InvalidParameter, match="error"):
         ApproximateBank(B, X, 8, error=0)
     with pytest.raises(InvalidParameter, match="kinds are among routed, ivf, hnsw, not 'flat'"):
         ApproximateBank(B, X, 8, kinds=("flat",))
+
+
+@pytest.mark.parametrize("gpu", ["faiss-gpu", "faiss_gpu_cu12"])
+def test_two_faiss_distributions_conflict(monkeypatch, vectors, gpu):
+    X, B = vectors
+    installed = [SimpleNamespace(name=name) for name in ("numpy", "faiss-cpu", gpu)]
+    monkeypatch.setattr("milvus_hubness.kernels.faiss_module.distributions", lambda: installed)
+    import_faiss.cache_clear()
+    with pytest.raises(FaissConflict, match="pip uninstall -y faiss-cpu && pip install --force-reinstall"):
+        ApproximateBank(B, X, 8)
+
+
+def test_this_environment_has_no_conflict():
+    names = {each.name.lower() for each in importlib.metadata.distributions() if each.name}
+    if any(name.startswith("faiss-gpu") for name in names):
+        pytest.skip("a GPU build of faiss is installed")
+    assert import_faiss().IndexFlatIP(4).d == 4
