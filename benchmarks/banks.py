@@ -83,7 +83,7 @@ ALWAYS_SUSPECTED = (FOREIGN, LENGTHS, *CROWDING[:2])
 BELOW_RAW = 1.0
 
 
-class Asked(NamedTuple):
+class SearchRequest(NamedTuple):
     """A bank (m, d), and the numbers of the test queries that are asked under it."""
 
     bank: Vectors
@@ -164,11 +164,11 @@ def by_size(task: Task) -> dict[str, Any]:
     }
     for column, method in enumerate(METHODS):
         of_banks = np.arange(1 + column, len(hits), len(METHODS))
-        cells = {}
+        locality_hints = {}
         for place, size in enumerate(sizes):
             draws = of_banks[place * DRAWS : (place + 1) * DRAWS]
             gains = hits[draws].mean(1) - hits[0].mean()
-            cells[size] = {
+            locality_hints[size] = {
                 "gain": float(np.median(gains)),
                 "lowest": float(gains.min()),
                 "highest": float(gains.max()),
@@ -176,7 +176,11 @@ def by_size(task: Task) -> dict[str, Any]:
                 "draws": len(draws),
             }
         gained = paired_difference(hits[0], hits[of_banks[-1]], resamples=1000)
-        row[method] = {"whole": gained._asdict(), "sizes": cells, "reached": reached(cells, gained.estimate)}
+        row[method] = {
+            "whole": gained._asdict(),
+            "sizes": locality_hints,
+            "reached": reached(locality_hints, gained.estimate),
+        }
     return row
 
 
@@ -190,7 +194,7 @@ def reached(cells: dict[int, dict[str, Any]], whole: float) -> dict[str, int | N
     return found
 
 
-def origins(name: str, task: Task) -> Iterator[tuple[str, list[Asked]]]:
+def origins(name: str, task: Task) -> Iterator[tuple[str, list[SearchRequest]]]:
     """The origins that the task has banks of, each with its banks."""
     rng = np.random.default_rng(0)
     everything = np.arange(len(task.query))
@@ -199,8 +203,8 @@ def origins(name: str, task: Task) -> Iterator[tuple[str, list[Asked]]]:
     def some(vectors: Vectors, most: int = BANK) -> Vectors:
         return vectors[rng.permutation(len(vectors))[:most]]
 
-    def asked_all(*banks: Vectors) -> list[Asked]:
-        return [Asked(bank, everything) for bank in banks]
+    def asked_all(*banks: Vectors) -> list[SearchRequest]:
+        return [SearchRequest(bank, everything) for bank in banks]
 
     yield OWN, asked_all(*(some(own) for _ in range(OWN_DRAWS if len(own) > BANK else 1)))
     if name == "docstring_code":
@@ -215,7 +219,7 @@ def origins(name: str, task: Task) -> Iterator[tuple[str, list[Asked]]]:
     yield (
         OTHER_TOPICS,
         [
-            Asked(some(own[topics.labels_ != topic]), np.flatnonzero(of_query == topic))
+            SearchRequest(some(own[topics.labels_ != topic]), np.flatnonzero(of_query == topic))
             for topic in range(TOPICS)
         ],
     )
@@ -268,17 +272,17 @@ class Comparison:
         cells = {}
         for origin, asked in origins(self.name, self.task):
             cell = cells[origin] = self.worth(asked) | {"tune": self.followed(asked)}
-            said = {told: one["verdicts"] for told, one in cell["tune"].items()}
+            said = {result: one["verdicts"] for result, one in cell["tune"].items()}
             print(self.name, "|", origin, {kind: f"{r1:.2f}" for kind, r1 in cell["r1"].items()}, said)
             sys.stdout.flush()
         return cells
 
-    def worth(self, asked: Sequence[Asked]) -> dict[str, Any]:
+    def worth(self, search_request: Sequence[SearchRequest]) -> dict[str, Any]:
         """R@1 and skewness of N_10 over the queries asked, and Blend with the own bank at that size."""
         task, n_items = self.task, len(self.task.gallery)
         means = Means(2 + len(METHODS), len(task.query))
         skewed, blind, gains = [], [], []
-        for bank, queries in asked:
+        for bank, queries in search_request:
             own = self.own_at(len(bank))
             outcome = outcome_of(task, queries, *biases(bank, task.gallery), *(bias for _, bias in own))
             tried, alike = np.split(outcome.hits, [1 + len(METHODS)])
@@ -289,7 +293,7 @@ class Comparison:
             gains.append(100 * float((tried[-1] - tried[0]).mean()))
         r1 = means.each.mean(1).tolist()
         return {
-            "banks": [len(bank) for bank, _ in asked],
+            "banks": [len(bank) for bank, _ in search_request],
             "items": n_items,
             "queries": means.each.shape[1],
             "r1": dict(zip(("raw", *METHODS, "own at that size"), r1, strict=True)),
@@ -307,16 +311,16 @@ class Comparison:
             self.own[size] = [(bank, biases(bank, self.task.gallery)[-1]) for bank in draws]
         return self.own[size]
 
-    def followed(self, asked: Sequence[Asked]) -> dict[str, Any]:
-        """{what `tune` is told: how often it suspects the banks, its verdicts, the gain of following it}"""
-        decided = [decision for one in asked for decision in self.decisions(*one)]
+    def followed(self, search_request: Sequence[SearchRequest]) -> dict[str, Any]:
+        """{what `tune` is result: how often it suspects the banks, its verdicts, the gain of following it}"""
+        decided = [decision for one in search_request for decision in self.decisions(*one)]
         cells = {}
-        for told in TOLD:
-            these = [decision for decision in decided if decision.told == told]
+        for result in TOLD:
+            these = [decision for decision in decided if decision.told == result]
             means, verdicts = Means(2, len(self.task.query)), [decision.verdict for decision in these]
             for decision in these:
                 means.add(decision.measured, *outcome_of(self.task, decision.measured, decision.bias).hits)
-            cells[told] = {
+            cells[result] = {
                 "runs": len(these),
                 "suspected": sum(bool(decision.suspected) for decision in these),
                 "suspicions": sorted({kind for decision in these for kind in decision.suspected}),
@@ -338,11 +342,11 @@ class Comparison:
         trials = sweep(QueryBank(bank), task.gallery)
         halves = np.array_split(np.random.default_rng(0).permutation(queries), 2)
         for known, measured in (halves, halves[::-1]):
-            told = known[:KNOWN]
-            outcome = outcome_of(task, told, *(trial.bias for trial in trials))
-            found = [one.kind for one in suspicions(bank, task.gallery, task.query[told])]
-            for what, labels in (("queries", None), ("pairs", list(task.positives[told, None]))):
-                chosen, judged = decide(trials, outcome, task.query[told], task.gallery, labels)
+            result = known[:KNOWN]
+            outcome = outcome_of(task, result, *(trial.bias for trial in trials))
+            found = [one.kind for one in suspicions(bank, task.gallery, task.query[result])]
+            for what, labels in (("queries", None), ("pairs", list(task.positives[result, None]))):
+                chosen, judged = decide(trials, outcome, task.query[result], task.gallery, labels)
                 bias = none if found else np.float32(judged.strength / chosen.strength) * chosen.bias
                 verdict = "leave it alone" if found else judged.verdict
                 yield Decision(what, verdict, found, bias, measured)
@@ -355,11 +359,11 @@ def broken(sizes: dict[str, Any], means: dict[str, Any]) -> list[str]:
         if row["Blend"]["whole"]["estimate"] <= 0:
             found.append(f"{name}: the whole bank gains {row['Blend']['whole']['estimate']:+.2f}")
     for origin, row in means.items():
-        for told, said in row["tune"].items():
+        for result, said in row["tune"].items():
             if origin == OWN and said["suspected"]:
-                found.append(f"told {told}, {said['suspected']} of {said['runs']} own banks are suspected")
-            if told != "nothing" and said["lowest"] < -BELOW_RAW:
-                found.append(f"{origin}: told {told}, following tune gains {said['lowest']:+.2f} on a task")
+                found.append(f"told {result}, {said['suspected']} of {said['runs']} own banks are suspected")
+            if result != "nothing" and said["lowest"] < -BELOW_RAW:
+                found.append(f"{origin}: told {result}, following tune gains {said['lowest']:+.2f} on a task")
         said = row["tune"]["nothing"]
         if origin in ALWAYS_SUSPECTED and said["suspected"] < said["runs"]:
             found.append(f"{origin}: {said['suspected']} of {said['runs']} are suspected")
@@ -407,14 +411,16 @@ def summary(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
                 for which in ("bank", "own at that size")
             },
             "tune": {
-                told: {
+                result: {
                     "runs": sum(one["runs"] for one in said),
                     "suspected": sum(one["suspected"] for one in said),
                     "applied": sum(map(applied, said)),
                     "gain": float(np.mean([one["gain"]["estimate"] for one in said])),
                     "lowest": float(min(one["gain"]["estimate"] for one in said)),
                 }
-                for told, said in ((told, [cell["tune"][told] for cell in cells.values()]) for told in TOLD)
+                for result, said in (
+                    (result, [cell["tune"][result] for cell in cells.values()]) for result in TOLD
+                )
             },
         }
     return found
@@ -434,12 +440,14 @@ def worth_table(rows: dict[str, Any]) -> str:
 
 
 def tune_table(rows: dict[str, Any]) -> str:
-    head = ["bank", *(f"suspected, told {told}" for told in TOLD[:2])]
-    head += [f"told {told}: {what}" for told in TOLD for what in ("applied", "gain", "lowest task")]
+    head = ["bank", *(f"suspected, told {result}" for result in TOLD[:2])]
+    head += [f"told {result}: {what}" for result in TOLD for what in ("applied", "gain", "lowest task")]
     lines = []
     for origin, row in rows.items():
         line = [origin]
-        line += [f"{row['tune'][told]['suspected']} of {row['tune'][told]['runs']}" for told in TOLD[:2]]
+        line += [
+            f"{row['tune'][result]['suspected']} of {row['tune'][result]['runs']}" for result in TOLD[:2]
+        ]
         for said in row["tune"].values():
             line += [f"{said['applied']} of {said['runs']}", f"{said['gain']:+.1f}", f"{said['lowest']:+.1f}"]
         lines.append(line)
@@ -461,8 +469,8 @@ def every_table(tasks: dict[str, dict[str, Any]]) -> tuple[str, str]:
         followed[-1] += [f"{applied(one)} of {one['runs']}, {gain(one['gain'])}" for one in said]
     head = ["task", "bank", "queries in it", "raw", *METHODS, "own at that size", "gain of Blend"]
     head += ["lowest bank", "skewness", "unreached"]
-    told = [f"told {told}: applied, gain" for told in TOLD]
-    return table(head, worth), table(["task", "bank", "suspicions", *told], followed)
+    result = [f"told {result}: applied, gain" for result in TOLD]
+    return table(head, worth), table(["task", "bank", "suspicions", *result], followed)
 
 
 def applied(said: dict[str, Any]) -> int:

@@ -1,15 +1,14 @@
-"""Why a corrected IVF index probes more cells: where the answers of raw and corrected searches lie.
+"""Why a corrected IVF index probes more locality_hints: where the answers of raw and corrected searches lie.
 
     python -m benchmarks.cells [--rows N] [--cells C]
 
 Two tasks, their galleries as they are, with a quarter of the cells, and enlarged to N by mixing, with C and
 with twice as many. Items go into cells by FAISS's spherical k-means, as IVF under IP does it, as they are and
-in the stored form, without cell columns and with them, b that of NNN(32, 0.75). For each kind the cells that
-a query must probe, and the items that it then scans, for 95% of its ten best by s or s − b: in the order in
-which IVF takes them, by the score of the centroid; and in that of each cell's true mean score of this very
-query plus twice the deviation, which no index can know. Where corrected searches need more in the second
-order too, it is not for the centroids that they do.
-"""
+in augmented form, without locality hint columns and with them, b that of NNN(32, 0.75). For each kind the
+cells that a query must probe, and the items that it then scans, for 95% of its ten best by s or s − b: in the
+order in which IVF takes them, by the score of the centroid; and in that of each cell's true mean score of
+this very query plus twice the deviation, which no index can know. Where corrected searches need more in the
+second order too, it is not for the centroids that they do."""
 
 from __future__ import annotations
 
@@ -49,25 +48,25 @@ def needed(order: Floats, of: Cells, answers: Cells) -> dict[str, float]:
 def measured(items: Floats, queries: Floats, bank: Floats, count: int) -> dict[str, Any]:
     raw = queries @ items.T
     found = {"raw": both_orders(items, queries, raw, count)}
-    for cells in (False, True):
-        layout = Layout(items.shape[1], "IP").measured_on(items, bank, cells=cells)
+    for locality_hints in (False, True):
+        layout = Layout(items.shape[1], "IP").measured_on(items, bank, locality_hints=locality_hints)
         correction = Correction.fit(layout, NNN(32, 0.75), QueryBank.of(bank))
         biases = correction.centred(items)
         biases -= biases.mean()
-        stored = layout.augment(items, biases, correction.cells(items))
-        kind = f"corrected, {layout.cell_count or 'no'} cell columns"
-        found[kind] = both_orders(stored, layout.wrap(queries), raw - biases, count)
+        stored = layout.augment(items, biases, correction.locality_hints(items))
+        kind = f"corrected, {layout.locality_hint_count or 'no'} locality hint columns"
+        found[kind] = both_orders(stored, layout.encode_queries(queries), raw - biases, count)
     return found
 
 
-def both_orders(stored: Floats, asked: Floats, scores: Floats, count: int) -> dict[str, Any]:
+def both_orders(stored: Floats, query_vectors: Floats, scores: Floats, count: int) -> dict[str, Any]:
     index = faiss.IndexIVFFlat(
         faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT
     )
     index.train(stored)
     of = index.quantizer.search(stored, 1)[1][:, 0]
     answers = np.argsort(-scores, axis=1)[:, :LIMIT]
-    routed = asked @ index.quantizer.reconstruct_n(0, count).T
+    routed = query_vectors @ index.quantizer.reconstruct_n(0, count).T
     knowing = np.full(routed.shape, -np.inf)
     for cell in range(count):
         if (of == cell).any():

@@ -2,12 +2,11 @@
 
     python -m benchmarks.client_overhead
 
-The plain client sends queries that are in the asked form already, so that the server does the same work for
-both. Both are given queries as arrays, and as lists. The calls of a round come in random order, and the
+The plain client sends queries that are in the augmented query already, so that the server does the same work
+for both. Both are given queries as arrays, and as lists. The calls of a round come in random order, and the
 overhead is the median over the rounds of the difference within a round, with its interval of 95% (order
 statistics, by the sign test). Exits with 1 where it is above 5% of the plain client's median, or above 100 µs
-a query at batch 1.
-"""
+a query at batch 1."""
 
 from __future__ import annotations
 
@@ -74,7 +73,7 @@ def measure(uri: str) -> list[dict[str, Any]]:
     if state is None:
         raise RuntimeError(f"{name} carries no biases")
     queries = np.random.default_rng(2).standard_normal((100, DIM), np.float32)
-    wrapped = state.layout.wrap(queries, 1.0, slot=state.profile.slot)
+    encoded = state.layout.encode_queries(queries, 1.0, slot=state.profile.slot)
     order, rows = random.Random(3), []
     for batch, rounds in ROUNDS.items():
         taken: dict[tuple[str, str], list[float]] = {}
@@ -83,7 +82,7 @@ def measure(uri: str) -> list[dict[str, Any]]:
             calls = [
                 (given, client, [vectors[j] if given == "arrays" else vectors[j].tolist() for j in some])
                 for given in ("arrays", "lists")
-                for client, vectors in ((plain, wrapped), (ours, queries))
+                for client, vectors in ((plain, encoded), (ours, queries))
             ]
             order.shuffle(calls)
             for given, client, data in calls:

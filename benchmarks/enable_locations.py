@@ -83,7 +83,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
             plan = plan_enable(store, name, bank, estimator=NNN(16), where=name, force=True)
             enabling[name] = timed(lambda plan=plan: enable(store, plan, client_ttl=0.0))
             state = store.info(name).state
-            candidates[name] = state.beside.candidates
+            candidates[name] = state.reranking.candidates
         clients = {"raw": plain, **dict.fromkeys(LOCATIONS, client)}
         searching = in_turns(
             {

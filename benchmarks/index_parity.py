@@ -39,7 +39,7 @@ from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
 from milvus_hubness.estimators import Estimator, to_dict
-from milvus_hubness.jobs.restored import restored
+from milvus_hubness.jobs.restored import load_correction
 from milvus_hubness.layout import Floats
 from milvus_hubness.quality import tune
 from milvus_hubness.stores import MilvusStore
@@ -84,7 +84,7 @@ def served(client: MilvusClient, name: str) -> None:
     time.sleep(SETTLING_SECONDS)
 
 
-def asked(
+def query_vectors(
     client: MilvusClient, name: str, queries: Floats, param: str, width: int, at_once: int
 ) -> tuple[Any, float]:
     """(m, LIMIT) ids, and the milliseconds of a query."""
@@ -133,16 +133,16 @@ def compared(
     state = store.info(target).state
     assert state is not None
     served(client, target)
-    wrapped = state.layout.wrap(queries, state.profile.strength, slot=state.profile.slot)
-    sides = {"raw": (raw, queries), "corrected": (target, wrapped)}
-    biases = restored(store, state, state.profile).centred(rows)
+    encoded = state.layout.encode_queries(queries, state.profile.strength, slot=state.profile.slot)
+    sides = {"raw": (raw, queries), "corrected": (target, encoded)}
+    biases = load_correction(store, state, state.profile).centred(rows)
     scores = {"raw": queries @ rows.T, "corrected": queries @ rows.T - state.profile.strength * biases}
     exact = {side: np.argsort(-each, axis=1)[:, :LIMIT] for side, each in scores.items()}
     curve = []
     for width in widths:
         point: dict[str, float] = {"width": width}
         for side, (name, vectors) in sides.items():
-            found, _ = asked(client, name, vectors, param, width, max(ROUNDS))
+            found, _ = query_vectors(client, name, vectors, param, width, max(ROUNDS))
             point[f"{side} recall"] = recall(found, exact[side])
             point[f"{side} right"] = float((found == own[:, None]).any(axis=1).mean())
         curve.append(point)
@@ -159,13 +159,13 @@ def compared(
 def width_at(curve: list[dict[str, float]], column: str, least: float) -> int | None:
     """The least width at which a share is reached, None where none does."""
     widths = [point["width"] for point in curve]
-    misses = [math.log(max(1 - point[column], 1e-6)) for point in curve]
+    max_miss_rate = [math.log(max(1 - point[column], 1e-6)) for point in curve]
     wanted = math.log(1 - least)
-    if misses[0] <= wanted:
+    if max_miss_rate[0] <= wanted:
         return int(widths[0])
     for i in range(1, len(curve)):
-        if misses[i] <= wanted:
-            share = (misses[i - 1] - wanted) / (misses[i - 1] - misses[i])
+        if max_miss_rate[i] <= wanted:
+            share = (max_miss_rate[i - 1] - wanted) / (max_miss_rate[i - 1] - max_miss_rate[i])
             return math.ceil(widths[i - 1] + share * (widths[i] - widths[i - 1]))
     return None
 
@@ -206,7 +206,7 @@ def in_turns(
             for what in places[first:] + places[:first]:
                 name, vectors = sides["raw" if what == "raw" else "corrected"]
                 some = vectors[: max(timed, REQUESTS * at_once)]
-                times[what].append(asked(client, name, some, param, widths[what], at_once)[1])
+                times[what].append(query_vectors(client, name, some, param, widths[what], at_once)[1])
         for what in places:
             key = f"{what}, {at_once} a request"
             found[f"{key}, ms"] = float(np.median(times[what]))
@@ -243,8 +243,8 @@ def main() -> int:
     task = load_task(options.task)
     gallery, more = task.gallery, max(0, options.rows - len(task.gallery))
     rows = np.concatenate([gallery, enlarged(gallery, more)])[: options.rows]
-    sound = np.flatnonzero((np.linalg.norm(task.query, axis=1) > 0) & (task.positives < len(rows)))
-    judged, pairs = sound[: options.judged], sound[options.judged :][:PAIRS]
+    valid = np.flatnonzero((np.linalg.norm(task.query, axis=1) > 0) & (task.positives < len(rows)))
+    judged, pairs = valid[: options.judged], valid[options.judged :][:PAIRS]
     by = chosen(task, rows, pairs) if options.tuned else NNN(32, 0.75)
     found: dict[str, dict[str, Any]] = {}
     sizes = {"task": options.task, "rows": options.rows, "queries": options.queries, "judged": len(judged)}

@@ -88,8 +88,8 @@ def compare(X: Any, B: Any, k: int, threads: int) -> dict[str, dict[str, float]]
     with threadpool_limits(threads):
         runs = contenders(X, B, k)
         for name, run in runs.items():
-            told = measure(run)
-            cells[name] = {"seconds": told["seconds"], "peak_mb": told["peak_above_inputs_mb"]}
+            result = measure(run)
+            cells[name] = {"seconds": result["seconds"], "peak_mb": result["peak_above_inputs_mb"]}
             cells[name]["error"] = float(np.abs(run()[:CHECKED_ROWS] - exact).max())
             print(f"{threads} threads, {name}: {cells[name]}", flush=True)
         for _ in range(ROUNDS - 2):

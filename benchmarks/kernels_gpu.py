@@ -55,18 +55,18 @@ def tflops(seconds: float) -> float:
 
 def errors(X: torch.Tensor, B: torch.Tensor) -> dict[str, dict[str, float]]:
     """Largest error of some rows of bfloat16 against float64, by the type that they are multiplied in."""
-    told: dict[str, dict[str, float]] = {}
+    result: dict[str, dict[str, float]] = {}
     rows = X[:CHECKED_ROWS].double()
     exact = rows @ B.double().T
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x, b = X[:CHECKED_ROWS].to(dtype), B.to(dtype)
         soft = 0.05 * torch.logsumexp(exact / 0.05, 1)
         mean = exact.topk(128, dim=1).values.mean(1)
-        told[str(dtype).removeprefix("torch.")] = {
+        result[str(dtype).removeprefix("torch.")] = {
             "logsumexp": float((logsumexp(x, b, 0.05) - soft).abs().max()),
             "topk_mean": float((topk_mean(x, b, 128) - mean).abs().max()),
         }
-    return told
+    return result
 
 
 def tiles(X: torch.Tensor, B: torch.Tensor) -> dict[str, dict[str, float]]:

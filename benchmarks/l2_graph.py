@@ -3,14 +3,13 @@
     python -m benchmarks.l2_graph
 
 FAISS HNSW (M 16, efConstruction 200) over galleries whose lengths vary, or do not: the L2 index on the
-vectors as they are, asked for the exact nearest; and the inner product index on the stored form, asked for
+vectors as they are, asked for the exact nearest; and the inner product index on the augmented form, asked for
 the exact nearest with strength 0 and for the exact corrected ones with strength 1 (NNN 32, .75 on a bank from
-the same source). The stored form in five ways: with m = 0 and s = 1, with m the mean of ½‖r‖², with m and s
-measured on the gallery, with the link column too, as a migration has it, and all measured on the bank, as a
-collection born corrected has it. rounding:
-the largest error of a score in float32, over the mean of ½‖r‖². Exits with 1 where the form measured on the
-gallery finds less than the L2 index by more than MARGIN.
-"""
+the same source). The augmented form in five ways: with m = 0 and s = 1, with m the mean of ½‖r‖², with m and
+s measured on the gallery, with the graph hint column too, as a migration has it, and all measured on the
+bank, as a collection born corrected has it. rounding: the largest error of a score in float32, over the mean
+of ½‖r‖². Exits with 1 where the form measured on the gallery finds less than the L2 index by more than
+MARGIN."""
 
 from __future__ import annotations
 
@@ -67,8 +66,8 @@ def galleries() -> Iterator[tuple[str, Gallery]]:
     yield "unit, 64-d", cut(unit)
     yield "unit × log-normal 0.3, 64-d", cut(unit * lengths(total, 0.3))
     yield "unit × log-normal 1, 64-d", cut(unit * lengths(total, 1.0))
-    centres = 3 * rng.standard_normal((50, 64))[rng.integers(0, 50, total)]
-    yield "50 clusters, 64-d", cut(centres + 0.5 * rng.standard_normal((total, 64)))
+    centroids = 3 * rng.standard_normal((50, 64))[rng.integers(0, 50, total)]
+    yield "50 clusters, 64-d", cut(centroids + 0.5 * rng.standard_normal((total, 64)))
     for name in ("caption_translation", "text_video_msrvtt t2v"):
         task = load_task(name)
         parts = task.gallery[:ROWS], task.query[:QUERIES], task.bank[:BANK]
@@ -84,7 +83,7 @@ def layouts(gallery: Gallery) -> dict[str, Layout]:
     return {
         "m = 0, s = 1": plain,
         "m = mean, s = 1": replace(plain, offset=mean),
-        "measured, no link": plain.measured_on(gallery.items, link=False),
+        "measured, no link": plain.measured_on(gallery.items, graph_hint=False),
         "measured": plain.measured_on(gallery.items),
         "measured on the bank": plain.measured_on(gallery.bank),
     }
@@ -97,11 +96,11 @@ def graph(rows: Floats, metric: int) -> Any:
     return index
 
 
-def recalls(index: Any, asked: Floats, wanted: Places) -> dict[str, float]:
+def recalls(index: Any, query_vectors: Floats, wanted: Places) -> dict[str, float]:
     """recall@10 of the places wanted (m, 10), at each breadth of the search."""
     found = {}
     for breadth in BREADTHS:
-        _, got = index.search(asked, LIMIT, params=faiss.SearchParametersHNSW(efSearch=breadth))
+        _, got = index.search(query_vectors, LIMIT, params=faiss.SearchParametersHNSW(efSearch=breadth))
         hits = [len(set(row) & set(own)) for row, own in zip(got.tolist(), wanted.tolist(), strict=True)]
         found[f"ef {breadth}"] = round(sum(hits) / wanted.size, 4)
     return found
@@ -109,12 +108,12 @@ def recalls(index: Any, asked: Floats, wanted: Places) -> dict[str, float]:
 
 def measured(gallery: Gallery) -> dict[str, Any]:
     items, queries, bank = gallery
-    wide, asked = items.astype(np.float64), queries.astype(np.float64)
+    wide, query_vectors = items.astype(np.float64), queries.astype(np.float64)
     halves = 0.5 * np.sum(wide**2, axis=1)
-    similarity = asked @ wide.T - halves
+    similarity = query_vectors @ wide.T - halves
     plain = Layout(items.shape[1], "L2")
     uncentred = Correction.fit(plain, NNN(32, 0.75), QueryBank.of(bank))
-    biases = replace(uncentred, centre=float(uncentred.centred(items).mean())).centred(items)
+    biases = replace(uncentred, mean_bias=float(uncentred.centred(items).mean())).centred(items)
     nearest = {w: np.argsort(-(similarity - w * biases), axis=1)[:, :LIMIT] for w in (0.0, 1.0)}
     found: dict[str, Any] = {
         "rows": len(items),
@@ -124,14 +123,14 @@ def measured(gallery: Gallery) -> dict[str, Any]:
     for name, layout in layouts(gallery).items():
         stored = layout.augment(items, biases)
         index = graph(stored, faiss.METRIC_INNER_PRODUCT)
-        products = layout.wrap(queries, 0.0) @ stored.T
+        products = layout.encode_queries(queries, 0.0) @ stored.T
         found[name] = {
-            f"strength {w:g}": recalls(index, layout.wrap(queries, w), wanted)
+            f"strength {w:g}": recalls(index, layout.encode_queries(queries, w), wanted)
             for w, wanted in nearest.items()
         }
         found[name]["constants"] = {"offset": layout.offset, "scale": layout.scale}
         squares = layout.scores(products, queries, 0.0)
-        errors = np.abs(0.5 * np.sum(asked**2, axis=1, keepdims=True) - squares / 2 - similarity)
+        errors = np.abs(0.5 * np.sum(query_vectors**2, axis=1, keepdims=True) - squares / 2 - similarity)
         found[name]["rounding"] = float(errors.max() / halves.mean())
     return found
 

@@ -8,8 +8,8 @@ and no item of the gallery was asked for by the traffic, which would push it asi
 bank is as large as the traffic at most; `reservoir.merge`, as jobs run it, gives 25, 50 and 100% of its
 places to traffic. Banks: the task's own; three topics of four of it, as k-means has them, and one; that of
 another data set of the same dimension and another encoder, at the own bank's mean length. Intervals are 95%
-percentile bootstraps over queries, each with its mean over the splits in which it was asked. Beside each is
-what `quality.drift` says of the static bank and the traffic.
+percentile bootstraps over queries, each with its mean over the splits in which it was asked.
+CandidateReranking each is what `quality.drift` says of the static bank and the traffic.
 
 Then how often drift is seen between halves of one bank, and what sampling costs a search: the time of the
 client's hook alone. Only a full run is kept.
@@ -36,7 +36,7 @@ from milvus_hubness.layout import Layout
 from milvus_hubness.quality import paired_difference
 from milvus_hubness.quality.drift import drift_between
 from milvus_hubness.reservoir import Terms, merge
-from milvus_hubness.state import BankReference, Living
+from milvus_hubness.state import BankReference, OnlineBank
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 
 METHODS: dict[str, Estimator] = {"NNN 16, .75": NNN(16, 0.75), "Blend": Blend()}
@@ -59,10 +59,10 @@ def halves(task: Task, seed: int) -> tuple[Task, Numbers, Vectors]:
     order = np.random.default_rng(seed).permutation(len(task.gallery))
     kept = np.sort(order[: len(order) // 2])
     is_asked = np.isin(task.positives, kept)
-    asked = np.flatnonzero(is_asked)
-    positives = np.searchsorted(kept, task.positives[asked])
-    half = task._replace(query=task.query[asked], gallery=task.gallery[kept], positives=positives)
-    return half, asked, task.query[~is_asked]
+    query_vectors = np.flatnonzero(is_asked)
+    positives = np.searchsorted(kept, task.positives[query_vectors])
+    half = task._replace(query=task.query[query_vectors], gallery=task.gallery[kept], positives=positives)
+    return half, query_vectors, task.query[~is_asked]
 
 
 def static_banks(name: str, own: Vectors, size: int, seed: int) -> Iterator[tuple[str, Vectors]]:
@@ -80,12 +80,12 @@ def static_banks(name: str, own: Vectors, size: int, seed: int) -> Iterator[tupl
         yield FOREIGN, as_long_as(own, some(load_task(OTHER_SET[name]).bank))
 
 
-def living(bank: Vectors, traffic: Vectors, share: float, seed: int) -> tuple[Vectors, float]:
+def online_bank(bank: Vectors, samples_collection: Vectors, share: float, seed: int) -> tuple[Vectors, float]:
     """The bank when traffic has taken that share of its places, and the share it really has."""
     terms = Terms(len(bank), 1 - share, DAY, 0.99, seed)
     seeds = Origins.seeds(len(bank), 0)
-    sampled = Origins(np.arange(len(traffic)), np.full(len(traffic), 60 * DAY))
-    merged = merge(QueryBank(bank), seeds, traffic, sampled, terms)
+    sampled = Origins(np.arange(len(samples_collection)), np.full(len(samples_collection), 60 * DAY))
+    merged = merge(QueryBank(bank), seeds, samples_collection, sampled, terms)
     if merged.bank is None or merged.bank.origins is None:
         raise RuntimeError("no traffic came in")
     return merged.bank.vectors, float((~merged.bank.origins.are_seeds).mean())
@@ -97,13 +97,13 @@ def run(name: str) -> dict[str, Any]:
     means: dict[tuple[str, str], Means] = {}
     told: dict[str, dict[str, list[Any]]] = {}
     for seed in range(SPLITS):
-        half, asked, traffic = halves(task, seed)
-        size = min(len(task.bank), len(traffic))
+        half, asked, samples_collection = halves(task, seed)
+        size = min(len(task.bank), len(samples_collection))
         for kind, bank in static_banks(name, task.bank, size, seed):
-            grown = [living(bank, traffic, share, seed) for share in SHARES]
+            grown = [online_bank(bank, samples_collection, share, seed) for share in SHARES]
             banks = [bank, *(vectors for vectors, _ in grown)]
             told.setdefault(kind, {"places": [], "live": [], "drift": []})
-            told[kind]["drift"].append(drift_between(bank, traffic, seed=seed))
+            told[kind]["drift"].append(drift_between(bank, samples_collection, seed=seed))
             told[kind]["places"].append(len(bank))
             told[kind]["live"].append([share for _, share in grown])
             for method, estimator in METHODS.items():
@@ -137,7 +137,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def false_alarms(names: list[str]) -> dict[str, Any]:
-    """Of random halves of each task's bank, at most 250 queries of each: how often drift fires, and the
+    """Of random halves of each task's bank, at most 250 queries of row: how often drift fires, and the
     largest statistic."""
     fired, largest = 0, 0.0
     for name in names:
@@ -159,13 +159,13 @@ def hook_costs() -> dict[str, float]:
     queries = rng.standard_normal((1, 768), np.float32)
     costs = {}
     for what, rate, rounds in (("not sampled", 1e-9, 10_000), ("sampled", 1.0, 900)):
-        terms = Living(
-            field="v", profile="default", traffic="t", rate=rate, size=10_000, seed_share=0.25,
+        terms = OnlineBank(
+            field="v", profile="default", samples_collection="t", rate=rate, size=10_000, seed_share=0.25,
             half_life_seconds=DAY, duplicate_cosine=0.99,
         )  # fmt: skip
         taken = []
         for _ in range(REPEATS):
-            sampler = Sampler(None, lambda traffic, samples: None)
+            sampler = Sampler(None, lambda samples_collection, samples: None)
             began = time.perf_counter()
             for _ in range(rounds):
                 sampler.offer(terms, state, queries)

@@ -85,7 +85,7 @@ def bare(uri: str, rows: int, dim: int) -> float:
 
 def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
-    from milvus_hubness import NNN, MilvusStore, QueryBank, Steering, clean, connect, plan_migration
+    from milvus_hubness import NNN, MigrationOptions, MilvusStore, QueryBank, clean, connect, plan_migration
     from milvus_hubness.jobs import run
     from milvus_hubness.jobs.migration.events import Event, Events
 
@@ -105,7 +105,7 @@ def ours(uri: str, rows: int, dim: int) -> float:
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, dim), np.float32))
     plan = plan_migration(store, f"src{rows}", bank, estimator=NNN(16), target="ours")
     with suppress(Copied):
-        run(store, plan, Steering(frozen=True, events=Events([note])))
+        run(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
     clean(store, "ours", drop="ours")
     return times["last"] - times["before-copy"]
 
@@ -119,8 +119,8 @@ def leg(which: str, uri: str, rows: int, dim: int) -> dict[str, float]:
 def in_process(which: str, uri: str, rows: int, dim: int) -> None:
     one_thread()
     seconds = {"bare": bare, "ours": ours}[which](uri, rows, dim)
-    told = {"rows_per_second": rows / seconds, "seconds": seconds, "peak_mib": resident("VmHWM") / 2**20}
-    print(json.dumps({name: round(value, 2) for name, value in told.items()}))
+    result = {"rows_per_second": rows / seconds, "seconds": seconds, "peak_mib": resident("VmHWM") / 2**20}
+    print(json.dumps({name: round(value, 2) for name, value in result.items()}))
 
 
 def main(rows: int = ROWS, dim: int = DIM) -> None:

@@ -2,9 +2,9 @@
 
     python -m benchmarks.proxy_overhead [--seconds 10]
 
-Straight means queries that are in the asked form already, so that the server does the same work for both. The
-two take turns, in rounds; medians over the rounds are compared. Clients, proxy and server share the machine.
-"""
+Straight means queries that are in the augmented query already, so that the server does the same work for
+both. The two take turns, in rounds; medians over the rounds are compared. Clients, proxy and server share the
+machine."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def measure(upstream: str, proxy: str, seconds: float) -> list[dict[str, Any]]:
     if state is None:
         raise RuntimeError(f"{name} carries no biases")
     queries = np.random.default_rng(2).standard_normal((100, DIM), np.float32)
-    asked = {
-        "straight": list(state.layout.wrap(queries, 1.0, slot=state.profile.slot)),
+    query_vectors = {
+        "straight": list(state.layout.encode_queries(queries, 1.0, slot=state.profile.slot)),
         "proxy": list(queries),
     }
     rows = []
@@ -72,7 +72,7 @@ def measure(upstream: str, proxy: str, seconds: float) -> list[dict[str, Any]]:
         rounds: dict[str, list[dict[str, float]]] = {"straight": [], "proxy": []}
         for number in range(ROUNDS + 1):
             for who in sorted(rounds, reverse=number % 2 == 1):
-                rounds[who].append(timed(clients[who], name, asked[who], seconds))
+                rounds[who].append(timed(clients[who], name, query_vectors[who], seconds))
         row: dict[str, Any] = {"connections": connections, "rounds": rounds}
         for measured in ("latency", "throughput"):
             medians = {who: statistics.median(each[measured] for each in rounds[who][1:]) for who in rounds}

@@ -97,10 +97,10 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         gate = GATES[method](task)[found["raw"][:, 0]]
         hits[method] = np.where(gate, hits[method], hits["raw"])
         found[method] = np.where(gate[:, None], found[method], found["raw"])
-    cells = {}
+    locality_hints = {}
     for method in methods:
         recall = confidence_interval(100 * hits[method], resamples=1000)
-        cells[method] = {
+        locality_hints[method] = {
             "r1": recall.estimate,
             "low": recall.low,
             "high": recall.high,
@@ -109,9 +109,9 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         }
         if method != "raw":
             gain = paired_difference(100 * hits["raw"], 100 * hits[method], resamples=1000)
-            cells[method]["gain"] = gain._asdict()
-    print(name, {method: f"{cell['r1']:.2f}" for method, cell in cells.items()}, flush=True)
-    return cells
+            locality_hints[method]["gain"] = gain._asdict()
+    print(name, {method: f"{cell['r1']:.2f}" for method, cell in locality_hints.items()}, flush=True)
+    return locality_hints
 
 
 def bias_of(task: Task, estimator: Estimator | None, bank_size: int | None) -> Any:

@@ -159,8 +159,8 @@ def markdown(results: dict[str, Any]) -> str:
         + [f"{each['times the plain product, median']:.1f}"]
         for each in results["speed"]
     ]
-    told = f"1,000 candidates of 512-d, batches of 16, {SPEED_REPEATS} batches."
-    parts.append(f"## Cost\n\n{told}\n\n{table(head, rows)}")
+    result = f"1,000 candidates of 512-d, batches of 16, {SPEED_REPEATS} batches."
+    parts.append(f"## Cost\n\n{result}\n\n{table(head, rows)}")
     if results.get("ablations"):
         head = ["on docstring_code's validation pairs", "kept epoch", "R@1", "MRR"]
         rows = [

@@ -176,9 +176,9 @@ def expanded(pairs: Pairs, bias: np.ndarray, count: int, power: float) -> np.nda
     found = nearest(pairs.queries, pairs.gallery, count, bias)
     near = pairs.gallery[found]
     weights = np.clip(np.einsum("nd,nkd->nk", pairs.queries, near), 0, None) ** power
-    asked = pairs.queries + np.einsum("nk,nkd->nd", weights, near)
-    asked /= np.linalg.norm(asked, axis=1, keepdims=True)
-    return asked @ pairs.gallery.T - bias
+    query_vectors = pairs.queries + np.einsum("nk,nkd->nd", weights, near)
+    query_vectors /= np.linalg.norm(query_vectors, axis=1, keepdims=True)
+    return query_vectors @ pairs.gallery.T - bias
 
 
 def mrr(scores: np.ndarray, pairs: Pairs) -> float:

@@ -78,8 +78,8 @@ def centred_biases(layout: Layout, gallery: Gallery, estimator: Estimator) -> Fl
     """b − c, as a migration stores them."""
     correction = Correction.fit(layout, estimator, QueryBank.of(gallery.bank), gallery=gallery.items)
     biases = correction.centred(gallery.items)
-    sound = ~layout.unsound(gallery.items)
-    return np.where(sound, biases - biases[sound].mean(), 0).astype(np.float32)
+    valid = ~layout.invalid(gallery.items)
+    return np.where(valid, biases - biases[valid].mean(), 0).astype(np.float32)
 
 
 def measured() -> Iterator[dict[str, Any]]:
@@ -135,15 +135,15 @@ class Served(NamedTuple):
 
 def forms(gallery: Gallery, biases: Floats) -> dict[str, Served]:
     layout = Layout(gallery.items.shape[1], gallery.metric)
-    raw, asked = layout.reduce_items(gallery.items), layout.reduce_queries(gallery.queries)
-    stored, wrapped = layout.augment(gallery.items, biases), layout.wrap(gallery.queries)
+    raw, query_vectors = layout.reduce_items(gallery.items), layout.reduce_queries(gallery.queries)
+    stored, encoded = layout.augment(gallery.items, biases), layout.encode_queries(gallery.queries)
     centred = stored.copy()
     centred[:, : layout.dim] -= centred[:, : layout.dim].mean(0)
-    scores = asked.astype(np.float64) @ raw.astype(np.float64).T
+    scores = query_vectors.astype(np.float64) @ raw.astype(np.float64).T
     return {
-        "raw": Served(raw, asked, _best(scores)),
-        "stored": Served(stored, wrapped, _best(scores - biases)),
-        "centred": Served(centred, wrapped, _best(scores - biases)),
+        "raw": Served(raw, query_vectors, _best(scores)),
+        "stored": Served(stored, encoded, _best(scores - biases)),
+        "centred": Served(centred, encoded, _best(scores - biases)),
     }
 
 
@@ -159,7 +159,7 @@ def serve(uri: str, served: dict[str, Served]) -> Iterator[dict[str, Any]]:
         for index_type, params in {kind: params for kind, params, _ in INDEXES}.items():
             name = f"{form}_{index_type}".lower()
             fill(client, name, stored, index_type, params)
-            store.finish(name)
+            store.flush(name)
             client.release_collection(name)
             client.load_collection(name)
             for kind, _, value in INDEXES:
@@ -182,12 +182,12 @@ def fill(client: MilvusClient, name: str, items: Floats, index_type: str, params
     client.flush(name)
 
 
-def ask(client: MilvusClient, name: str, asked: Floats, params: dict[str, int]) -> Any:
+def ask(client: MilvusClient, name: str, query_vectors: Floats, params: dict[str, int]) -> Any:
     ids = []
-    for start in range(0, len(asked), 100):
+    for start in range(0, len(query_vectors), 100):
         hits = client.search(
             name,
-            data=list(asked[start : start + 100]),
+            data=list(query_vectors[start : start + 100]),
             limit=LIMIT,
             output_fields=["id"],
             search_params={"metric_type": "IP", "params": params},
@@ -199,16 +199,16 @@ def ask(client: MilvusClient, name: str, asked: Floats, params: dict[str, int]) 
 def on_servers() -> dict[str, Any]:
     """The gate and both databases on the same rows, biases and queries."""
     task = load_task(SAMPLED)
-    sound = np.flatnonzero(task.gallery.any(axis=1))[:SERVED]
-    asked = task.query[task.query.any(axis=1)][:500]
-    gallery = Gallery("COSINE", task.gallery[sound], asked, task.bank)
+    valid = np.flatnonzero(task.gallery.any(axis=1))[:SERVED]
+    query_vectors = task.query[task.query.any(axis=1)][:500]
+    gallery = Gallery("COSINE", task.gallery[valid], query_vectors, task.bank)
     layout = Layout(gallery.items.shape[1], "COSINE")
     biases = centred_biases(layout, gallery, ESTIMATORS["NNN 16"])
     served = forms(gallery, biases)
     cells: dict[str, list[dict[str, Any]]] = {"gate": []}
     for index_type, params, value in INDEXES:
         gate = measure_recall(
-            layout, gallery.items, biases, asked, index_type, params, at_most=ROWS, value=value
+            layout, gallery.items, biases, query_vectors, index_type, params, at_most=ROWS, value=value
         )
         cells["gate"] += [
             {
@@ -226,7 +226,7 @@ def on_servers() -> dict[str, Any]:
     else:
         with MilvusServer() as server:
             cells["Milvus 2.3.5"] = list(serve(server.uri, served))
-    return {"rows": len(sound), "queries": len(asked), "cells": cells}
+    return {"rows": len(valid), "queries": len(query_vectors), "cells": cells}
 
 
 # -- what comes of it -----------------------------------------------------------------------------------
@@ -290,18 +290,19 @@ def as_markdown(results: dict[str, Any]) -> str:
         for kind, _, value in INDEXES
         for form in ("raw", "stored", "centred")
     ]
-    told = results["conclusion"]
+    result = results["conclusion"]
     total = len(load_task(SAMPLED).gallery)
     return "\n\n".join(
         [
             "recall@10 with half of its 95% interval; needed: the least ef or nprobe, from the one measured "
             "to 16 times that, at which the picked form has the raw recall less one standard error",
             as_rows(results["galleries"]),
-            f"⟨r − μ, b − c⟩ is picked in {told['picked centred']} of {told['measurements']}. The intervals "
-            f"of the two are apart in {told['centred better'] + told['centred worse']}: it is better in "
-            f"{told['centred better']} and worse in {told['centred worse']}. Nothing need change in "
-            f"{told['nothing to change']}, and widening by at most 4 times wins the raw recall back in "
-            f"{told['won back']}.",
+            f"⟨r − μ, b − c⟩ is picked in {result['picked centred']} of {result['measurements']}. The "
+            "intervals "
+            f"of the two are apart in {result['centred better'] + result['centred worse']}: it is better in "
+            f"{result['centred better']} and worse in {result['centred worse']}. Nothing need change in "
+            f"{result['nothing to change']}, and widening by at most 4 times wins the raw recall back in "
+            f"{result['won back']}.",
             f"Samples of {SAMPLED}, {total:,} rows in all, nlist in proportion:",
             as_rows(results["samples"]),
             f"The same {served['rows']:,} rows of {SAMPLED}, NNN 16, in process and served:",

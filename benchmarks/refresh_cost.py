@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness import NNN, Hubness, HubnessClient, MilvusStore, QueryBank, connect, refresh
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, MilvusStore, QueryBank, connect, refresh
 from tests.servers import MilvusServer
 
 ROWS, DIM, BANK, TURNS = 100_000, 768, 5_000, 3
@@ -45,7 +45,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
     times: dict[str, list[float]] = {"full": [], "pending": []}
     with MilvusServer() as server:
         client, store = HubnessClient(server.uri, state_ttl=0.0), MilvusStore(connect(server.uri))
-        born = Hubness(QueryBank(vectors(0, BANK, dim)), NNN(16))
+        born = CorrectionConfig(QueryBank(vectors(0, BANK, dim)), NNN(16))
         client.create_collection(NAME, dim, metric_type="COSINE", hubness=born)
         insert(client, 0, vectors(1, rows, dim))
         client.flush(NAME)

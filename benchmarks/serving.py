@@ -43,7 +43,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.banks import Vectors
 from milvus_hubness.estimators import Estimator
-from milvus_hubness.jobs.enable import ALLOWED_MISSES, MEASURED_QUERIES
+from milvus_hubness.jobs.enable import MAX_MISS_RATE, MEASURED_QUERIES
 from milvus_hubness.quality.missed import enough_candidates, missed_share, raw_places
 from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS
 from tests.real_data import EMBEDDING_TASKS, Task, fit_on, load_task
@@ -90,13 +90,13 @@ def missed(task: Task) -> dict[str, Any]:
         fitted = estimator.fit(QueryBank(task.bank), gallery=task.gallery, target_bank=task.target_bank)
         bias = fitted.bias(task.gallery)
         places = raw_places(task.query, task.gallery, bias)
-        asked = task.bank[:: max(1, len(task.bank) // MEASURED_QUERIES)]
-        of_bank = raw_places(asked, task.gallery, bias)
+        search_request = task.bank[:: max(1, len(task.bank) // MEASURED_QUERIES)]
+        of_bank = raw_places(search_request, task.gallery, bias)
         cells[name] = {
             "missed": {n: missed_share(places, n) for n in CANDIDATES},
             "missed_by_bank_queries": {n: missed_share(of_bank, n) for n in CANDIDATES},
-            "enough": enough_candidates(places, ALLOWED_MISSES),
-            "taken": enough_candidates(of_bank, ALLOWED_MISSES),
+            "enough": enough_candidates(places, MAX_MISS_RATE),
+            "taken": enough_candidates(of_bank, MAX_MISS_RATE),
         }
     row = {"items": len(task.gallery), "queries": len(task.query), "bank": len(task.bank), "cells": cells}
     print({name: cell["missed"] for name, cell in cells.items()}, row["items"], "items", flush=True)
@@ -202,7 +202,7 @@ def settle(store: MilvusStore, name: str) -> None:
     Retrying(retry=unfinished, wait=wait_fixed(0.2), stop=stop_after_delay(COMPACTION_SECONDS))(
         store.client.get_compaction_state, job
     )
-    store.finish(name)
+    store.flush(name)
     store.client.release_collection(name)
     store.client.load_collection(name)
 
@@ -221,7 +221,7 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     target = migrate(store, plan_migration(store, PLAIN, bank, estimator=estimator)).target
     seconds[IN_VECTORS] = time.monotonic() - started
     state = store.info(PLAIN).state
-    sides = [state.beside.side] if state and state.beside and state.beside.side else []
+    sides = [state.reranking.side] if state and state.reranking and state.reranking.side else []
     for collection in (PLAIN, WITH_FIELDS, target, *sides):
         settle(store, collection)
     return {"target": target, "candidates": taken, "seconds_to_correct": seconds}
@@ -242,9 +242,9 @@ def systems(uri: str, store: MilvusStore, target: str, taken: int) -> Iterator[S
         yield System(OVERFETCHED, candidates, searching(plain, PLAIN, candidates))
         for collection in (PLAIN, WITH_FIELDS):
             state = store.info(collection).state
-            if state and state.beside:
-                beside = state.beside.model_copy(update={"candidates": candidates})
-                store.write_state(collection, state.model_copy(update={"beside": beside}))
+            if state and state.reranking:
+                reranking = state.reranking.model_copy(update={"candidates": candidates})
+                store.write_state(collection, state.model_copy(update={"reranking": reranking}))
         client = remembering(uri, candidates, PLAIN, WITH_FIELDS)
         yield System(SIDE, candidates, searching(client, PLAIN))
         if client._operations._chains:
@@ -268,16 +268,16 @@ def serve(uri: str, truth: Truth) -> dict[str, Any]:
     store = MilvusStore(client)
     for name, with_fields in ((PLAIN, False), (WITH_FIELDS, True)):
         fill(client, name, truth.gallery, with_fields=with_fields)
-        store.finish(name)
+        store.flush(name)
     done = correct(store)
     asked = list(systems(uri, store, done["target"], done["candidates"]))
-    told = {
+    result = {
         "version": client.get_server_version(),
         "chains": any(each.name == CHAINED for each in asked),
         "load_average": os.getloadavg(),
         **done,
     }
-    print(told, flush=True)
+    print(result, flush=True)
     order = np.random.default_rng(0)
     cells = []
     for ef in EFS:
@@ -286,7 +286,7 @@ def serve(uri: str, truth: Truth) -> dict[str, Any]:
             for which in order.permutation(len(asked)):
                 asked[which].round(queries, ef)
         cells += measured(asked, ef, truth)
-    return {**told, "cells": cells}
+    return {**result, "cells": cells}
 
 
 def measured(asked: Sequence[System], ef: int, truth: Truth) -> list[dict[str, Any]]:
@@ -346,7 +346,7 @@ class Found:
         kinds = ("single_over", "batch_over")
         return " / ".join(span([cell[kind][RAW] for cell in cells]) for kind in kinds) if cells else "–"
 
-    def beside(self, *, ef: int | None = None) -> list[dict[str, Any]]:
+    def reranking(self, *, ef: int | None = None) -> list[dict[str, Any]]:
         """Of the ways beside the vectors, as `enable` sets them up."""
         return self.cells(*BESIDE, ef=ef, candidates=self.taken)
 
@@ -362,12 +362,12 @@ def broken(rows: list[dict[str, Any]], found: Found) -> list[str]:
             cell = row["cells"][name]
             if cell["taken"] < cell["enough"]:
                 faults.append(f"{row['task']}, {name}: enable takes {cell['taken']}, not {cell['enough']}")
-    for cell in found.beside():
+    for cell in found.reranking():
         for kind in ("single_over", "batch_over"):
             if cell[kind][IN_VECTORS] <= 1:
                 faults.append(f"{kind} of {cell['system']}, ef {cell['ef']}: as fast as in the vectors")
     for ef in EFS:
-        for one in (*found.cells(IN_VECTORS, ef=ef), *found.beside(ef=ef)):
+        for one in (*found.cells(IN_VECTORS, ef=ef), *found.reranking(ef=ef)):
             if one["recall"] < LEAST_RECALL:
                 faults.append(f"{one['system']}, ef {one['ef']}: recall@10 {one['recall']:.3f}")
     return faults
@@ -390,7 +390,7 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
         f"ef {' and '.join(map(str, EFS))}:\n\n{table(['biases', 'N', *found.served], slowdowns)}\n"
     ]
     for ef in EFS:
-        cells, others = found.cells(IN_VECTORS, ef=ef), found.beside(ef=ef)
+        cells, others = found.cells(IN_VECTORS, ef=ef), found.reranking(ef=ef)
         few = found.cells(*BESIDE, ef=ef, candidates=FEW)
         ours, theirs = ([cell["recall"] for cell in each] for each in (cells, others))
         best = (
@@ -405,7 +405,7 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
             f"beside them {span(theirs, 3)} with {taken} candidates (ef {others[0]['ef']}) and "
             f"{span([cell['recall'] for cell in few], 3)} with {FEW}."
         )
-    corrected = [*inside, *found.cells(*BESIDE, candidates=FEW), *found.beside()]
+    corrected = [*inside, *found.cells(*BESIDE, candidates=FEW), *found.reranking()]
     lines.append(
         f"- R@1 of the right item: {span([cell['r1'] for cell in corrected])} whichever way "
         f"(exactly {exact['corrected_r1']:.1f}, raw {exact['raw_r1']:.1f})."
@@ -441,7 +441,7 @@ def markdown(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]) 
     parts = [
         f"## Where each wins\n\n{conclusion(rows, found, exact)}",
         "## Outside the candidates\n\nShare (%) of the exact corrected top 10 outside N raw candidates, and "
-        f"the N beyond which at most {100 * ALLOWED_MISSES:g}% of that of the bank's own queries lies.\n\n"
+        f"the N beyond which at most {100 * MAX_MISS_RATE:g}% of that of the bank's own queries lies.\n\n"
         f"{table(head, lines)}",
         f"## Through databases\n\n{SERVED_TASK}, {GALLERIES[-1]:,} items, HNSW (M {HNSW['M']}, "
         f"efConstruction {HNSW['efConstruction']}), {SERVED}; recall@10 of the exact corrected top 10 "

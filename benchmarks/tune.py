@@ -103,12 +103,12 @@ def run(name: str, splits: int) -> dict[str, Any]:
 
 def label_free(task: Task, bank: QueryBank, seed: int) -> tuple[str, Any]:
     """The verdict, and whether each query of the task finds its item first under what is applied."""
-    told = tune(bank, task.gallery, target_bank=task.target_bank, seed=seed)
+    result = tune(bank, task.gallery, target_bank=task.target_bank, seed=seed)
     bias = np.zeros(len(task.gallery), np.float32)
-    if told.choice is not None:
-        fitted = told.choice.fit(bank, gallery=task.gallery, target_bank=task.target_bank)
-        bias = np.float32(told.strength) * fitted.bias(task.gallery)
-    return told.verdict, assess(task.query, task.gallery, [bias], list(task.positives[:, None])).hits[0]
+    if result.choice is not None:
+        fitted = result.choice.fit(bank, gallery=task.gallery, target_bank=task.target_bank)
+        bias = np.float32(result.strength) * fitted.bias(task.gallery)
+    return result.verdict, assess(task.query, task.gallery, [bias], list(task.positives[:, None])).hits[0]
 
 
 def broken(name: str, row: dict[str, Any]) -> list[str]:

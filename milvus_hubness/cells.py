@@ -49,13 +49,13 @@ def evenly(bank: Floats) -> Floats:
     return np.asarray(_unit(some), np.float32)
 
 
-def main_axes(bank: Floats, count: int) -> str:
+def hint_directions(bank: Floats, count: int) -> str:
     """The `count` main axes of a bank (m, d), count ≤ d, the foremost last, as text: d·count bytes in base64.
     Such small numbers are enough, as the columns need not be those axes, but the same for all items."""
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
-    axes = np.linalg.eigh(some.T @ some)[1][:, -count:]
-    return _as_text(np.rint(axes * (_LARGEST / np.abs(axes).max())).astype(np.int8))
+    directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
+    return _as_text(np.rint(directions * (_LARGEST / np.abs(directions).max())).astype(np.int8))
 
 
 def foremost(text: str, dim: int, count: int) -> str:
@@ -63,14 +63,14 @@ def foremost(text: str, dim: int, count: int) -> str:
     return _as_text(_numbers(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
-def axes_in(text: str, dim: int) -> Floats:
-    """(dim, c) what `main_axes` wrote. Raises InvalidParameter for anything else."""
+def directions_in(text: str, dim: int) -> Floats:
+    """(dim, c) what `hint_directions` wrote. Raises InvalidParameter for anything else."""
     return np.asarray(_numbers(text, dim) / _LARGEST, np.float32)
 
 
-def lying(landmarks: Floats, axes: Floats) -> Floats:
+def lying(landmarks: Floats, directions: Floats) -> Floats:
     """(m, c) where queries (m, d) lie along the axes, as seen from their mean."""
-    return np.asarray((landmarks - landmarks.mean(axis=0)) @ axes, np.float32)
+    return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)
 
 
 def columns(near: Floats, reach: float) -> Floats:
@@ -78,15 +78,15 @@ def columns(near: Floats, reach: float) -> Floats:
     return np.asarray(reach * _unit(near.mean(axis=1)), np.float32)
 
 
-def _as_text(axes: npt.NDArray[np.int8]) -> str:
-    return base64.b64encode(axes.tobytes()).decode()
+def _as_text(directions: npt.NDArray[np.int8]) -> str:
+    return base64.b64encode(directions.tobytes()).decode()
 
 
 def _numbers(text: str, dim: int) -> npt.NDArray[np.int8]:
     try:
         numbers = np.frombuffer(base64.b64decode(text, validate=True), np.int8)
     except binascii.Error as error:
-        raise InvalidParameter(f"the axes of the cell columns are no base64: {error}") from None
+        raise InvalidParameter(f"the axes of the locality hint columns are no base64: {error}") from None
     if len(numbers) % dim:
         raise InvalidParameter(f"{len(numbers)} numbers are no axes of dimension {dim}")
     return numbers.reshape(dim, -1)

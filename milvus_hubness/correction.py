@@ -19,21 +19,20 @@ from milvus_hubness.estimators.inputs import TargetBank
 from milvus_hubness.halves import Dtype, rounded
 from milvus_hubness.kernels import topk
 from milvus_hubness.layout import Floats, Layout
-from milvus_hubness.state import BankReference, Beside, CollectionState, Profile
+from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 
 
 @dataclass(frozen=True)
 class Correction:
     """Biases of a collection's vectors, in its own metric.
 
-    centre: c, taken off every bias so that the stored column stays near zero, which costs an ANN index less
-    recall; no ranking changes. are_new: whether the items came together after the fit, see
-    `FittedBias.new_bias`.
-    """
+    mean_bias: c, taken off every bias so that the stored column stays near zero, which costs an ANN index
+    less recall; no ranking changes. are_new: whether the items came together after the fit, see
+    `FittedBias.new_bias`."""
 
     layout: Layout
     fitted: FittedBias
-    centre: float = 0.0
+    mean_bias: float = 0.0
     are_new: bool = False
 
     @classmethod
@@ -62,7 +61,7 @@ class Correction:
             )
         reduced = _reduced_bank(layout, bank)
         others: dict[str, Any] = {
-            "gallery": None if gallery is None else layout.reduce_items(_sound(layout, gallery)),
+            "gallery": None if gallery is None else layout.reduce_items(_valid(layout, gallery)),
             "target_bank": None if target_bank is None else reduced_targets(layout, target_bank),
         }
         if isinstance(estimator, Transport):
@@ -81,39 +80,39 @@ class Correction:
         potentials: Floats,
         *,
         target_bank: BankLike | None = None,
-        centre: float = 0.0,
+        mean_bias: float = 0.0,
     ) -> Correction:
         """An earlier fit from what was kept of it, without the gallery. Raises as `fit` does."""
         targets = None if target_bank is None else reduced_targets(layout, target_bank)
         fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
-        return cls(layout, fitted, centre)
+        return cls(layout, fitted, mean_bias)
 
-    def cells(self, vectors: npt.ArrayLike) -> Floats:
-        """(n, c) float32 what the layout's c cell columns hold for vectors (n, d), from their nearest bank
-        queries; 0 where no bias can be computed."""
+    def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
+        """(n, c) float32 what the layout's c locality hint columns hold for vectors (n, d), from their
+        nearest bank queries; 0 where no bias can be computed."""
         rows = np.asarray(vectors, np.float32)
-        sound = ~self.layout.unsound(rows)
-        found = np.zeros((len(rows), self.layout.cell_count), np.float32)
-        if found.size and sound.any():
+        valid = ~self.layout.invalid(rows)
+        found = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
+        if found.size and valid.any():
             landmarks, there = self._landmarks
-            near = topk(self.layout.reduce_items(rows[sound]), landmarks, min(NEAR, len(landmarks)))
-            found[sound] = columns(there[np.asarray(near.indices)], self.layout.reach)
+            near = topk(self.layout.reduce_items(rows[valid]), landmarks, min(NEAR, len(landmarks)))
+            found[valid] = columns(there[np.asarray(near.indices)], self.layout.reach)
         return found
 
     @cached_property
     def _landmarks(self) -> tuple[Floats, Floats]:
-        """Queries of the bank, and where they lie along the axes of the cell columns."""
+        """Queries of the bank, and where they lie along the axes of the locality hint columns."""
         landmarks = evenly(self.fitted.bank.vectors)
-        return landmarks, lying(landmarks, self.layout.cell_axes)
+        return landmarks, lying(landmarks, self.layout.locality_directions)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         """(n,) float32 b(r) − c of vectors (n, d); 0 where a row is zero under COSINE or not finite."""
         rows = np.asarray(vectors, np.float32)
-        sound = ~self.layout.unsound(rows)
+        valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
-        if sound.any():
+        if valid.any():
             told = self.fitted.new_bias if self.are_new else self.fitted.bias
-            biases[sound] = told(self.layout.reduce_items(rows[sound])) - np.float32(self.centre)
+            biases[valid] = told(self.layout.reduce_items(rows[valid])) - np.float32(self.mean_bias)
         return biases
 
 
@@ -127,19 +126,19 @@ def initial_state(
     dtype: Dtype,
     source: str,
     phase: Literal["copying", "ready"] = "ready",
-    centre: float = 0.0,
+    mean_bias: float = 0.0,
     strength: float = 1.0,
     gate: int | None = None,
     gate_targets: int | None = None,
-    beside: Beside | None = None,
-    stored_in: str | None = None,
+    reranking: CandidateReranking | None = None,
+    second_vector: str | None = None,
 ) -> CollectionState:
     """What a collection says of a field whose biases are its first: one profile, refreshed now."""
     profile = Profile(
         estimator=to_dict(estimator),
         slot=0,
         standby=1,
-        centre=centre,
+        mean_bias=mean_bias,
         strength=strength,
         gate=gate,
         gate_targets=gate_targets,
@@ -159,14 +158,14 @@ def initial_state(
         scale=layout.scale,
         anchor=layout.anchor,
         pull=layout.pull,
-        cells=layout.cells,
+        locality_hints=layout.locality_hints,
         reach=layout.reach,
         mean=layout.mean,
         source=source,
         phase=phase,
         profiles={"default": profile},
-        beside=beside,
-        stored_in=stored_in,
+        reranking=reranking,
+        second_vector=second_vector,
     )
 
 
@@ -181,14 +180,14 @@ def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
     rows is sound."""
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
-    rows = _sound(layout, bank.vectors)
+    rows = _valid(layout, bank.vectors)
     return TargetBank(layout.reduce_items(rows), bank.source, asking=layout.reduce_queries(rows))
 
 
-def _sound(layout: Layout, vectors: npt.ArrayLike) -> Floats:
+def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
     """Items an estimator may learn from: rows without a direction or with NaN teach nothing."""
     rows = np.asarray(vectors, np.float32)
-    return rows[~layout.unsound(rows)]
+    return rows[~layout.invalid(rows)]
 
 
 def hidden_columns(
@@ -206,4 +205,4 @@ def hidden_columns(
 def read_back(state: CollectionState, stored: npt.ArrayLike, hidden: Sequence[Mapping[str, Any]]) -> Floats:
     """(n, d) the vectors that the user gave, from stored ones (n, width) and the columns beside them."""
     norms = [columns[state.norm_field] for columns in hidden] if state.norm_field else None
-    return rounded(state.layout.strip(stored, norms), state.dtype)
+    return rounded(state.layout.decode_vectors(stored, norms), state.dtype)

@@ -17,8 +17,8 @@ HubnessError
 │   ├── CollectionNotFound
 │   ├── CollectionExists
 │   ├── EmptyCollection
-│   ├── MirrorFailed                      written to a collection, not to the one it is being carried to
-│   └── JournalFailed                     a write could not be noted while a refresh rewrites rows
+│   ├── DualWriteFailed                      written to a collection, not to the one it is being carried to
+│   └── WriteIntentFailed                     a write could not be noted while a refresh rewrites rows
 ├── StateError                            what the collection says about its biases does not allow this
 │   ├── AlreadyCorrected
 │   ├── NotCorrected
@@ -28,12 +28,12 @@ HubnessError
 │   ├── WrongPhase                        the migration is not where this step begins
 │   ├── LeaseHeld                         another process is at work on the collection
 │   ├── LeaseLost                         another process has taken over from this one
-│   ├── Stopped                           as asked, between two batches; the next run carries on
-│   ├── NotCaughtUp                       rows keep changing that no client of ours mirrors
-│   ├── NotAdvised                        tuning found that correction would hurt
+│   ├── Cancelled                           as asked, between two batches; the next run carries on
+│   ├── NotCaughtUp                       rows keep changing that no client writes to the copy too
+│   ├── CorrectionNotRecommended                        tuning found that correction would hurt
 │   └── UnknownStateVersion
 ├── CannotMigrate                         the collection has something that cannot be carried over
-├── NoRoom                                no column to spare for a further profile
+├── NoSpareColumns                                no column to spare for a further profile
 ├── VerificationFailed                    the copy differs from its source, with the rows
 ├── UnsupportedOperation                  a call that a corrected collection cannot answer
 ├── MissingExtra                          what was asked for needs an extra that is not installed
@@ -115,12 +115,13 @@ class EmptyCollection(StoreError):
     """The collection holds no rows, so there is nothing to correct."""
 
 
-class MirrorFailed(StoreError):
+class DualWriteFailed(StoreError):
     """A write reached a collection that is being migrated, and not the one that its rows are carried to."""
 
 
-class JournalFailed(StoreError):
-    """A write could not be noted in the journal of a collection whose rows a refresh is rewriting."""
+class WriteIntentFailed(StoreError):
+    """A write could not be noted in the write-intent log of a collection whose rows a refresh is
+    rewriting."""
 
 
 class StateError(HubnessError):
@@ -159,7 +160,7 @@ class LeaseLost(StateError):
     """This process was silent for so long that another one has taken over; it changes nothing more."""
 
 
-class Stopped(StateError):
+class Cancelled(StateError):
     """Ended as asked, between two batches. The next run carries on from there."""
 
 
@@ -167,7 +168,7 @@ class NotCaughtUp(StateError):
     """The copy cannot follow: rows keep changing that no client of ours writes to both collections."""
 
 
-class NotAdvised(StateError):
+class CorrectionNotRecommended(StateError):
     """Tuning on this collection and bank found that correction would hurt."""
 
 
@@ -183,7 +184,7 @@ class VerificationFailed(HubnessError):
     """The copy differs from its source."""
 
 
-class NoRoom(HubnessError):
+class NoSpareColumns(HubnessError):
     """The stored vectors have no columns to spare."""
 
 

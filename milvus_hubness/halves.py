@@ -70,7 +70,7 @@ def returned(rows: Floats, dtype: Dtype) -> list[Any]:
 
 
 def unpacked(value: Any, dtype: Dtype) -> Any:
-    """One vector as numbers: (w,) float32 where it is the bytes of halves, alone or wrapped into a list as
+    """One vector as numbers: (w,) float32 where it is the bytes of halves, alone or inside a list as
     pymilvus's queries give them, else as it is. Raises InvalidInput for an odd number of bytes."""
     if dtype == "float32":
         return value
@@ -102,7 +102,7 @@ def kept(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
 
 
 @dataclass(frozen=True)
-class StoredForm:
+class StorageFormat:
     """How rows of float32 < r (dim) , numbers of ours , 0 … 0 >, their width a multiple of `multiple_of`, lie
     in a field of type `dtype`. Without numbers it is the vectors alone.
 
@@ -127,11 +127,11 @@ class StoredForm:
         """Of the field."""
         return self._aligned(COLUMNS[self.dtype])
 
-    def stored(self, rows: Floats) -> list[Any]:
+    def encode_rows(self, rows: Floats) -> list[Any]:
         """What pymilvus takes for rows to be stored. Raises InvalidInput where a number does not fit."""
         return encode(self.split(rows), self.dtype)
 
-    def asked(self, rows: Floats) -> list[Any]:
+    def encode_queries(self, rows: Floats) -> list[Any]:
         """What pymilvus takes for queries of stored rows. Raises as `stored` does."""
         if self._is_plain:
             return encode(rows, self.dtype)

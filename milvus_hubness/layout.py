@@ -1,4 +1,4 @@
-"""The stored form <r, b> and the asked form <q, −1>: widths, slots, metrics, scores back. No I/O.
+"""The augmented form <r, b> and the augmented query <q, −1>: widths, slots, metrics, scores back. No I/O.
 
     stored   < r or r/‖r‖ ,  [u , v] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [cells] ,  [a − p·b] >
     asked    < q or q/‖q‖ ,  [0 , −4s] ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0 … 0] ,  [0]     >
@@ -23,17 +23,15 @@ equal length, on which inner product and distance agree (as in the reduction of 
 to distances). With m = 0 and s = 1 the graph links everything to the longest items instead. No query asks for
 u: m is far larger than the half squares by which neighbours differ.
 
-No query asks the link column a − p·b, where b is the mean of the slots: with λ = a·p it adds
+No query asks the graph hint column a − p·b, where b is the mean of the slots: with λ = a·p it adds
 
     −λ(b + b') + p²·b·b' + a constant
 
 to the products of stored vectors. Without it the graph links items by r·r' alone, while a corrected search
 looks for items of low bias, which are nobody's neighbours; with it, an item's neighbours are those that a
-corrected search with the item for its query finds. Nor does any ask the cell columns, by which an index keeps
-together what the same queries look for: see `cells`.
-`Layout.measured_on` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/link.py show what they are
-worth.
-"""
+corrected search with the item for its query finds. Nor does any ask the locality hint columns, by which an
+index keeps together what the same queries look for: see `locality_hints`. `Layout.measured_on` chooses m, s,
+a and p; benchmarks/l2_graph.py and benchmarks/link.py show what they are worth."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ from milvus_hubness.cells import (
     FEWEST_QUERIES,
     MOST_NUMBERS,
     REACH,
-    axes_in,
-    main_axes,
+    directions_in,
+    hint_directions,
 )
 from milvus_hubness.errors import (
     InvalidInput,
@@ -77,11 +75,11 @@ LEAST_LENGTH = 1e-9
 SPREADS = 3
 """s² over the range of half squares: an item links to others as if it lay at most a third further out."""
 
-ASKED = 4
+QUERY_SCALE = 4
 """v is scaled by so much more than u: to the products among stored vectors it adds a sixteenth of what u adds
 beyond their distance."""
 
-LINK: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
+GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
 """λ. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
 
 
@@ -98,13 +96,12 @@ class Layout:
 
     dim: the user's dimension d. metric: the user's metric. slots: columns kept for biases; a refresh fills an
     idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
-    quantisation with m sub-vectors needs lcm(16, m)).
-    offset, scale: m and s of the stored form, for L2 only; s is a power of two, so that biases are stored and
-    asked exactly. mean: c as `means` writes it, for L2 only. anchor, pull: a and p of the link column; it
-    takes the last one, which the width must have to spare, and there is none where a is 0. cells, reach: the
-    axes and the length of the cell columns, which the width must have to spare too, for IP and COSINE only;
-    there are none where the axes are empty.
-    """
+    quantisation with m sub-vectors needs lcm(16, m)). offset, scale: m and s of augmented form, for L2 only;
+    s is a power of two, so that biases are stored and asked exactly. mean: c as `means` writes it, for L2
+    only. anchor, pull: a and p of the graph hint column; it takes the last one, which the width must have to
+    spare, and there is none where a is 0. locality_hints, reach: the axes and the length of the locality hint
+    columns, which the width must have to spare too, for IP and COSINE only; there are none where the axes are
+    empty."""
 
     dim: int
     metric: Metric
@@ -114,7 +111,7 @@ class Layout:
     scale: float = 1.0
     anchor: float = 0.0
     pull: float = 0.0
-    cells: str = ""
+    locality_hints: str = ""
     reach: float = 0.0
     mean: str = ""
 
@@ -124,20 +121,22 @@ class Layout:
             raise InvalidParameter(
                 f"dim, slots and multiple_of start at 1, got {self.dim}, {self.slots}, {self.multiple_of}"
             )
-        sound = math.isfinite(self.offset) and math.isfinite(self.scale) and math.frexp(self.scale)[0] == 0.5
+        valid = math.isfinite(self.offset) and math.isfinite(self.scale) and math.frexp(self.scale)[0] == 0.5
         others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
-        if not sound or (self.metric != "L2" and others):
+        if not valid or (self.metric != "L2" and others):
             raise InvalidParameter(
                 f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset} and "
                 f"{self.scale} for {self.metric}"
             )
         if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
-            raise InvalidParameter(f"a link column needs a finite anchor, got {self.anchor} and {self.pull}")
-        if bool(self.cells) != (math.isfinite(self.reach) and self.reach > 0):
-            raise InvalidParameter(f"cell columns need axes and a length above 0, got {self.reach}")
-        if self.cells and self.metric == "L2":
-            raise InvalidParameter("cell columns are for IP and COSINE, not for L2")
-        wanted = self.cell_count + bool(self.anchor)
+            raise InvalidParameter(
+                f"a graph hint column needs a finite anchor, got {self.anchor} and {self.pull}"
+            )
+        if bool(self.locality_hints) != (math.isfinite(self.reach) and self.reach > 0):
+            raise InvalidParameter(f"locality hint columns need axes and a length above 0, got {self.reach}")
+        if self.locality_hints and self.metric == "L2":
+            raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
+        wanted = self.locality_hint_count + bool(self.anchor)
         if self.spare < wanted:
             raise InvalidParameter(
                 f"beside dimension {self.dim} and its slots a width of {self.width} has {self.spare} columns "
@@ -165,14 +164,14 @@ class Layout:
         return self.width - self.first_slot - self.slots
 
     @cached_property
-    def cell_axes(self) -> Floats:
-        """(d, c) the axes of the c cell columns."""
-        return axes_in(self.cells, self.dim)
+    def locality_directions(self) -> Floats:
+        """(d, c) the axes of the c locality hint columns."""
+        return directions_in(self.locality_hints, self.dim)
 
     @property
-    def cell_count(self) -> int:
-        """c, how many cell columns there are."""
-        return len(self.cell_axes.T)
+    def locality_hint_count(self) -> int:
+        """c, how many locality hint columns there are."""
+        return len(self.locality_directions.T)
 
     @cached_property
     def _mean(self) -> Mean:
@@ -184,7 +183,7 @@ class Layout:
         return np.subtract(*self._mean, dtype=np.float64)
 
     @cached_property
-    def _asked_offset(self) -> float:
+    def _query_offset(self) -> float:
         """m′: typical of ½‖r − c‖² as m − s² is of ½‖r‖²."""
         return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
 
@@ -197,29 +196,27 @@ class Layout:
         vectors: npt.ArrayLike,
         queries: npt.ArrayLike | None = None,
         *,
-        link: bool = True,
-        cells: bool = False,
+        graph_hint: bool = True,
+        locality_hints: bool = False,
         taken_off: bool = True,
     ) -> Layout:
         """This layout with the constants under which an index finds most.
 
-        vectors (n, d): items, or a sample of them; unsound rows are left out. queries (m, d): of the bank,
-        for cell columns, and for IP, where their lengths may differ from those of the items.
+        vectors (n, d): items, or a sample of them; invalid rows are left out. queries (m, d): of the bank,
+        for locality hint columns, and for IP, where their lengths may differ from those of the items.
 
-        mean, under L2: see `with_mean`, and there taken_off.
-        offset, scale, under L2: with H the median of ½‖r‖² and R the range from its 1st to its 99th
-        percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds the term that
-        distorts the graph; H does, where all rows are of one length, what others will bring. Percentiles,
-        since scores are rounded in proportion to s²: no single long row costs all others their accuracy.
-        anchor, pull: a the power of two at the median length, under L2 s; p = LINK/a, under IP times the
-        median length of the items over that of the queries, as biases grow with the queries. There is no
-        link column where it is not wanted, or where the width has none to spare.
-        cells, reach: the main axes of the queries, and REACH times the median length of the items, where such
-        columns are wanted, the width has enough of them to spare, d ≤ 1,920, there are FEWEST_QUERIES, and
-        the metric is not L2.
-        """
+        mean, under L2: see `with_mean`, and there taken_off. offset, scale, under L2: with H the median of
+        ½‖r‖² and R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H +
+        3R, and m = H + s². R bounds the term that distorts the graph; H does, where all rows are of one
+        length, what others will bring. Percentiles, since scores are rounded in proportion to s²: no single
+        long row costs all others their accuracy. anchor, pull: a the power of two at the median length, under
+        L2 s; p = LINK/a, under IP times the median length of the items over that of the queries, as biases
+        grow with the queries. There is no graph hint column where it is not wanted, or where the width has
+        none to spare. locality_hints, reach: the main axes of the queries, and REACH times the median length
+        of the items, where such columns are wanted, the width has enough of them to spare, d ≤ 1,920, there
+        are FEWEST_QUERIES, and the metric is not L2."""
         rows = self.rows(vectors)
-        rows = rows[~self.unsound(rows)]
+        rows = rows[~self.invalid(rows)]
         found = self.with_mean(rows, taken_off=taken_off)
         halves = half_squares64(found._kept(rows))
         if not len(halves) or not halves.any():
@@ -230,27 +227,27 @@ class Layout:
             scale = 2.0 ** math.ceil(math.log2(least) / 2)
             found = replace(found, offset=middle + scale**2, scale=scale)
         length = math.sqrt(2 * middle) or 1.0
-        bank = self.rows(queries) if cells and queries is not None else rows[:0]
-        count = min(COLUMNS, self.spare - link, self.dim, MOST_NUMBERS // self.dim)
+        bank = self.rows(queries) if locality_hints and queries is not None else rows[:0]
+        count = min(COLUMNS, self.spare - graph_hint, self.dim, MOST_NUMBERS // self.dim)
         if self.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
             reach = REACH * (1.0 if self.metric == "COSINE" else length)
-            found = replace(found, cells=main_axes(bank, count), reach=reach)
-        if not (link and found.spare):
+            found = replace(found, locality_hints=hint_directions(bank, count), reach=reach)
+        if not (graph_hint and found.spare):
             return found
         if self.metric != "IP":
-            return replace(found, anchor=found.scale, pull=LINK[self.metric] / found.scale)
-        asked = lengths_of(self.rows(queries)) if queries is not None else np.array([length])
+            return replace(found, anchor=found.scale, pull=GRAPH_HINT_SHARE[self.metric] / found.scale)
+        query_vectors = lengths_of(self.rows(queries)) if queries is not None else np.array([length])
         anchor = 2.0 ** round(math.log2(length))
-        pull = LINK["IP"] * length / (float(np.median(asked)) or 1.0) / anchor
+        pull = GRAPH_HINT_SHARE["IP"] * length / (float(np.median(query_vectors)) or 1.0) / anchor
         return replace(found, anchor=anchor, pull=pull)
 
     def with_mean(self, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
-        """This layout with the mean of vectors (n, d) under L2, where half squares need it; unsound rows are
+        """This layout with the mean of vectors (n, d) under L2, where half squares need it; invalid rows are
         left out. taken_off: whether rows may be stored without it, as where they are like these."""
         if self.metric != "L2":
             return self
         rows = self.rows(vectors)
-        return replace(self, mean=mean_of(rows[~self.unsound(rows)], taken_off=taken_off))
+        return replace(self, mean=mean_of(rows[~self.invalid(rows)], taken_off=taken_off))
 
     @property
     def taken_off(self) -> Floats:
@@ -289,12 +286,12 @@ class Layout:
         return rows
 
     def augment(
-        self, vectors: npt.ArrayLike, biases: npt.ArrayLike, cells: npt.ArrayLike | None = None
+        self, vectors: npt.ArrayLike, biases: npt.ArrayLike, locality_hints: npt.ArrayLike | None = None
     ) -> Floats:
         """(n, width) stored vectors.
 
         vectors (n, d) float32. biases (n,) for the same bias in every slot, or (n, slots). cells (n, c): what
-        the cell columns hold, see `Correction.cells`; zeros unless given.
+        the locality hint columns hold, see `Correction.cells`; zeros unless given.
         Rows without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
         """
         rows = self.rows(vectors)
@@ -309,12 +306,14 @@ class Layout:
         if self.metric == "L2":
             stored[:, self.dim] = (half_squares64(stored[:, : self.dim]) - self.offset) / self.scale
             halves = half_squares64(rows - self._mean.seen_from.astype(np.float64))
-            stored[:, self.dim + 1] = (halves - self._asked_offset) / (ASKED * self.scale)
+            stored[:, self.dim + 1] = (halves - self._query_offset) / (QUERY_SCALE * self.scale)
         scaled = slots / np.float32(self.scale)
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
-        self._link(stored)
-        if cells is not None:
-            stored[:, self._cell_columns] = matrix(cells, self.cell_count, "cell columns")
+        self._graph_hint(stored)
+        if locality_hints is not None:
+            stored[:, self._locality_hint_columns] = matrix(
+                locality_hints, self.locality_hint_count, "locality hint columns"
+            )
         return stored
 
     def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
@@ -322,30 +321,35 @@ class Layout:
         changed = self._stored(stored).copy()
         for slot, column in biases.items():
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
-        self._link(changed)
+        self._graph_hint(changed)
         return changed
 
-    def with_cells(self, stored: npt.ArrayLike, cells: npt.ArrayLike) -> Floats:
-        """(n, width) the stored vectors with other numbers (n, c) in the cell columns, if there are any."""
-        if not self.cells:
+    def with_locality_hints(self, stored: npt.ArrayLike, locality_hints: npt.ArrayLike) -> Floats:
+        """(n, width) the stored vectors with other numbers (n, c) in the locality hint columns, if there are
+        any."""
+        if not self.locality_hints:
             return self._stored(stored)
         changed = self._stored(stored).copy()
-        changed[:, self._cell_columns] = matrix(cells, self.cell_count, "cell columns")
+        changed[:, self._locality_hint_columns] = matrix(
+            locality_hints, self.locality_hint_count, "locality hint columns"
+        )
         return changed
 
-    def held_cells(self, stored: npt.ArrayLike) -> Floats:
-        """(n, c) what the cell columns of stored vectors hold."""
-        return self._stored(stored)[:, self._cell_columns]
+    def held_locality_hints(self, stored: npt.ArrayLike) -> Floats:
+        """(n, c) what the locality hint columns of stored vectors hold."""
+        return self._stored(stored)[:, self._locality_hint_columns]
 
-    def lacks_cells(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """(n,) true where rows that could have something in the cell columns have nothing there."""
+    def lacks_locality_hints(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n,) true where rows that could have something in the locality hint columns have nothing there."""
         rows = self._stored(stored)
-        if not self.cells:
+        if not self.locality_hints:
             return np.zeros(len(rows), np.bool_)
-        could = rows[:, : self.dim].any(axis=1) & ~self.unsound(rows[:, : self.dim])
-        return could & ~self.held_cells(rows).any(axis=1)
+        could = rows[:, : self.dim].any(axis=1) & ~self.invalid(rows[:, : self.dim])
+        return could & ~self.held_locality_hints(rows).any(axis=1)
 
-    def wrap(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
+    def encode_queries(
+        self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
+    ) -> Floats:
         """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2
         above that by what `scores` takes off again.
 
@@ -358,14 +362,14 @@ class Layout:
             raise InvalidParameter(f"strength must be finite, got {strength!r}")
         if not 0 <= slot < self.slots:
             raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
-        asked = np.zeros((len(rows), self.width), np.float32)
-        asked[:, : self.dim] = self._asked(rows)
+        query_vectors = np.zeros((len(rows), self.width), np.float32)
+        query_vectors[:, : self.dim] = self._asked(rows)
         if self.metric == "L2":
-            asked[:, self.dim + 1] = -ASKED * self.scale
-        asked[:, self.first_slot + slot] = -weights * self.scale
-        return asked
+            query_vectors[:, self.dim + 1] = -QUERY_SCALE * self.scale
+        query_vectors[:, self.first_slot + slot] = -weights * self.scale
+        return query_vectors
 
-    def wrap_one(
+    def encode_query(
         self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
     ) -> tuple[bytes, float] | None:
         """One query of d Python numbers, or (d,) float32, as `wrap` has it but for a factor: as float32
@@ -396,7 +400,7 @@ class Layout:
         except (struct.error, TypeError):
             return None
 
-    def strip(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
+    def decode_vectors(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
         """(n, d) the vectors that went into `augment`.
 
         norms (n,): what `norms` gave for them, needed under COSINE. Exact where the norm is 1 and for IP and,
@@ -447,20 +451,20 @@ class Layout:
             raise NonFiniteVectors(f"NaN or infinity in {what} {name_some(broken.tolist())}")
         return rows
 
-    def require_sound(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+    def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """`vectors` as (n, d) float32, fit to be inserted.
 
         Raises as `require_finite`, and under COSINE ZeroVectors naming the rows.
         """
         rows = self.require_finite(vectors, what)
-        zero = np.flatnonzero(self.unsound(rows))
+        zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
             raise ZeroVectors(
                 f"a zero vector has no direction under COSINE: {what} {name_some(zero.tolist())}"
             )
         return rows
 
-    def unsound(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """(n,) true where no bias can be computed: NaN, infinity, or a zero vector under COSINE."""
         rows = self.rows(vectors)
         finite = np.isfinite(rows).all(axis=1)
@@ -479,10 +483,10 @@ class Layout:
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
         """(m,) by how much products of queries (m, d) under L2 are above −½‖q−r‖²."""
         seen = self._seen(queries)
-        return half_squares64(seen) + seen.astype(np.float64) @ self._left_on + self._asked_offset
+        return half_squares64(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
 
-    def _link(self, stored: Floats) -> None:
-        """Set the link column of (n, width) stored vectors by their slots, in place."""
+    def _graph_hint(self, stored: Floats) -> None:
+        """Set the graph hint column of (n, width) stored vectors by their slots, in place."""
         if self.anchor:
             mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
             stored[:, -1] = self.anchor - self.pull * mean
@@ -492,9 +496,9 @@ class Layout:
         return slice(self.first_slot, self.first_slot + self.slots)
 
     @property
-    def _cell_columns(self) -> slice:
+    def _locality_hint_columns(self) -> slice:
         end = self.width - bool(self.anchor)
-        return slice(end - self.cell_count, end)
+        return slice(end - self.locality_hint_count, end)
 
     def _stored(self, vectors: npt.ArrayLike) -> Floats:
         return matrix(vectors, self.width, "stored vectors")

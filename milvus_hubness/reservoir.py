@@ -79,9 +79,9 @@ def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins,
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
     fresh = fresh[np.unique(sampled.numbers[fresh], return_index=True)[1]]
-    sound = fresh[np.isfinite(samples[fresh]).all(1) & samples[fresh].any(1)] if len(fresh) else fresh
-    everything = origins + sampled[sound]
-    vectors = np.concatenate([bank.vectors, samples[sound]]) if len(sound) else bank.vectors
+    valid = fresh[np.isfinite(samples[fresh]).all(1) & samples[fresh].any(1)] if len(fresh) else fresh
+    everything = origins + sampled[valid]
+    vectors = np.concatenate([bank.vectors, samples[valid]]) if len(valid) else bank.vectors
     units, priority = _units(vectors), priorities(everything, terms)
     held = np.arange(own)
     while True:

@@ -19,14 +19,14 @@ from milvus_hubness.errors import (
     StateError,
     UnknownStateVersion,
 )
-from milvus_hubness.halves import Dtype, StoredForm
+from milvus_hubness.halves import Dtype, StorageFormat
 from milvus_hubness.layout import Floats, Layout, Metric
 
 PROPERTY = "hubness"
 TUNING_PROPERTY = "hubness_tuning"
-MIRROR_PROPERTY = "hubness_mirror"
-JOURNAL_PROPERTY = "hubness_journal"
-LIVING_PROPERTY = "hubness_living"
+DUAL_WRITE_PROPERTY = "hubness_dual_write"
+WRITE_INTENTS_PROPERTY = "hubness_write_intents"
+ONLINE_BANKS_PROPERTY = "hubness_online_banks"
 VERSION: Literal[1] = 1
 
 BIAS_FIELD = "hubness_bias"
@@ -36,14 +36,14 @@ SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Where biases lie in fields beside the vectors: the slots in turn."""
 SIDE_FIELD = "biases"
 """Where they lie in a collection of their own: a vector field that holds the slots."""
-STORED_FIELD = "hubness_vector"
-"""A second vector field of a collection, which holds the stored form where the user's own keeps theirs."""
+SECOND_VECTOR_FIELD = "hubness_vector"
+"""A second vector field of a collection, which holds the augmented form where the user's own keeps theirs."""
 
 SLOTS_PER_PROFILE = 2
 """One that searches read, one that the next refresh fills."""
 
 STATE_TTL = 5.0
-"""For how many seconds a client believes what a collection says of itself, unless told otherwise."""
+"""Default TTL of the cached collection state, in seconds."""
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
@@ -78,7 +78,7 @@ class Former(_Frozen):
     """What the biases of a profile came from before: a refresh that goes back makes them anew."""
 
     estimator: dict[str, Any]
-    centre: float
+    mean_bias: float
     strength: float
     bank: BankReference
 
@@ -87,17 +87,16 @@ class Profile(_Frozen):
     """One set of biases.
 
     estimator: name and parameters. slot: the column that searches read. standby: the column that the next
-    refresh fills before the two change places. centre: c, taken off every stored bias; it moves no ranking.
-    epoch counts the refreshes, from 1. strength: w of searches that name none. gate: with a number k,
-    only queries are corrected whose raw nearest item is among the k nearest of some bank query.
+    refresh fills before the two change places. mean_bias: c, taken off every stored bias; it moves no
+    ranking. epoch counts the refreshes, from 1. strength: w of searches that name none. gate: with a number
+    k, only queries are corrected whose raw nearest item is among the k nearest of some bank query.
     gate_targets: with a number k too, or among the k nearest of some item of the target bank. former: what it
-    was before the last full refresh.
-    """
+    was before the last full refresh."""
 
     estimator: dict[str, Any]
     slot: int = Field(ge=0)
     standby: int = Field(ge=0)
-    centre: float
+    mean_bias: float
     strength: float = 1.0
     gate: int | None = Field(default=None, ge=1)
     gate_targets: int | None = Field(default=None, ge=1)
@@ -112,7 +111,7 @@ class Profile(_Frozen):
         return (self.bank, *([self.former.bank] if self.former else []))
 
 
-class Beside(_Frozen):
+class CandidateReranking(_Frozen):
     """Biases beside the vectors, which are stored as the user gave them: searches fetch `candidates` rows and
     subtract the biases from their scores.
 
@@ -129,7 +128,7 @@ class Beside(_Frozen):
 
 
 class Incoming(_Frozen):
-    """A set of biases on its way: a refresh is writing the slot that searches do not read yet.
+    """A set of biases on its threshold: a refresh is writing the slot that searches do not read yet.
 
     name: of the profile. profile: as it will be; its slot is the one that is being written. Rows written
     meanwhile get both biases, the old one in the old slot and this one's in its slot.
@@ -145,13 +144,13 @@ class CollectionState(_Frozen):
     suffix: what the names of our fields and our property end with, so that those of several corrected fields
     of a collection differ; empty for the first. profiles: sets of biases by name; active: the one that
     searches use when they name none. source: the collection it was copied from, itself where the biases lie
-    beside. phase: "copying" until the copy, or the second field, is verified. beside: None where the biases
-    lie in the vectors. stored_in: a second vector field that holds the stored form and is searched in place
-    of `field`, which keeps the vectors as the user gave them; None where that holds the stored form itself.
-    offset, scale, anchor, pull, cells, reach, mean: the layout's. dtype: of the numbers in the field.
-    incoming: what a refresh that is under way will make of one profile. outgoing: what one was until a moment
-    ago: clients that have not heard of the change still read its slot, so rows that are written get that bias
-    there too. migration: the id of the migration that created the collection as a copy.
+    beside. phase: "copying" until the copy, or the second field, is verified. executor: None where the biases
+    lie in the vectors. second_vector: a second vector field that holds the augmented form and is searched in
+    place of `field`, which keeps the vectors as the user gave them; None where that holds the augmented form
+    itself. offset, scale, anchor, pull, locality_hints, reach, mean: the layout's. dtype: of the numbers in
+    the field. incoming: what a refresh that is under way will make of one profile. outgoing: what one was
+    until a moment ago: clients that have not heard of the change still read its slot, so rows that are
+    written get that bias there too. migration: the id of the migration that created the collection as a copy.
     """
 
     version: Literal[1] = VERSION
@@ -166,15 +165,15 @@ class CollectionState(_Frozen):
     scale: float = 1.0
     anchor: float = 0.0
     pull: float = 0.0
-    cells: str = ""
+    locality_hints: str = ""
     reach: float = 0.0
     mean: str = ""
     source: str
     phase: Literal["copying", "ready"]
     profiles: dict[str, Profile]
     active: str = "default"
-    beside: Beside | None = None
-    stored_in: str | None = None
+    reranking: CandidateReranking | None = None
+    second_vector: str | None = None
     incoming: Incoming | None = None
     outgoing: Incoming | None = None
     migration: str = ""
@@ -191,32 +190,32 @@ class CollectionState(_Frozen):
             self.scale,
             self.anchor,
             self.pull,
-            self.cells,
+            self.locality_hints,
             self.reach,
             self.mean,
         )
 
     @property
-    def form(self) -> StoredForm:
+    def form(self) -> StorageFormat:
         """How the layout's rows, or where the biases lie beside the user's own, lie in the searched field."""
-        if self.beside is not None:
+        if self.reranking is not None:
             return _form(self.dtype, self.dim, 0, 1)
         return form_of(self.layout, self.dtype)
 
     @property
     def searched_field(self) -> str:
         """The vector field that searches of `field` are sent to."""
-        return self.stored_in or self.field
+        return self.second_vector or self.field
 
     @property
-    def keeps_vectors(self) -> bool:
+    def leaves_vectors(self) -> bool:
         """Whether `field` holds the vectors as the user gave them."""
-        return self.beside is not None or self.stored_in is not None
+        return self.reranking is not None or self.second_vector is not None
 
     @property
     def serves(self) -> bool:
         """Whether searches of `field` can be corrected yet."""
-        return self.stored_in is None or self.phase == "ready"
+        return self.second_vector is None or self.phase == "ready"
 
     @property
     def profile(self) -> Profile:
@@ -262,7 +261,7 @@ class CollectionState(_Frozen):
     @property
     def norm_field(self) -> str | None:
         """The scalar field with ‖r‖, where the stored vectors lost it."""
-        return NORM_FIELD + self.suffix if self.metric == "COSINE" and not self.keeps_vectors else None
+        return NORM_FIELD + self.suffix if self.metric == "COSINE" and not self.leaves_vectors else None
 
     @property
     def slot_fields(self) -> tuple[str, ...]:
@@ -272,22 +271,22 @@ class CollectionState(_Frozen):
     @property
     def hidden_fields(self) -> tuple[str, ...]:
         """The fields this package added, which readers do not see unless they ask by name."""
-        if self.beside is not None:
-            return () if self.beside.side else (*self.slot_fields, self.epoch_field)
-        further = [name for name in (self.norm_field, self.stored_in) if name]
+        if self.reranking is not None:
+            return () if self.reranking.side else (*self.slot_fields, self.epoch_field)
+        further = [name for name in (self.norm_field, self.second_vector) if name]
         return (self.bias_field, self.epoch_field, *further)
 
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """`vectors` as (n, d) float32, fit to be inserted. Raises as Layout.require_sound, and InvalidInput
-        naming a row that could not be read back bit for bit."""
-        rows = self.layout.require_sound(vectors, what)
+        """`vectors` as (n, d) float32, fit to be inserted. Raises as Layout.validate_vectors, and
+        InvalidInput naming a row that could not be read back bit for bit."""
+        rows = self.layout.validate_vectors(vectors, what)
         if problem := self.unreadable(rows, range(len(rows))):
             raise InvalidInput(f"{what} {problem}: leave it out, or correct {self.source!r} by enable")
         return rows
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
         """Which number of rows (n, d) would not be read back bit for bit; empty where all would."""
-        if not self.mean or self.keeps_vectors:
+        if not self.mean or self.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)
         if not lost.any():
@@ -347,26 +346,26 @@ def read_tuning(properties: Mapping[str, str]) -> TuningRecord | None:
     return _read(properties, TUNING_PROPERTY, TuningRecord)
 
 
-class Mirror(_Frozen):
+class DualWrite(_Frozen):
     """Who writes to this collection writes the same to another one too, first here and then there, while rows
     are carried from here to there.
 
     collection: the other one. required: whether a write that the other does not take has failed; before that
-    the next catch-up pass mends it.
+    the next catch-up pass repairs it.
     """
 
     collection: str
     required: bool = False
 
 
-def read_mirror(properties: Mapping[str, str]) -> Mirror | None:
+def read_dual_write(properties: Mapping[str, str]) -> DualWrite | None:
     """What a migration left among a collection's properties. Raises StateError where it is broken."""
-    return _read(properties, MIRROR_PROPERTY, Mirror)
+    return _read(properties, DUAL_WRITE_PROPERTY, DualWrite)
 
 
-class Journal(_Frozen):
-    """Who writes to this collection notes the write in a journal first, while a job rewrites rows here: what
-    the job undoes of it, it does again from there.
+class WriteIntentLog(_Frozen):
+    """Who writes to this collection notes the write in a write-intent log first, while a job rewrites rows
+    here: what the job undoes of it, it does again from there.
 
     collection: holds for each key what was last noted of it. rows: holds the rows. made: tells what is noted
     for one job from what was noted for others. auto_id: the server makes the keys of inserted rows, which
@@ -384,24 +383,23 @@ class Journal(_Frozen):
         return f"{self.collection}_rows"
 
 
-def read_journal(properties: Mapping[str, str]) -> Journal | None:
+def read_intent_log(properties: Mapping[str, str]) -> WriteIntentLog | None:
     """What a refresh left among a collection's properties. Raises StateError where it is broken."""
-    return _read(properties, JOURNAL_PROPERTY, Journal)
+    return _read(properties, WRITE_INTENTS_PROPERTY, WriteIntentLog)
 
 
-class Living(_Frozen):
-    """How the bank of one profile lives: a share of its live queries is sampled into a collection, from which
-    a job takes them into the bank.
+class OnlineBank(_Frozen):
+    """How the online bank of one profile works: a share of its live queries is sampled into a collection,
+    from which a job takes them into the bank.
 
-    field, profile: whose bank. traffic: the collection of samples. rate: the share of queries that clients
-    sample. size: places in the bank. seed_share: of these, the share that queries which the bank began with
-    keep. half_life_seconds: the age at which a query counts half as much as a new one. duplicate_cosine:
-    queries whose cosine is above it are the same.
-    """
+    field, profile: whose bank. samples_collection: the collection of samples. rate: the share of queries that
+    clients sample. size: places in the bank. seed_share: of these, the share that queries which the bank
+    began with keep. half_life_seconds: the age at which a query counts half as much as a new one.
+    duplicate_cosine: queries whose cosine is above it are the same."""
 
     field: str
     profile: str
-    traffic: str
+    samples_collection: str
     rate: float = Field(gt=0, le=1)
     size: int = Field(ge=1)
     seed_share: float = Field(ge=0, le=1)
@@ -410,21 +408,21 @@ class Living(_Frozen):
 
     @property
     def capacity(self) -> int:
-        """How many places samples of this profile have in `traffic`. Each takes one at random: as long as few
-        wait, few take the place of another."""
+        """How many places samples of this profile have in `samples_collection`. Each takes one at random: as
+        long as few wait, few take the place of another."""
         return max(2 * self.size, FEWEST_SAMPLES)
 
 
-class LivingBanks(_Frozen):
+class OnlineBanks(_Frozen):
     """Those of a collection."""
 
-    banks: tuple[Living, ...]
+    banks: tuple[OnlineBank, ...]
 
 
-def read_living(properties: Mapping[str, str]) -> tuple[Living, ...]:
-    """The banks of a collection that live. Raises StateError where what it says of them is broken."""
-    told = _read(properties, LIVING_PROPERTY, LivingBanks)
-    return told.banks if told else ()
+def read_online_banks(properties: Mapping[str, str]) -> tuple[OnlineBank, ...]:
+    """The online banks of a collection. Raises StateError where what it says of them is broken."""
+    result = _read(properties, ONLINE_BANKS_PROPERTY, OnlineBanks)
+    return result.banks if result else ()
 
 
 def _read(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:
@@ -451,10 +449,10 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
 
 _layout = lru_cache(maxsize=256)(Layout)
 """A state is asked for its layout at every turn."""
-_form = lru_cache(maxsize=256)(StoredForm)
+_form = lru_cache(maxsize=256)(StorageFormat)
 
 
-def form_of(layout: Layout, dtype: Dtype) -> StoredForm:
+def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
     """How rows of that layout lie in a field of that type. Raises InvalidParameter where it is too narrow."""
     return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
 

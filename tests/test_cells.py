@@ -1,4 +1,4 @@
-"""Cell columns: no score knows of them, and an index finds more by them."""
+"""Locality hint columns: no score knows of them, and an index finds more by them."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import NNN, QueryBank
-from milvus_hubness.cells import COLUMNS, FEWEST, FEWEST_QUERIES, LANDMARKS, NEAR, REACH, foremost, main_axes
+from milvus_hubness.cells import (
+    COLUMNS,
+    FEWEST,
+    FEWEST_QUERIES,
+    LANDMARKS,
+    NEAR,
+    REACH,
+    foremost,
+    hint_directions,
+)
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
@@ -21,10 +30,10 @@ def sets(seed=0, items=50, queries=200, dim=DIM):
     return (rng.normal(size=(n, dim)).astype(np.float32) for n in (items, queries))
 
 
-def fitted(metric="COSINE", factor=1.0, link=True, dim=DIM, queries=200):
+def fitted(metric="COSINE", factor=1.0, graph_hint=True, dim=DIM, queries=200):
     items, bank = sets(dim=dim, queries=queries)
     items *= np.float32(factor)
-    layout = Layout(dim, metric).measured_on(items, bank, link=link, cells=True)
+    layout = Layout(dim, metric).measured_on(items, bank, graph_hint=graph_hint, locality_hints=True)
     return Correction.fit(layout, NNN(4), QueryBank(bank)), items, bank
 
 
@@ -37,13 +46,13 @@ def unit(rows):
 def test_they_hold_where_the_nearest_queries_lie_along_the_main_axes_of_the_bank(metric, queries):
     correction, items, bank = fitted(metric, 3.0, queries=queries)
     some = unit(bank[np.linspace(0, queries - 1, min(queries, LANDMARKS)).astype(int)].astype(float))
-    _, axes = np.linalg.eigh(np.cov(some.T))
-    found = correction.cells(items)
-    assert found.shape == (len(items), correction.layout.cell_count)
+    _, directions = np.linalg.eigh(np.cov(some.T))
+    found = correction.locality_hints(items)
+    assert found.shape == (len(items), correction.layout.locality_hint_count)
     near = np.argsort(-(items.astype(float) @ some.T), axis=1)[:, :NEAR]
     means = some[near].mean(axis=1) - some.mean(axis=0)
     length = 1.0 if metric == "COSINE" else np.median(np.linalg.norm(items, axis=1))
-    wanted = REACH * length * unit(means @ axes[:, -found.shape[1] :])
+    wanted = REACH * length * unit(means @ directions[:, -found.shape[1] :])
     # The axes are kept in a byte for each number.
     signs = np.sign((found * wanted).sum(axis=0))
     np.testing.assert_allclose(found, signs * wanted, atol=0.03 * length)
@@ -52,85 +61,96 @@ def test_they_hold_where_the_nearest_queries_lie_along_the_main_axes_of_the_bank
 def test_rows_without_a_bias_have_nothing_there_and_lack_nothing():
     correction, items, _ = fitted()
     items[3], items[7, 2] = 0, np.nan
-    found = correction.cells(items)
+    found = correction.locality_hints(items)
     assert not found[[3, 7]].any()
     layout = correction.layout
     stored = layout.augment(items, np.zeros(len(items)), found)
-    assert not layout.lacks_cells(stored).any()
+    assert not layout.lacks_locality_hints(stored).any()
     stored = layout.augment(items, np.zeros(len(items)))
-    np.testing.assert_array_equal(np.flatnonzero(~layout.lacks_cells(stored)), [3, 7])
+    np.testing.assert_array_equal(np.flatnonzero(~layout.lacks_locality_hints(stored)), [3, 7])
     without = Layout(DIM, "COSINE")
-    assert not without.lacks_cells(without.augment(items, np.zeros(len(items)))).any()
-    assert Correction.fit(without, NNN(4), correction.fitted.bank).cells(items).shape == (len(items), 0)
+    assert not without.lacks_locality_hints(without.augment(items, np.zeros(len(items)))).any()
+    assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (
+        len(items),
+        0,
+    )
 
 
 @given(st.sampled_from(["IP", "COSINE"]), st.booleans(), st.integers(0, 2**31), st.floats(-2, 2))
-def test_no_score_no_bias_and_no_vector_knows_of_them(metric, link, seed, strength):
-    correction, items, _ = fitted(metric, link=link)
+def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, strength):
+    correction, items, _ = fitted(metric, graph_hint=graph_hint)
     layout, rng = correction.layout, np.random.default_rng(seed)
-    biases, cells = rng.normal(size=(len(items), 2)), rng.normal(size=(len(items), layout.cell_count))
+    biases, locality_hints = (
+        rng.normal(size=(len(items), 2)),
+        rng.normal(size=(len(items), layout.locality_hint_count)),
+    )
     queries = rng.normal(size=(3, DIM)).astype(np.float32)
-    bare, stored = layout.augment(items, biases), layout.augment(items, biases, cells)
-    for asked in (layout.wrap(queries, strength), layout.wrap(queries, 0.0, slot=1)):
+    bare, stored = layout.augment(items, biases), layout.augment(items, biases, locality_hints)
+    for asked in (layout.encode_queries(queries, strength), layout.encode_queries(queries, 0.0, slot=1)):
         np.testing.assert_array_equal(asked.astype(float) @ stored.T, asked.astype(float) @ bare.T)
     norms = layout.norms(items)
-    np.testing.assert_array_equal(layout.strip(stored, norms), layout.strip(bare, norms))
+    np.testing.assert_array_equal(layout.decode_vectors(stored, norms), layout.decode_vectors(bare, norms))
     np.testing.assert_array_equal(layout.biases(stored, 1), biases[:, 1].astype(np.float32))
-    np.testing.assert_array_equal(layout.with_cells(bare, cells), stored)
+    np.testing.assert_array_equal(layout.with_locality_hints(bare, locality_hints), stored)
     again = layout.with_biases(layout.with_biases(stored, {0: biases[:, 1]}), {0: biases[:, 0]})
     np.testing.assert_array_equal(again, stored)
-    assert (stored != bare).sum(axis=1).min() == layout.cell_count
-    with pytest.raises(DimensionMismatch, match=f"{layout.cell_count} dimensions, got 1"):
-        layout.augment(items, biases, cells[:, :1])
+    assert (stored != bare).sum(axis=1).min() == layout.locality_hint_count
+    with pytest.raises(DimensionMismatch, match=f"{layout.locality_hint_count} dimensions, got 1"):
+        layout.augment(items, biases, locality_hints[:, :1])
 
 
 def test_they_take_what_the_width_has_to_spare():
     def count(dim, metric="COSINE", queries=FEWEST_QUERIES, **options):
         items, bank = sets(dim=dim, queries=queries)
-        return Layout(dim, metric, **options).measured_on(items, bank, cells=True).cell_count
+        return (
+            Layout(dim, metric, **options).measured_on(items, bank, locality_hints=True).locality_hint_count
+        )
 
     assert count(32) == COLUMNS
     assert count(DIM) == 9
     assert count(32, slots=6) == 9
     assert count(38) == count(5) == 0
     assert (count(1_536), count(1_920), count(2_048)) == (10, 8, 0)
-    assert 2 * len(main_axes(next(sets(items=40, dim=1_920)), 8)) < 45_000, "a record holds as much"
+    assert 2 * len(hint_directions(next(sets(items=40, dim=1_920)), 8)) < 45_000, "a record holds as much"
     assert count(32, "L2") == 0
     assert count(32, queries=FEWEST_QUERIES - 1) == 0
     items, bank = sets()
-    assert Layout(DIM, "IP").measured_on(items, cells=True).cell_count == 0
-    assert Layout(DIM, "IP").measured_on(items, bank, link=False, cells=True).cell_count == 10
+    assert Layout(DIM, "IP").measured_on(items, locality_hints=True).locality_hint_count == 0
+    assert (
+        Layout(DIM, "IP").measured_on(items, bank, graph_hint=False, locality_hints=True).locality_hint_count
+        == 10
+    )
 
 
 def test_fewer_of_them_hold_what_they_held():
     correction, items, _ = fitted(dim=32)
     layout = correction.layout
-    stored = layout.augment(items, np.zeros(len(items)), correction.cells(items))
+    stored = layout.augment(items, np.zeros(len(items)), correction.locality_hints(items))
     fewer = Layout(
         32,
         "COSINE",
         4,
         anchor=layout.anchor,
         pull=layout.pull,
-        cells=foremost(layout.cells, 32, 11),
+        locality_hints=foremost(layout.locality_hints, 32, 11),
         reach=0.5,
     )
-    assert (layout.cell_count, fewer.cell_count) == (13, 11)
-    np.testing.assert_array_equal(fewer.cell_axes, layout.cell_axes[:, 2:])
-    np.testing.assert_array_equal(fewer.with_cells(stored, stored[:, -12:-1]), stored)
-    assert foremost(layout.cells, 32, FEWEST - 1) == foremost("", 32, 0) == ""
+    assert (layout.locality_hint_count, fewer.locality_hint_count) == (13, 11)
+    np.testing.assert_array_equal(fewer.locality_directions, layout.locality_directions[:, 2:])
+    np.testing.assert_array_equal(fewer.with_locality_hints(stored, stored[:, -12:-1]), stored)
+    assert foremost(layout.locality_hints, 32, FEWEST - 1) == foremost("", 32, 0) == ""
 
 
 def test_what_is_no_layout_is_refused():
-    axes = main_axes(next(sets(items=40)), 9)
+    directions = hint_directions(next(sets(items=40)), 9)
     for options, match in [
-        ({"cells": axes}, "a length above 0, got 0"),
+        ({"locality_hints": directions}, "a length above 0, got 0"),
         ({"reach": 0.5}, "need axes"),
-        ({"cells": axes, "reach": float("nan")}, "got nan"),
-        ({"cells": axes, "reach": 0.5, "metric": "L2"}, "not for L2"),
-        ({"cells": axes, "reach": 0.5, "slots": 6}, "has 6 columns to spare, not 9"),
-        ({"cells": axes, "reach": 0.5, "dim": 19}, "180 numbers are no axes of dimension 19"),
-        ({"cells": "?", "reach": 0.5}, "no base64"),
+        ({"locality_hints": directions, "reach": float("nan")}, "got nan"),
+        ({"locality_hints": directions, "reach": 0.5, "metric": "L2"}, "not for L2"),
+        ({"locality_hints": directions, "reach": 0.5, "slots": 6}, "has 6 columns to spare, not 9"),
+        ({"locality_hints": directions, "reach": 0.5, "dim": 19}, "180 numbers are no axes of dimension 19"),
+        ({"locality_hints": "?", "reach": 0.5}, "no base64"),
     ]:
         with pytest.raises(InvalidParameter, match=match):
             Layout(**{"dim": DIM, "metric": "COSINE", **options})
@@ -138,14 +158,14 @@ def test_what_is_no_layout_is_refused():
 
 def recalls_without_and_with_them(items, bank, queries, index_type, params, width):
     """recall@10 of corrected searches."""
-    for cells in (False, True):
-        layout = Layout(items.shape[1], "COSINE").measured_on(items, bank, cells=cells)
+    for locality_hints in (False, True):
+        layout = Layout(items.shape[1], "COSINE").measured_on(items, bank, locality_hints=locality_hints)
         correction = Correction.fit(layout, NNN(32, 0.75), QueryBank(bank))
         biases = correction.centred(items)
-        stored = layout.augment(items, biases - biases.mean(), correction.cells(items))
+        stored = layout.augment(items, biases - biases.mean(), correction.locality_hints(items))
         index = AnnIndex(stored, IndexSpec.of(index_type, params), metric="IP")
         exact = np.argsort(-(queries @ items.T - biases), axis=1)[:, :10]
-        found = index.search(layout.wrap(queries), 10, width)
+        found = index.search(layout.encode_queries(queries), 10, width)
         yield np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)])
 
 

@@ -11,7 +11,7 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.halves import (
     SMALLEST,
     SPACING,
-    StoredForm,
+    StorageFormat,
     decode,
     encode,
     kept,
@@ -100,8 +100,8 @@ def test_products_in_the_field_are_those_of_the_rows(case, seed, strength):
     queries = rounded(rng.standard_normal((4, layout.dim)), form.dtype)
     layout = layout.measured_on(items)
     stored = layout.augment(items, rng.standard_normal((6, layout.slots)).astype(np.float32))
-    asked = layout.wrap(queries, strength, slot=layout.slots - 1)
-    sent = [decode(form.asked(asked), form.dtype), decode(form.stored(stored), form.dtype)]
+    asked = layout.encode_queries(queries, strength, slot=layout.slots - 1)
+    sent = [decode(form.encode_queries(asked), form.dtype), decode(form.encode_rows(stored), form.dtype)]
     assert all(each.shape[1] == form.width for each in sent)
     assert form.width % layout.multiple_of == 0
     found = sent[0].astype(float) @ sent[1].T.astype(float)
@@ -120,11 +120,11 @@ def test_rows_are_joined_to_what_was_split(case, seed):
     rng = np.random.default_rng(seed)
     items = rounded(rng.standard_normal((5, layout.dim)), form.dtype)
     stored = layout.augment(items, rng.standard_normal((5, layout.slots)).astype(np.float32))
-    back = form.joined(decode(form.stored(stored), form.dtype))
-    assert back.shape == stored.shape
-    assert np.array_equal(back[:, : layout.dim], rounded(stored[:, : layout.dim], form.dtype))
-    assert np.array_equal(back[:, layout.dim :], kept(stored[:, layout.dim :], form.dtype))
-    assert np.array_equal(form.joined(form.split(back)), back)
+    revert = form.joined(decode(form.encode_rows(stored), form.dtype))
+    assert revert.shape == stored.shape
+    assert np.array_equal(revert[:, : layout.dim], rounded(stored[:, : layout.dim], form.dtype))
+    assert np.array_equal(revert[:, layout.dim :], kept(stored[:, layout.dim :], form.dtype))
+    assert np.array_equal(form.joined(form.split(revert)), revert)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -133,7 +133,7 @@ def test_room_for_more_numbers_in_the_same_width_changes_nothing(dtype):
     assert narrow.width == wide.width == 32
     rows = np.random.default_rng(0).standard_normal((3, 32)).astype(np.float32)
     rows[:, 24:] = 0
-    assert narrow.stored(rows) == wide.stored(rows)
+    assert narrow.encode_rows(rows) == wide.encode_rows(rows)
     assert np.array_equal(narrow.joined(narrow.split(rows)), wide.joined(wide.split(rows)))
 
 
@@ -146,17 +146,17 @@ def test_cosine_rows_come_back_within_one_unit_in_the_last_place(dtype, rows, no
     layout, form = Layout(6, "COSINE"), form_of(Layout(6, "COSINE"), dtype)
     given_rows = rounded(rows * np.float32(norm / 200), dtype)
     norms = layout.norms(given_rows)
-    stored = form.stored(layout.augment(given_rows, np.zeros(4, np.float32)))
-    back = rounded(layout.strip(form.joined(decode(stored, dtype)), norms), dtype)
+    stored = form.encode_rows(layout.augment(given_rows, np.zeros(4, np.float32)))
+    revert = rounded(layout.decode_vectors(form.joined(decode(stored, dtype)), norms), dtype)
     floor = SMALLEST[dtype] * np.maximum(norms, 1)[:, None]
-    assert np.all(np.abs(back - given_rows) <= np.maximum(SPACING[dtype] * np.abs(given_rows), floor))
+    assert np.all(np.abs(revert - given_rows) <= np.maximum(SPACING[dtype] * np.abs(given_rows), floor))
 
 
 def test_vectors_alone_are_stored_as_they_are():
-    form = StoredForm("bfloat16", 3)
+    form = StorageFormat("bfloat16", 3)
     rows = np.array([[1, 2, 3]], np.float32)
     assert form.width == 3
-    assert form.stored(rows) == form.asked(rows) == encode(rows, "bfloat16")
+    assert form.encode_rows(rows) == form.encode_queries(rows) == encode(rows, "bfloat16")
     assert form.joined(rows) is rows
 
 

@@ -1,4 +1,4 @@
-"""The stored form: what the database computes on it is the corrected score, and nothing is lost."""
+"""The augmented form: what the database computes on it is the corrected score, and nothing is lost."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.halves import rounded
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
-from milvus_hubness.layout import LINK, Layout
+from milvus_hubness.layout import GRAPH_HINT_SHARE, Layout
 
 METRICS = ["IP", "COSINE", "L2"]
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
@@ -59,7 +59,9 @@ def tolerance(*arrays):
 @given(cases(), st.floats(-2, 2))
 def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, strength):
     layout, items, queries, biases = case
-    products = layout.wrap(queries, strength).astype(float) @ layout.augment(items, biases).astype(float).T
+    products = (
+        layout.encode_queries(queries, strength).astype(float) @ layout.augment(items, biases).astype(float).T
+    )
     corrected = similarity(layout, queries, items) - strength * biases.astype(float)
     scores = layout.scores(products, queries, strength)
     bound = tolerance(items, queries)
@@ -73,7 +75,9 @@ def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, stre
 @given(cases())
 def test_strength_zero_gives_the_raw_order(case):
     layout, items, queries, biases = case
-    products = layout.wrap(queries, 0.0).astype(float) @ layout.augment(items, biases).astype(float).T
+    products = (
+        layout.encode_queries(queries, 0.0).astype(float) @ layout.augment(items, biases).astype(float).T
+    )
     raw = similarity(layout, queries, items)
     for row, order in zip(raw, np.argsort(-products, axis=1, kind="stable"), strict=True):
         assert (np.diff(row[order]) <= 2 * tolerance(items, queries)).all()
@@ -82,18 +86,20 @@ def test_strength_zero_gives_the_raw_order(case):
 @given(cases())
 def test_strip_returns_what_went_in(case):
     layout, items, _, biases = case
-    back = layout.strip(layout.augment(items, biases), layout.norms(items))
+    revert = layout.decode_vectors(layout.augment(items, biases), layout.norms(items))
     if layout.metric == "COSINE":
-        np.testing.assert_allclose(back, items, rtol=2.4e-7, atol=1e-30)
+        np.testing.assert_allclose(revert, items, rtol=2.4e-7, atol=1e-30)
     else:
-        np.testing.assert_array_equal(back, items)
+        np.testing.assert_array_equal(revert, items)
 
 
 @given(cases("COSINE"))
 def test_unit_vectors_come_back_bit_for_bit(case):
     layout, items, _, biases = case
     unit = (items / np.linalg.norm(items.astype(float), axis=1)[:, None]).astype(np.float32)
-    np.testing.assert_array_equal(layout.strip(layout.augment(unit, biases), layout.norms(unit)), unit)
+    np.testing.assert_array_equal(
+        layout.decode_vectors(layout.augment(unit, biases), layout.norms(unit)), unit
+    )
 
 
 @given(cases())
@@ -112,8 +118,8 @@ def test_each_slot_answers_alone(case, data):
     table = np.arange(len(items) * layout.slots, dtype=np.float32).reshape(len(items), layout.slots)
     stored = layout.augment(items, table)
     np.testing.assert_array_equal(layout.biases(stored, slot), table[:, slot])
-    raw = layout.wrap(queries, 0.0, slot=slot).astype(float) @ stored.astype(float).T
-    corrected = layout.wrap(queries, 1.0, slot=slot).astype(float) @ stored.astype(float).T
+    raw = layout.encode_queries(queries, 0.0, slot=slot).astype(float) @ stored.astype(float).T
+    corrected = layout.encode_queries(queries, 1.0, slot=slot).astype(float) @ stored.astype(float).T
     expected = np.broadcast_to(table[:, slot], raw.shape)
     np.testing.assert_allclose(raw - corrected, expected, atol=tolerance(items, queries))
 
@@ -121,8 +127,8 @@ def test_each_slot_answers_alone(case, data):
 @given(cases(), st.floats(-3, 3))
 def test_products_undoes_scores(case, score):
     layout, _, queries, _ = case
-    back = layout.scores(layout.products([[score]], queries[0]), queries[:1])
-    assert back[0, 0] == pytest.approx(score, abs=tolerance(queries))
+    revert = layout.scores(layout.products([[score]], queries[0]), queries[:1])
+    assert revert[0, 0] == pytest.approx(score, abs=tolerance(queries))
 
 
 @given(cases("L2"))
@@ -143,13 +149,17 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
     stored = layout.augment(items, biases)
     if layout.anchor == 0:
         return
-    assert not layout.wrap(queries)[:, -1].any()
-    link = stored[:, -1].astype(float)
-    np.testing.assert_allclose(link, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6)
+    assert not layout.encode_queries(queries)[:, -1].any()
+    graph_hint = stored[:, -1].astype(float)
+    np.testing.assert_allclose(
+        graph_hint, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6
+    )
     assert not stored[:, layout.first_slot + layout.slots : -1].any()
     other = layout.with_biases(stored, {0: biases + 1})
     falls = layout.pull / layout.slots
-    np.testing.assert_allclose(link - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(link).max()))
+    np.testing.assert_allclose(
+        graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max())
+    )
 
 
 def test_the_link_column_takes_what_the_width_has_to_spare():
@@ -158,7 +168,7 @@ def test_the_link_column_takes_what_the_width_has_to_spare():
     items = items[:, :29]
     assert Layout(29, "IP").measured_on(items).anchor > 0
     assert Layout(28, "L2").measured_on(items[:, :28]).anchor == 0
-    assert Layout(29, "IP").measured_on(items, link=False) == Layout(29, "IP")
+    assert Layout(29, "IP").measured_on(items, graph_hint=False) == Layout(29, "IP")
     with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
         Layout(30, "IP", anchor=1.0)
     with pytest.raises(InvalidParameter, match="finite anchor"):
@@ -171,7 +181,7 @@ def test_the_pull_is_in_proportion_to_what_biases_are_of():
     near, far = (layout.measured_on(items, factor * items) for factor in (1, 10))
     assert near.anchor == far.anchor
     assert far.pull == pytest.approx(near.pull / 10)
-    assert near.anchor * near.pull == pytest.approx(LINK["IP"], rel=1e-3)
+    assert near.anchor * near.pull == pytest.approx(GRAPH_HINT_SHARE["IP"], rel=1e-3)
 
 
 def test_corrected_searches_of_a_graph_find_more_with_the_link():
@@ -184,17 +194,17 @@ def test_corrected_searches_of_a_graph_find_more_with_the_link():
     biases -= biases.mean()
     exact = np.argsort(-(scores - biases), axis=1)[:, :10]
     spec, shares = IndexSpec.of("HNSW", {"M": 8, "efConstruction": 60}), []
-    for link in (False, True):
-        layout = Layout(24, "L2").measured_on(items, queries, link=link)
+    for graph_hint in (False, True):
+        layout = Layout(24, "L2").measured_on(items, queries, graph_hint=graph_hint)
         index = AnnIndex(layout.augment(items, biases), spec, metric="IP")
-        found = index.search(layout.wrap(queries), 10, 20)
+        found = index.search(layout.encode_queries(queries), 10, 20)
         shares.append(np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)]))
     assert shares[1] > shares[0] + 0.02
 
 
 def test_without_constants_the_half_square_is_stored_as_it_is():
     layout = Layout(2, "L2")
-    stored, asked = layout.augment([[3.0, 4.0]], [0.3]), layout.wrap([[1.0, 2.0]], 0.7)
+    stored, asked = layout.augment([[3.0, 4.0]], [0.3]), layout.encode_queries([[1.0, 2.0]], 0.7)
     np.testing.assert_array_equal(stored[0, :6], np.float32([3, 4, 12.5, (12.5 + 1) / 4, 0.3, 0.3]))
     np.testing.assert_array_equal(asked[0, :6], np.float32([1, 2, 0, -4, -0.7, 0]))
 
@@ -234,7 +244,7 @@ def test_l2_is_safe_under_translation():
         signs = np.where(rng.random(64) < 0.5, -mean, mean)
         items, queries = ((signs + scale * rng.normal(size=(n, 64))).astype(np.float32) for n in (1_000, 60))
         layout = Layout(64, "L2").measured_on(items, queries)
-        products = layout.wrap(queries, 0.0) @ layout.augment(items, np.zeros(1_000)).T
+        products = layout.encode_queries(queries, 0.0) @ layout.augment(items, np.zeros(1_000)).T
         raw = -2 * similarity(layout, queries, items)
         best = np.argsort(-products, axis=1, kind="stable")[:, :10]
         found = np.take_along_axis(raw, best, 1)
@@ -242,7 +252,7 @@ def test_l2_is_safe_under_translation():
         asked += len(queries)
         distances = np.take_along_axis(layout.scores(products, queries, 0.0), best, 1)
         worst = max(worst, np.abs(distances / found - 1).max())
-        np.testing.assert_array_equal(layout.strip(layout.augment(items, np.zeros(1_000))), items)
+        np.testing.assert_array_equal(layout.decode_vectors(layout.augment(items, np.zeros(1_000))), items)
     assert same >= 0.999 * asked
     assert worst < 1e-5
 
@@ -278,9 +288,9 @@ def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, other
     assert not lost[: len(sample)].any()
     stored = layout.augment(rows, np.zeros(len(rows)))
     stored[:, :20] = rounded(stored[:, :20], dtype)
-    back = rounded(layout.strip(stored), dtype)
+    revert = rounded(layout.decode_vectors(stored), dtype)
     plain = np.where((rows == 0) & (layout.taken_off != 0), np.float32(0), rows)
-    np.testing.assert_array_equal(back.view(np.uint32)[~lost], plain.view(np.uint32)[~lost])
+    np.testing.assert_array_equal(revert.view(np.uint32)[~lost], plain.view(np.uint32)[~lost])
 
 
 def test_a_mean_is_kept_where_half_squares_need_it_alone():
@@ -337,16 +347,16 @@ def test_product_quantisation_can_ask_for_another_multiple():
 
 def test_one_strength_for_each_query():
     layout = Layout(3, "IP")
-    asked = layout.wrap(np.ones((2, 3)), [0.0, 1.0])
+    asked = layout.encode_queries(np.ones((2, 3)), [0.0, 1.0])
     np.testing.assert_array_equal(asked[:, layout.first_slot], [0.0, -1.0])
 
 
 def test_zero_vectors_stay_zero_and_are_reported():
     layout = Layout(3, "COSINE")
     items = np.array([[1, 0, 0], [0, 0, 0], [np.nan, 0, 0]], np.float32)
-    np.testing.assert_array_equal(layout.unsound(items), [False, True, True])
+    np.testing.assert_array_equal(layout.invalid(items), [False, True, True])
     assert not layout.augment(items[:2], [0.5, 0.0])[1].any()
-    assert not Layout(3, "IP").unsound(items[:2]).any()
+    assert not Layout(3, "IP").invalid(items[:2]).any()
 
 
 @pytest.mark.parametrize(
@@ -361,7 +371,7 @@ def test_zero_vectors_stay_zero_and_are_reported():
 )
 def test_what_cannot_be_inserted_is_refused_by_row(vectors, error, said):
     with pytest.raises(error) as caught:
-        Layout(3, "COSINE").require_sound(vectors)
+        Layout(3, "COSINE").validate_vectors(vectors)
     assert said in str(caught.value)
 
 
@@ -377,7 +387,7 @@ def test_impossible_layouts_are_refused(arguments):
 @pytest.mark.parametrize(("strength", "slot"), [(float("nan"), 0), (1.0, 2), (1.0, -1)])
 def test_impossible_questions_are_refused(strength, slot):
     with pytest.raises(InvalidParameter):
-        Layout(3, "IP").wrap(np.ones((1, 3)), strength, slot=slot)
+        Layout(3, "IP").encode_queries(np.ones((1, 3)), strength, slot=slot)
 
 
 def test_biases_must_fit_the_rows():
@@ -390,9 +400,11 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     layout, _, queries, _ = case
     assume(np.linalg.norm(queries[0]) > 1e-3)
     for query in (queries[0].tolist(), queries[0].astype(np.float32)):
-        packed, length = layout.wrap_one(query, strength)
+        packed, length = layout.encode_query(query, strength)
         asked = np.frombuffer(packed, np.float32) / length
-        np.testing.assert_allclose(asked, layout.wrap(queries[:1], strength)[0], rtol=2.0**-21, atol=0)
+        np.testing.assert_allclose(
+            asked, layout.encode_queries(queries[:1], strength)[0], rtol=2.0**-21, atol=0
+        )
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
@@ -401,7 +413,7 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]],
 )
 def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
-    assert Layout(2, metric).wrap_one(query) is None
+    assert Layout(2, metric).encode_query(query) is None
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
@@ -419,4 +431,4 @@ def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
     ],
 )
 def test_arrays_that_are_no_ordinary_query_are_left_to_wrap(metric, query):
-    assert Layout(2, metric).wrap_one(query) is None
+    assert Layout(2, metric).encode_query(query) is None

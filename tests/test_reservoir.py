@@ -1,4 +1,4 @@
-"""The living bank's reservoir against the distribution it promises."""
+"""The online bank's reservoir against the distribution it promises."""
 
 from itertools import combinations
 
@@ -87,8 +87,8 @@ def test_the_bank_is_bounded_and_its_first_queries_keep_their_share(seeds, lives
 
 def clouds(rng, count, dim=4):
     """Vectors of which many are nearly alike."""
-    centres = rng.normal(size=(6, dim))
-    return (centres[rng.integers(6, size=count)] + 0.05 * rng.normal(size=(count, dim))).astype(np.float32)
+    centroids = rng.normal(size=(6, dim))
+    return (centroids[rng.integers(6, size=count)] + 0.05 * rng.normal(size=(count, dim))).astype(np.float32)
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(1, 30), share=st.floats(0, 1))

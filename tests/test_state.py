@@ -22,7 +22,7 @@ def state():
         estimator={"name": "NNN", "k": 16, "alpha": 0.75},
         slot=0,
         standby=1,
-        centre=0.1234567890123,
+        mean_bias=0.1234567890123,
         bank=BankReference(collection="b", generation="01", fingerprint="sha256:00", count=3),
         epoch=4,
         refreshed_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
@@ -54,18 +54,18 @@ def test_a_state_from_before_gates_had_two_sets_is_read(state):
 
 
 def test_a_state_from_before_second_fields_is_read(state):
-    text = state.to_json().replace(',"stored_in":null', "")
-    assert "stored_in" not in text
+    text = state.to_json().replace(',"second_vector":null', "")
+    assert "second_vector" not in text
     assert read_states({"hubness": text}) == {state.field: state}
 
 
 def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
-    second = state.model_copy(update={"stored_in": "hubness_vector", "phase": "copying"})
-    assert (second.searched_field, second.serves, second.keeps_vectors) == ("hubness_vector", False, True)
+    second = state.model_copy(update={"second_vector": "hubness_vector", "phase": "copying"})
+    assert (second.searched_field, second.serves, second.leaves_vectors) == ("hubness_vector", False, True)
     assert second.model_copy(update={"phase": "ready"}).serves
     assert set(second.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
     assert second.form.width == 400
-    assert (state.searched_field, state.serves, state.keeps_vectors) == ("vector", True, False)
+    assert (state.searched_field, state.serves, state.leaves_vectors) == ("vector", True, False)
 
 
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):

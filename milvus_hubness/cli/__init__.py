@@ -40,7 +40,7 @@ Version = Annotated[
 
 app = typer.Typer(
     name="milvus-hubness",
-    help="Hubness correction for cross-modal search, inside Milvus.",
+    help="CorrectionConfig correction for cross-modal search, inside Milvus.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -53,7 +53,7 @@ app.add_typer(migrate.app, name="migrate")
 app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)
 app.command("refresh")(refresh.refresh)
-app.command("living")(living.living)
+app.command("bank")(living.bank)
 app.add_typer(quari.app, name="quari")
 app.command("serve")(serve.serve)
 app.command("proxy")(proxy.proxy)

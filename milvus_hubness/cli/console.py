@@ -153,7 +153,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
         sys.stderr.write("Aborted!\n")
         return FAILURE
     except (HubnessError, MilvusException) as error:
-        tell_error(error, as_json=as_json, program=program)
+        report_error(error, as_json=as_json, program=program)
         return USAGE if isinstance(error, InvalidParameter) else FAILURE
     except OSError:
         raise
@@ -202,7 +202,7 @@ def write_page(path: Path, page: str) -> None:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 
 
-def tell_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:
+def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:
     """One line on standard error; with --json also an object on standard output."""
     message = _message(error)
     if as_json:

@@ -65,7 +65,7 @@ def _show(result: DemoResult) -> None:
     for heading in ("", "R@1", "R@5", "R@10", "skewness of N_10"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, measured in (("as it was", result.raw), ("corrected", result.corrected)):
-        table.add_row(name, *_cells(measured))
+        table.add_row(name, *_locality_hints(measured))
     out.print(table)
     if result.examples:
         out.print("\n[bold]Answered wrongly before, rightly now[/bold]")
@@ -78,7 +78,7 @@ def _show(result: DemoResult) -> None:
     out.print(f"\n{result.seconds} s in all")
 
 
-def _cells(measured: Measured) -> list[str]:
+def _locality_hints(measured: Measured) -> list[str]:
     return [
         f"{measured.r1:.1f}",
         f"{measured.r5:.1f}",

@@ -23,7 +23,7 @@ from milvus_hubness.cli.console import (
 )
 from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
 from milvus_hubness.jobs.bank_source import WHERE_FROM
-from milvus_hubness.jobs.enable import ALLOWED_MISSES
+from milvus_hubness.jobs.enable import MAX_MISS_RATE
 from milvus_hubness.jobs.migration import steering
 
 
@@ -83,9 +83,9 @@ def enable(
     side_name: Annotated[
         str | None, typer.Option(help="Name of the side collection. [default: COLLECTION__bias]")
     ] = None,
-    misses: Annotated[
+    max_miss_rate: Annotated[
         float, typer.Option(help="Share of the exact corrected top 10 that candidates may miss.")
-    ] = ALLOWED_MISSES,
+    ] = MAX_MISS_RATE,
     client_ttl: Annotated[
         float,
         typer.Option(
@@ -118,13 +118,13 @@ def enable(
             where=None if where is Where.auto else where.value,
             side=side_name,
             bank_collection=bank_name,
-            allowed_misses=misses,
+            max_miss_rate=max_miss_rate,
             gate=gate,
             force=force,
             progress=progress,
         )
-        if not as_json and isinstance(plan, jobs.InPlacePlan):
-            _show_plan_in_place(plan.to_dict())
+        if not as_json and isinstance(plan, jobs.SecondVectorPlan):
+            _show_second_vector_plan(plan.to_dict())
         elif not as_json:
             _show_plan(plan.to_dict(), mode)
         result = jobs.enable(store, plan, client_ttl=client_ttl, progress=progress) if execute else None
@@ -133,8 +133,8 @@ def enable(
         show_json({"plan": plan.to_dict(), "executed": execute, **done})
     elif result is None:
         out.print("\nNothing was written. Run it again with --execute to do this.")
-    elif isinstance(result, jobs.EnabledInPlace):
-        _show_result_in_place(result.to_dict())
+    elif isinstance(result, jobs.SecondVectorEnabled):
+        _show_second_vector_result(result.to_dict())
     else:
         _show_result(result.to_dict())
 
@@ -186,14 +186,14 @@ def _show_plan(plan: dict[str, Any], mode: Mode) -> None:
     )
 
 
-def _show_plan_in_place(plan: dict[str, Any]) -> None:
+def _show_second_vector_plan(plan: dict[str, Any]) -> None:
     added = " (added to it)" if plan["adds_fields"] else ""
     show_facts(
         f"Correction of {plan['source']} in place",
         {
             "vector field": f"{plan['field']}, {plan['metric']}, not changed",
             "rows": f"{plan['rows']:,}",
-            "second field": f"{plan['stored_in']}, {plan['width']} wide{added}",
+            "second field": f"{plan['second_vector']}, {plan['width']} wide{added}",
             "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
             f"kept as {plan['bank']['collection']}",
             "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
@@ -206,12 +206,12 @@ def _show_plan_in_place(plan: dict[str, Any]) -> None:
 
 def _telling(missed: dict[str, float]) -> list[tuple[str, float]]:
     """The numbers of candidates up to the first that misses nothing."""
-    told = []
+    result = []
     for candidates, share in missed.items():
-        told.append((candidates, share))
+        result.append((candidates, share))
         if share == 0:
             break
-    return told
+    return result
 
 
 def _show_result(result: dict[str, Any]) -> None:
@@ -227,12 +227,12 @@ def _show_result(result: dict[str, Any]) -> None:
     )
 
 
-def _show_result_in_place(result: dict[str, Any]) -> None:
+def _show_second_vector_result(result: dict[str, Any]) -> None:
     show_facts(
         "\nDone",
         {
             "corrected": f"{result['collection']}, {result['rows']:,} rows carry a bias",
-            "searched": f"{result['stored_in']}; of {result['searched']} rows searched for "
+            "searched": f"{result['second_vector']}; of {result['searched']} rows searched for "
             f"{result['found_in_second']} found ({result['found_in_field']} in the first field)",
             "bank": result["bank"],
             "took": f"{result['seconds']} s",

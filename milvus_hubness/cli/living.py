@@ -1,4 +1,4 @@
-"""milvus-hubness living"""
+"""milvus-hubness bank"""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from milvus_hubness.cli.console import (
     show_facts,
     show_json,
 )
-from milvus_hubness.jobs.living import LivingStatus, start_living, stop_living
-from milvus_hubness.jobs.living import living as banks_that_live
+from milvus_hubness.jobs.living import OnlineBankStatus, start_online_bank, stop_online_bank
+from milvus_hubness.jobs.living import list_online_banks as online_bank_statuses
 
 HOUR = 3_600.0
 
 
-def living(
+def bank(
     collection: Annotated[str, typer.Argument(help="A corrected collection or its alias.")],
     rate: Annotated[
         float | None, typer.Option(help="Share of live queries that clients sample. [default: 0.01]")
@@ -49,20 +49,20 @@ def living(
     as_json: AsJson = False,
 ) -> None:
     """Let the bank follow live queries: clients sample them from now on, or on other terms. Without options,
-    tell which banks of the collection live."""
+    tell the online banks of the collection."""
     are_told = any(term is not None for term in (rate, size, seed_share, half_life, duplicate_cosine))
     if off and are_told:
         raise typer.BadParameter("give --off or terms, not both")
     store = open_store(uri, db, token_file)
     if off:
-        stopped = stop_living(store, collection, field=field, profile=profile)
+        stopped = stop_online_bank(store, collection, field=field, profile=profile)
         if as_json:
-            show_json({"living": [], "stopped": stopped.model_dump() if stopped else None})
+            show_json({"online_banks": [], "stopped": stopped.model_dump() if stopped else None})
         else:
-            out.print("Sampled no more." if stopped else "It did not live.")
+            out.print("Turned off." if stopped else "It has no online bank.")
         return
     if are_told:
-        start_living(
+        start_online_bank(
             store,
             collection,
             field=field,
@@ -73,22 +73,22 @@ def living(
             half_life_seconds=None if half_life is None else HOUR * half_life,
             duplicate_cosine=duplicate_cosine,
         )
-    found = banks_that_live(store, collection)
+    found = online_bank_statuses(store, collection)
     if as_json:
-        show_json({"living": [each.to_dict() for each in found]})
+        show_json({"online_banks": [each.to_dict() for each in found]})
         return
     for each in found:
         _show(collection, each)
     if not found:
-        out.print(f"No bank of {collection} lives. To have live queries sampled, give --rate.")
+        out.print(f"{collection!r} has no online bank: turn one on with --rate.")
 
 
-def _show(collection: str, found: LivingStatus) -> None:
-    terms = found.living
+def _show(collection: str, found: OnlineBankStatus) -> None:
+    terms = found.online_bank
     held = f"{found.seed:,} queries it began with and {found.live:,} live ones"
     facts = {
         "bank of": f"{terms.field}, profile {terms.profile}",
-        "sampled": f"{terms.rate:.3%} of live queries, into {terms.traffic}",
+        "sampled": f"{terms.rate:.3%} of live queries, into {terms.samples_collection}",
         "waiting": f"{found.waiting:,} of at most {terms.capacity:,}",
         "bank": f"{held}, of at most {terms.size:,}",
         "kept of the first": f"{terms.seed_share:.0%} of the places",

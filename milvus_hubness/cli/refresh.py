@@ -49,8 +49,8 @@ def refresh(
     profile: Annotated[
         str | None, typer.Option(help="Set of biases; one of a new name is added, from --bank.")
     ] = None,
-    back: Annotated[
-        bool, typer.Option("--back", help="To the bank and the parameters before the last full refresh.")
+    revert: Annotated[
+        bool, typer.Option("--revert", help="To the bank and the parameters before the last full refresh.")
     ] = False,
     pairs: Annotated[
         str | None,
@@ -59,9 +59,7 @@ def refresh(
     force: Annotated[
         bool, typer.Option("--force", help="Adopt new biases even where they are judged worse.")
     ] = False,
-    live: Annotated[
-        Live, typer.Option(help="When sampled queries are taken into a bank that lives.")
-    ] = "never",
+    live: Annotated[Live, typer.Option(help="When sampled queries are taken into An online bank.")] = "never",
     refit: Annotated[
         bool, typer.Option("--refit", help="Recompute all though nothing changed, for sn, dbsn and blend.")
     ] = False,
@@ -101,8 +99,8 @@ def refresh(
     """Recompute biases: of rows that have none, and of all when the bank or the parameters changed.
 
     Exits with 3 where the new ones are judged worse and were not adopted."""
-    if (back or refit) and live != "never":
-        raise typer.BadParameter("--live takes neither --back nor --refit")
+    if (revert or refit) and live != "never":
+        raise typer.BadParameter("--live takes neither --revert nor --refit")
     store = open_store(uri, db, token_file)
     estimator = None
     if any(option is not None for option in (method, param, k, alpha)):
@@ -124,7 +122,7 @@ def refresh(
         labels=labels,
         force=force,
         refit=refit,
-        back=back,
+        revert=revert,
         rebuild_share=rebuild_share,
         plan=plan,
         tolerance=tolerance,
@@ -138,7 +136,7 @@ def refresh(
     except LeaseHeld as error:
         if not once:
             raise
-        _tell_busy(collection, error, as_json=as_json)
+        _report_busy(collection, error, as_json=as_json)
         return
     if as_json:
         show_json({"refresh": done.to_dict()})
@@ -148,7 +146,7 @@ def refresh(
         raise typer.Exit(REFUSED)
 
 
-def _tell_busy(collection: str, error: LeaseHeld, *, as_json: bool) -> None:
+def _report_busy(collection: str, error: LeaseHeld, *, as_json: bool) -> None:
     if as_json:
         show_json({"refresh": {"collection": collection, "action": "busy", "reason": str(error)}})
     else:
@@ -171,8 +169,8 @@ def _show(done: Kept) -> None:
             facts["R@1"] = ", ".join(f"{name} {100 * r1:.1f}%" for name, r1 in done.judged.r1.items())
     if done.drift:
         facts["drift of the queries"] = done.drift.reason
-    if done.living:
-        facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in done.living.items())
+    if done.online_banks:
+        facts["bank"] = ", ".join(f"{name} {count:,}" for name, count in done.online_banks.items())
     title = "Would refresh" if done.planned else "Refreshed"
     if done.action == "refused":
         title = "Would not refresh" if done.planned else "Did not refresh"

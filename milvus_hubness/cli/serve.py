@@ -37,7 +37,10 @@ Config = Annotated[
     Path, typer.Option("--config", help="The configuration, hubness.toml.", show_default=False)
 ]
 Once = Annotated[
-    bool, typer.Option("--once", help="Look at every collection once and end: exit code 1 where one failed.")
+    bool,
+    typer.Option(
+        "--once", help="Reconciliation at every collection once and end: exit code 1 where one failed."
+    ),
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Only tell whether the configuration is right: exit code 2 if not.")
@@ -60,11 +63,11 @@ def serve(config: Config, once: Once = False, check: Check = False, as_json: AsJ
         if faults:
             raise file.refusal(faults)
         if check:
-            _tell_it_is_right(file, as_json)
+            _report_valid(file, as_json)
             return
         _run(file, uri, connect, once, as_json)
     except InvalidConfig as error:
-        _tell_faults(error, as_json)
+        _report_faults(error, as_json)
         raise typer.Exit(USAGE) from None
 
 
@@ -77,10 +80,10 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
         if not once:
             service.run()
             return
-        looks = service.once()
+        outcomes = service.once()
     if caught:
         raise typer.Exit(128 + caught[0])
-    if any(look.result == "failed" for look in looks):
+    if any(outcome.result == "failed" for outcome in outcomes):
         raise typer.Exit(FAILURE)
 
 
@@ -121,7 +124,7 @@ def _stopped_by_signals(service: Service) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _tell_it_is_right(file: ConfigFile, as_json: bool) -> None:
+def _report_valid(file: ConfigFile, as_json: bool) -> None:
     labels = [table.label for table in file.config.collection]
     if as_json:
         show_json({"check": {"config": str(file.path), "collections": labels}})
@@ -129,7 +132,7 @@ def _tell_it_is_right(file: ConfigFile, as_json: bool) -> None:
         sys.stdout.write(f"{file.path}: right, for {', '.join(labels)}\n")
 
 
-def _tell_faults(error: InvalidConfig, as_json: bool) -> None:
+def _report_faults(error: InvalidConfig, as_json: bool) -> None:
     """A line for each on standard error; with --json also an object on standard output."""
     faults = redacted(str(error), known_tokens()).splitlines()
     if as_json:

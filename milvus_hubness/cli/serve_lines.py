@@ -27,11 +27,11 @@ def narrate(event: Event) -> None:
 
 
 def _line(name: str, facts: Mapping[str, Any]) -> str:
-    if name == "looked":
-        return _looked(facts)
+    if name == "reconciled":
+        return _reconciled(facts)
     if name == "missed":
         why = "this process was held up" if facts["reason"] == "late" else "the look before was not over"
-        count = f"{facts['count']:,} scheduled looks" if facts["count"] > 1 else "a scheduled look"
+        count = f"{facts['count']:,} scheduled runs" if facts["count"] > 1 else "a scheduled run"
         return f"{facts['collection']}: missed {count}, {why}; made up for now"
     if name == "warning":
         return f"{facts['collection']}: {facts['message']}"
@@ -44,7 +44,7 @@ def _line(name: str, facts: Mapping[str, Any]) -> str:
     }.get(name, "")
 
 
-def _looked(facts: Mapping[str, Any]) -> str:
+def _reconciled(facts: Mapping[str, Any]) -> str:
     """Nothing where nothing was due."""
     collection, message = facts["collection"], " ".join(facts["message"].split())
     if facts["result"] != "ok":

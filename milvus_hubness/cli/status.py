@@ -60,7 +60,7 @@ def status(
     if found.corrected and found.estimator and found.bank and found.age_seconds is not None:
         facts |= {
             "phase": found.phase,
-            "copied from": found.source if found.where == "vectors" and not found.stored_in else None,
+            "copied from": found.source if found.where == "vectors" and not found.second_vector else None,
             "field": f"{found.field}, {found.dim}-d {found.metric}, stored {found.width} wide",
             "biases": _place(found),
             "estimator": f"{describe(found.estimator)}, strength {found.strength}",
@@ -75,8 +75,8 @@ def status(
 
 
 def _place(found: jobs.Status) -> str:
-    if found.stored_in:
-        return f"in {found.stored_in}, a second vector field"
+    if found.second_vector:
+        return f"in {found.second_vector}, a second vector field"
     if found.missed is None:
         return "in the vectors"
     place = f"in {found.side}, beside the vectors" if found.side else "in fields beside the vectors"

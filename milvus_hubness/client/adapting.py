@@ -10,11 +10,11 @@ import numpy as np
 
 from milvus_hubness.client.hits import keep, rescore
 from milvus_hubness.client.reading import Reading
-from milvus_hubness.client.rewrite import Asked, Question, Rewrite, add_raw_scores, copied, raised
+from milvus_hubness.client.rewrite import Question, Rewrite, SearchRequest, add_raw_scores, copied, raised
 from milvus_hubness.rerank import Adaptive
 
 
-def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> Asked:
+def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
     """The search that answers a question, as its re-ranker wants it: for the queries that it makes of the
     user's, or for candidates with their vectors, which it ranks.
 
@@ -37,10 +37,10 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> Asked:
         rerank=None,
         with_raw_score=False,
     )
-    asked = replace(rewrite, reading=Reading(())).ask(candidates)
+    search_request = replace(rewrite, reading=Reading(())).ask(candidates)
 
     def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
-        found = asked.answer(results, *biases)
+        found = search_request.answer(results, *biases)
         vectors = [rewrite.vectors_found(list(hits)) for hits in found]
         scores = how.scores(queries, vectors)
         for hits, query, items, own in zip(found, queries, vectors, scores, strict=True):
@@ -48,7 +48,7 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> Asked:
                 _rank(rewrite, hits, query, items, own, question, how.correction)
         return rewrite.reading.hits_out(found, fields)
 
-    return replace(asked, answer=answer, works=True)
+    return replace(search_request, answer=answer, works=True)
 
 
 def _rank(
@@ -58,8 +58,8 @@ def _rank(
     layout = rewrite.layout
     raw = layout.reduce_items(items) @ layout.reduce_queries(query[None, :])[0]
     if correction:
-        told = np.asarray(hits.distances, np.float64)
-        subtracted = raw + told / 2 if layout.metric == "L2" else raw - told
+        result = np.asarray(hits.distances, np.float64)
+        subtracted = raw + result / 2 if layout.metric == "L2" else raw - result
         scores = scores - correction * subtracted
     order = np.argsort(-scores, kind="stable")[question.page]
     keep(hits, [hits[i] for i in order])

@@ -13,7 +13,7 @@ from pymilvus.client.constants import UNLIMITED
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.biases import Bias
-from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.born import CorrectionConfig, NewCollection
 from milvus_hubness.client.catalog import shown_aliases
 from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
@@ -41,7 +41,7 @@ from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 CONNECT_SECONDS = 10.0
 
 
-def _then_asks_anew(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+def _retried(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     """`method` of AsyncMilvusClient, which makes remembered states wrong."""
 
     @functools.wraps(method)
@@ -64,7 +64,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
     it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
     one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.3% of tau.
-    sample_queries: the share of queries sampled for banks that live; None for what each collection says,
+    sample_queries: the share of queries sampled for online banks; None for what each collection says,
     False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
     """
 
@@ -102,11 +102,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
         self._writing: MilvusClient | None = None
 
-    def _put_samples(self, traffic: str, samples: Sequence[Sample]) -> None:
+    def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
         """Over a connection of its own, as the sampler writes from a thread."""
         if self._writing is None:
             self._writing = self._connect_plainly(db_name=self._plain_db)
-        put_samples(self._writing, traffic, samples, WRITE_SECONDS)
+        put_samples(self._writing, samples_collection, samples, WRITE_SECONDS)
 
     async def _run(self, operation: Operation[T]) -> T:
         with refusing():
@@ -274,7 +274,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
                 try:
                     return quick.answer(await super().search(*quick.args, **quick.options))
                 except PERHAPS_OUTDATED as error:
-                    failed = Failed(quick.known, error)
+                    failed = Failed(quick.cached, error)
         return await self._run(
             self._operations.search(
                 collection_name,
@@ -395,7 +395,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         """What the collection knows about a field's biases now; None where that carries none, and where none
         is named of several that do."""
         self._operations.forget(collection_name)
-        return (await self._run(self._operations.known(collection_name))).state_of(anns_field)
+        return (await self._run(self._operations.cached_state(collection_name))).state_of(anns_field)
 
     async def describe_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
@@ -412,7 +412,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     async def list_indexes(
         self, collection_name: str, field_name: str | None = "", **kwargs: Any
     ) -> list[str]:
-        """As AsyncMilvusClient.list_indexes, without that of a second field that holds the stored form."""
+        """As AsyncMilvusClient.list_indexes, without that of a second field that holds the augmented form."""
         return await self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
     # -- what makes a remembered state wrong --------------------------------------------------------------
@@ -430,7 +430,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         schema: CollectionSchema | None = None,
         index_params: IndexParams | None = None,
         *,
-        hubness: Hubness | Sequence[Hubness] | None = None,
+        hubness: CorrectionConfig | Sequence[CorrectionConfig] | None = None,
         **kwargs: Any,
     ) -> None:
         """As AsyncMilvusClient.create_collection. hubness: fields to correct from their first row on.
@@ -552,8 +552,8 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
             self._operations.restore_snapshot(source_collection_name, database, call, timeout)
         )
 
-    alter_alias = _then_asks_anew(AsyncMilvusClient.alter_alias)
-    drop_alias = _then_asks_anew(AsyncMilvusClient.drop_alias)
+    alter_alias = _retried(AsyncMilvusClient.alter_alias)
+    drop_alias = _retried(AsyncMilvusClient.drop_alias)
 
     async def use_database(self, db_name: str, **kwargs: Any) -> None:
         """As AsyncMilvusClient.use_database."""
@@ -567,7 +567,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
 
     @property
     def hubness_samples(self) -> Sampled:
-        """What became of the queries that this client sampled for banks that live."""
+        """What became of the queries that this client sampled for online banks."""
         return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
 
     async def close(self) -> None:

@@ -54,8 +54,8 @@ def manner_of(
         if options.get(name) is not None:
             return None
     names = None if output_fields is None else tuple(output_fields)
-    told = repr(search_params) if search_params else ""
-    return (options.get("anns_field"), limit, names, told, strength, profile, bool(with_raw_score))
+    result = repr(search_params) if search_params else ""
+    return (options.get("anns_field"), limit, names, result, strength, profile, bool(with_raw_score))
 
 
 def expect_question(

@@ -78,7 +78,7 @@ class BankCache:
     def correction(
         self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank
     ) -> Correction:
-        """The fitted estimator over a bank, restored once for a layout."""
+        """The fitted estimator over a bank, loaded once for a layout."""
         kept = self._kept.get(name)
         # Profiles that came after one another may have read the same bank at once.
         if kept is not None and (kept.bank is not bank or kept.profile != profile):
@@ -92,7 +92,7 @@ class BankCache:
             bank.queries,
             bank.potentials,
             target_bank=bank.targets,
-            centre=profile.centre,
+            mean_bias=profile.mean_bias,
         )
         if kept is not None:
             kept.correction = correction

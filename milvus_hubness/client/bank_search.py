@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.client.bank_cache import BankSummary, Name
-from milvus_hubness.client.knowledge import Knowledge
+from milvus_hubness.client.knowledge import StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, StateError
 from milvus_hubness.estimators import from_dict
@@ -38,7 +38,7 @@ NUMBERS_PER_PAGE = 2**20
 """Numbers that are read of a bank at once: Python takes some 30 bytes for each."""
 
 
-class BankSearching(Knowledge):
+class BankSearching(StateCache):
     """Of vectors, by their nearest bank rows."""
 
     def _biases_by_search(
@@ -65,8 +65,8 @@ class BankSearching(Knowledge):
         rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
         if not rounds:
             raise self._too_large(profile, f"the {estimator.needs.queries:,} nearest")
-        biases = np.full(len(vectors), profile.centre)
-        left = np.flatnonzero(~state.layout.unsound(vectors))
+        biases = np.full(len(vectors), profile.mean_bias)
+        left = np.flatnonzero(~state.layout.invalid(vectors))
         for needs in rounds:
             uncertain = [left[:0]]
             at_once = max(1, min(VECTORS_PER_REQUEST, WINDOW // max(needs.queries, needs.targets, 1)))
@@ -84,7 +84,7 @@ class BankSearching(Knowledge):
                 biases[rows] = found.biases
                 uncertain.append(rows[found.errors > tolerance])
             left = np.concatenate(uncertain)
-        return (biases - profile.centre).astype(np.float32)
+        return (biases - profile.mean_bias).astype(np.float32)
 
     def _too_large(self, profile: Profile, needed: str) -> BankTooLarge:
         return BankTooLarge(

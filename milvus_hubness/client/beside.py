@@ -14,8 +14,8 @@ from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
 from milvus_hubness.client.arguments import RANGE_BOUNDS
 from milvus_hubness.client.hits import keep, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
-from milvus_hubness.client.rewrite import RAW_SCORE, Asked, Asking, Question, Rewrite, raised
-from milvus_hubness.client.second_field import SecondFieldRewrite
+from milvus_hubness.client.rewrite import RAW_SCORE, Asking, Question, Rewrite, SearchRequest, raised
+from milvus_hubness.client.second_field import SecondVectorRewrite
 from milvus_hubness.layout import Floats
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
@@ -26,11 +26,11 @@ MAX_CANDIDATES = 16_384
 
 
 @dataclass(frozen=True)
-class BesideRewrite(Rewrite):
+class RerankingRewrite(Rewrite):
     """For vectors that are stored as the user gave them: candidates are fetched and their scores corrected.
 
     chains: the server runs function chains, which correct where the biases are fields; elsewhere
-    `Asked.answer` does.
+    `SearchRequest.answer` does.
     """
 
     chains: bool = False
@@ -38,7 +38,7 @@ class BesideRewrite(Rewrite):
     @property
     def side(self) -> str | None:
         """The collection that holds the biases, None where fields do."""
-        return self.state.beside.side if self.state.beside else None
+        return self.state.reranking.side if self.state.reranking else None
 
     # -- rows in --------------------------------------------------------------------------------------
 
@@ -48,7 +48,7 @@ class BesideRewrite(Rewrite):
         vectors: Floats,
         biases: Mapping[int, Floats],
         epoch: int,
-        cells: Floats | None = None,
+        locality_hints: Floats | None = None,
     ) -> list[dict[str, Any]]:
         """The rows with their biases (n,) in the slots, where these are fields; else as they are."""
         if self.side:
@@ -79,9 +79,9 @@ class BesideRewrite(Rewrite):
         """False: the server has the user's own vectors and metric."""
         return False
 
-    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Any]:
+    def encoded_queries(self, question: Question, queries: Floats, weight: float) -> list[Any]:
         """The queries as they are."""
-        return self.state.form.asked(queries)
+        return self.state.form.encode_queries(queries)
 
     def apart(self, question: Question) -> list[Question]:
         """As one: the bounds of a range search are looked at here."""
@@ -91,7 +91,7 @@ class BesideRewrite(Rewrite):
         """None: what is asked, and of how many candidates, is decided anew each time."""
         return None
 
-    def ask(self, question: Question) -> Asked:
+    def ask(self, question: Question) -> SearchRequest:
         """The request for the candidates, or for the answer itself where no correction is asked for or the
         server applies it. Raises as Rewrite.ask does."""
         queries, weight = self.queries(question), self.strength(question)
@@ -111,12 +111,12 @@ class BesideRewrite(Rewrite):
             for hits in results:
                 self._correct(hits, biases, weight, bounds, question.activated if gated else None)
                 keep(hits, hits[question.page])
-                self._finish(hits, question)
+                self._score_hits(hits, question)
             return self.reading.hits_out(results, fields)
 
         requested = fields.requested if self.side else self._with_slot(fields)
-        return Asked(
-            self.wrapped(question, queries, weight),
+        return SearchRequest(
+            self.encoded_queries(question, queries, weight),
             self._candidates(question),
             0,
             params,
@@ -127,7 +127,7 @@ class BesideRewrite(Rewrite):
 
     def _plain(
         self, question: Question, queries: Floats, params: dict[str, Any], fields: FieldRequest
-    ) -> Asked:
+    ) -> SearchRequest:
         def answer(results: Any) -> Any:
             if question.with_raw_score:
                 for hits in results:
@@ -135,8 +135,8 @@ class BesideRewrite(Rewrite):
                         hit[RAW_SCORE] = hit["distance"]
             return self.reading.hits_out(results, fields)
 
-        return Asked(
-            self.wrapped(question, queries, 0.0),
+        return SearchRequest(
+            self.encoded_queries(question, queries, 0.0),
             question.limit,
             question.offset,
             params,
@@ -152,7 +152,7 @@ class BesideRewrite(Rewrite):
         weight: float,
         params: dict[str, Any],
         fields: FieldRequest,
-    ) -> Asked:
+    ) -> SearchRequest:
         corrected = fn.num_combine(
             col("$score"),
             col(self.state.slot_fields[self.profile(question).slot]),
@@ -165,8 +165,8 @@ class BesideRewrite(Rewrite):
             .sort(col("$score"), desc=self.state.metric != "L2")
             .limit(question.limit, question.offset)
         )
-        return Asked(
-            self.wrapped(question, queries, weight),
+        return SearchRequest(
+            self.encoded_queries(question, queries, weight),
             self._candidates(question),
             0,
             params,
@@ -177,7 +177,7 @@ class BesideRewrite(Rewrite):
 
     def _candidates(self, question: Question) -> int:
         """As many for each result asked for as were measured to do for ten."""
-        measured = self.state.beside.candidates if self.state.beside else 0
+        measured = self.state.reranking.candidates if self.state.reranking else 0
         last = int(question.page.stop)
         return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
 
@@ -225,7 +225,7 @@ class BesideRewrite(Rewrite):
         rescore(hits, scores)
         keep(hits, [hits[i] for i in order if _within(scores[i], bounds, self.state.metric)])
 
-    def _finish(self, hits: Any, question: Question) -> None:
+    def _score_hits(self, hits: Any, question: Question) -> None:
         rescore(hits, hits.distances, question.round_decimal)
         for hit in hits:
             raw = hit.pop(RAW_SCORE)
@@ -239,9 +239,9 @@ class BesideRewrite(Rewrite):
 
 def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:
     """The rewrite for where this state says that the biases lie."""
-    if state.stored_in:
-        return SecondFieldRewrite(state, reading)
-    return Rewrite(state, reading) if state.beside is None else BesideRewrite(state, reading, chains)
+    if state.second_vector:
+        return SecondVectorRewrite(state, reading)
+    return Rewrite(state, reading) if state.reranking is None else RerankingRewrite(state, reading, chains)
 
 
 def _by_row(biases: Mapping[int, Floats], slots: int) -> list[list[float]]:

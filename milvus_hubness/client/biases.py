@@ -73,17 +73,19 @@ class Biasing(BankSearching):
             )
         return biases
 
-    def _cells(
+    def _locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
     ) -> Operation[Floats]:
-        """(n, c) what the cell columns of vectors (n, d) hold, by the active profile's bank. Zeros, which a
-        refresh fills, where that is too large for memory, or the row is left to the next refresh."""
-        profile, columns = state.profile, state.layout.cell_count
+        """(n, c) what the locality hint columns of vectors (n, d) hold, by the active profile's bank. Zeros,
+        which a refresh fills, where that is too large for memory, or the row is left to the next refresh."""
+        profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
             return np.zeros((len(vectors), columns), np.float32)
         bank = yield from self._bank_of(collection, state, profile)
         of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).cells(vectors))
+        found: Floats = yield Compute(
+            lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors)
+        )
         return found
 
     def _biases_of(

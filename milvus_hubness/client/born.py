@@ -22,7 +22,7 @@ from milvus_hubness.stores.base import Made, Store, StoredBank
 
 
 @dataclass(frozen=True)
-class Hubness:
+class CorrectionConfig:
     """How a vector field of a new collection is corrected.
 
     bank (m, d): its reference queries. estimator: one that needs no gallery, since there is none yet; refresh
@@ -92,7 +92,7 @@ class Born:
     suffix: str
     layout: Layout
     dtype: Dtype
-    asked: Hubness
+    asked: CorrectionConfig
     bank_collection: str
     bank: StoredBank
 
@@ -101,7 +101,7 @@ class Born:
         return store.save_bank(self.bank_collection, self.bank, self.layout.metric)
 
     def state(self, collection: str, reference: BankReference) -> CollectionState:
-        """What the collection will say of the field. The centre is 0 until the first full refresh: without
+        """What the collection will say of the field. The mean bias is 0 until the first full refresh: without
         rows there is no mean bias to take off. Under L2 the layout's constants are measured on the target
         bank's items, or else on the queries, since vectors near each other are of like length; they stay, as
         every row is stored by them."""
@@ -118,7 +118,10 @@ class Born:
 
 
 def planned(
-    collection: str, hubness: Hubness | Sequence[Hubness], schema: CollectionSchema, index: IndexParams
+    collection: str,
+    hubness: CorrectionConfig | Sequence[CorrectionConfig],
+    schema: CollectionSchema,
+    index: IndexParams,
 ) -> list[Born]:
     """What to correct in a collection of this schema, each bank fitted.
 
@@ -131,7 +134,7 @@ def planned(
     dims = {name: int(each.params["dim"]) for name, each in vectors.items()}
     by_field = {each.field_name: each.get_index_configs() for each in index}
     made: list[Born] = []
-    for asked in [hubness] if isinstance(hubness, Hubness) else hubness:
+    for asked in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
         name = asked.anns_field or (next(iter(dims)) if len(dims) == 1 else None)
         if name is None or name not in dims:
             there = ", ".join(dims) or "none"
@@ -149,42 +152,43 @@ def planned(
 def _born(
     collection: str,
     name: str,
-    asked: Hubness,
+    query_vectors: CorrectionConfig,
     dim: int,
     dtype: Dtype,
     metric: str,
     index: Mapping[str, Any],
     is_further: bool,
 ) -> Born:
-    if asked.estimator.needs_gallery:
+    if query_vectors.estimator.needs_gallery:
         raise InvalidInput(
-            f"{type(asked.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
+            f"{type(query_vectors.estimator).__name__} is fitted on a gallery, and {collection!r} has no "
+            "rows yet: "
             "begin with another, NNN for one, or one with an absolute tau, and refresh once there are rows"
         )
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
     layout = Layout(
         dim,
         as_metric(metric),
-        slots_for(asked.profiles),
+        slots_for(query_vectors.profiles),
         math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT,
     )
-    bank, targets = QueryBank.of(asked.bank), optional_bank(asked.target_bank)
+    bank, targets = QueryBank.of(query_vectors.bank), optional_bank(query_vectors.target_bank)
     bank.expect_dim(dim, "the field")
     layout = layout.measured_on(
         (targets or bank).vectors,
         bank.vectors,
-        cells=milvus_schema.takes_cells(str(index.get("index_type")), dtype),
-        taken_off=asked.target_bank is not None,
+        locality_hints=milvus_schema.takes_locality_hints(str(index.get("index_type")), dtype),
+        taken_off=query_vectors.target_bank is not None,
     )
-    fitted = Correction.fit(layout, asked.estimator, bank, target_bank=targets).fitted
+    fitted = Correction.fit(layout, query_vectors.estimator, bank, target_bank=targets).fitted
     suffix = f"_{name}" if is_further else ""
     return Born(
         name,
         suffix,
         layout,
         dtype,
-        asked,
-        asked.bank_collection or f"{collection}__bank{suffix}",
+        query_vectors,
+        query_vectors.bank_collection or f"{collection}__bank{suffix}",
         StoredBank(bank, fitted.potentials, targets),
     )
 
@@ -207,7 +211,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
         configs = dict(each.get_index_configs())
         kind = configs.pop("index_type", each.index_type)
         state = states.get(each.field_name)
-        if state is not None and not state.keeps_vectors:
+        if state is not None and not state.leaves_vectors:
             asked = str(configs.get("metric_type") or state.metric).upper()
             if asked != state.metric:
                 raise InvalidParameter(

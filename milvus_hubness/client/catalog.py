@@ -9,30 +9,30 @@ from typing import Any
 
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.client.knowledge import Knowledge
+from milvus_hubness.client.knowledge import StateCache
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
 from milvus_hubness.operations.lease import forget_leases, holder_of
 from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.state import (
     CollectionState,
-    Journal,
-    Mirror,
-    read_journal,
-    read_living,
-    read_mirror,
+    DualWrite,
+    WriteIntentLog,
+    read_dual_write,
+    read_intent_log,
+    read_online_banks,
     read_states,
 )
 from milvus_hubness.stores.bank_generations import BANK_PROPERTY
 from milvus_hubness.stores.base import is_fence
 from milvus_hubness.stores.milvus import SIDE_PROPERTY, MilvusStore
-from milvus_hubness.stores.milvus_journal import JOURNAL_OF_PROPERTY
+from milvus_hubness.stores.milvus_journal import WRITE_INTENTS_OF_PROPERTY
 from milvus_hubness.stores.milvus_ledger import LEDGER_PROPERTY
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND
-from milvus_hubness.stores.milvus_traffic import TRAFFIC_PROPERTY
+from milvus_hubness.stores.milvus_traffic import QUERY_SAMPLES_PROPERTY
 
 HELPER_PROPERTIES = frozenset(
-    {BANK_PROPERTY, SIDE_PROPERTY, JOURNAL_OF_PROPERTY, LEDGER_PROPERTY, TRAFFIC_PROPERTY}
+    {BANK_PROPERTY, SIDE_PROPERTY, WRITE_INTENTS_OF_PROPERTY, LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY}
 )
 """Each marks a kind of collection that this package creates beside the user's."""
 
@@ -41,39 +41,41 @@ HELPER_PROPERTIES = frozenset(
 class Whole:
     """What a call on a whole collection must look at.
 
-    name: the real one. fences: aliases that killed jobs left. traffic: collections of query samples.
-    """
+    name: the real one. fences: aliases that killed jobs left. samples_collection: collections of query
+    samples."""
 
     name: str
     states: tuple[CollectionState, ...] = ()
     fences: tuple[str, ...] = ()
-    mirror: Mirror | None = None
-    journal: Journal | None = None
-    traffic: tuple[str, ...] = ()
+    dual_write: DualWrite | None = None
+    intent_log: WriteIntentLog | None = None
+    samples_collection: tuple[str, ...] = ()
 
     @property
     def sides(self) -> tuple[str, ...]:
         """Its side collections."""
-        return tuple(state.beside.side for state in self.states if state.beside and state.beside.side)
+        return tuple(
+            state.reranking.side for state in self.states if state.reranking and state.reranking.side
+        )
 
-    def expect_unmirrored(self) -> None:
+    def expect_no_dual_write(self) -> None:
         """Raises UnsupportedOperation."""
-        if self.mirror:
+        if self.dual_write:
             raise UnsupportedOperation(
-                f"writes to {self.name!r} are carried to {self.mirror.collection!r} as well, where this "
+                f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, where this "
                 "call would be missing: end the migration with `milvus-hubness migrate clean` first"
             )
 
     def expect_no_notes(self) -> None:
         """Raises UnsupportedOperation."""
-        if self.journal:
+        if self.intent_log:
             raise UnsupportedOperation(
                 f"writes to {self.name!r} are noted for a refresh, which was stopped and will replay "
                 "them: run `milvus-hubness refresh` first"
             )
 
 
-class Catalog(Knowledge):
+class Catalog(StateCache):
     """Operations on whole collections that reach, or spare, the collections beside them.
 
     call: the user's own call, which these come before and after.
@@ -90,11 +92,11 @@ class Catalog(Knowledge):
         Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
         """
         whole = yield from self._whole(collection, timeout)
-        whole.expect_unmirrored()
+        whole.expect_no_dual_write()
         for alias in whole.fences:
             yield InStore(partial(MilvusStore.unfence, alias=alias))
         outcome = yield call
-        if whole.states or whole.journal:
+        if whole.states or whole.intent_log:
             yield InStore(partial(_drop_helpers, whole))
         self.forget()
         return outcome
@@ -103,7 +105,7 @@ class Catalog(Knowledge):
         """Empty a collection and its side collections. Raises as `drop_collection` does, and
         UnsupportedOperation while writes are noted, as a job replays them."""
         whole = yield from self._whole(collection, timeout)
-        whole.expect_unmirrored()
+        whole.expect_no_dual_write()
         whole.expect_no_notes()
         outcome = yield call
         for side in whole.sides:
@@ -114,7 +116,7 @@ class Catalog(Knowledge):
         """Drop a partition. Biases of its rows in a side collection go with the next refresh. Raises as
         `truncate_collection` does."""
         whole = yield from self._whole(collection, timeout)
-        whole.expect_unmirrored()
+        whole.expect_no_dual_write()
         whole.expect_no_notes()
         return (yield call)
 
@@ -124,7 +126,7 @@ class Catalog(Knowledge):
         """Rename a collection. Raises as `truncate_collection` does, and UnsupportedOperation for a corrected
         one and another database."""
         whole = yield from self._whole(collection, timeout)
-        whole.expect_unmirrored()
+        whole.expect_no_dual_write()
         whole.expect_no_notes()
         if database and whole.states:
             raise UnsupportedOperation(
@@ -168,10 +170,10 @@ class Catalog(Knowledge):
         self, collection: str, names: Iterable[str], timeout: float | None = None
     ) -> Operation[list[str]]:
         """Return the names with those of the hidden fields that go with them."""
-        known = yield from self.known(collection, timeout)
+        cached = yield from self.cached_state(collection, timeout)
         wanted = list(names)
         hidden = [
-            name for state in known.states.values() if state.field in wanted for name in state.hidden_fields
+            name for state in cached.states.values() if state.field in wanted for name in state.hidden_fields
         ]
         return list(dict.fromkeys([*wanted, *hidden]))
 
@@ -187,16 +189,16 @@ class Catalog(Knowledge):
         properties = description.get("properties", {})
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
-        mirror = read_mirror(properties)
-        if mirror and not (yield InStore(partial(MilvusStore.exists, collection=mirror.collection))):
-            mirror = None
+        dual_write = read_dual_write(properties)
+        if dual_write and not (yield InStore(partial(MilvusStore.exists, collection=dual_write.collection))):
+            dual_write = None
         return Whole(
             name,
             tuple(read_states(properties).values()),
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
-            mirror,
-            read_journal(properties),
-            tuple(living.traffic for living in read_living(properties)),
+            dual_write,
+            read_intent_log(properties),
+            tuple(online_banks.samples_collection for online_banks in read_online_banks(properties)),
         )
 
 
@@ -207,7 +209,7 @@ def _expect_free(collection: str, store: MilvusStore) -> None:
 
 
 def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
-    # To describe all takes a request each: only names of the form <collection>__bank can be of helpers.
+    # To describe all takes a request row: only names of the form <collection>__bank can be of helpers.
     named_as_helpers = {name for name in names if name == LEDGER or "__" in name}
     return [name for name in names if not (name in named_as_helpers and _is_helper(store, name))]
 
@@ -223,9 +225,9 @@ def _is_helper(store: MilvusStore, name: str) -> bool:
 
 def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
     """Drop what served a collection that is gone, but for banks that others use."""
-    for journal in store.journals(whole.name):
-        store.drop_journal(journal, partial(_expect_free, whole.name, store))
-    for name in (*whole.sides, *whole.traffic):
+    for intent_log in store.intent_logs(whole.name):
+        store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
+    for name in (*whole.sides, *whole.samples_collection):
         if store.exists(name) and _is_helper(store, name):
             store.drop(name)
     moving = [each.profile for state in whole.states for each in (state.incoming, state.outgoing) if each]

@@ -37,8 +37,8 @@ class Ranker:
     def of(cls, ranker: Any) -> Ranker:
         """From pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
         if hasattr(ranker, "dict"):
-            told = ranker.dict()
-            strategy, params, normalise = told["strategy"], told["params"], True
+            result = ranker.dict()
+            strategy, params, normalise = result["strategy"], result["params"], True
         else:
             params = dict(getattr(ranker, "params", None) or {})
             strategy, normalise = str(params.get("reranker", "")).lower(), False
@@ -71,7 +71,9 @@ def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> boo
     where nobody can."""
     alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
     plain = all(
-        rewrite.state.beside is None and not rewrite.is_gated(question) and len(rewrite.apart(question)) == 1
+        rewrite.state.reranking is None
+        and not rewrite.is_gated(question)
+        and len(rewrite.apart(question)) == 1
         for rewrite, question in asked
     )
     if plain and (alike or ranker.strategy == "rrf"):
@@ -88,7 +90,7 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     """The request as it is asked of the stored vectors. Raises as Rewrite.ask does."""
     queries = rewrite.queries(question)
     return AnnSearchRequest(
-        data=rewrite.wrapped(question, queries, rewrite.strength(question)),
+        data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
         anns_field=rewrite.state.searched_field,
         param=rewrite.search_params(request.param, queries),
         limit=request.limit,

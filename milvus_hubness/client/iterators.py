@@ -23,10 +23,10 @@ from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, Pa
 
 from milvus_hubness.client.arguments import expect_question, expect_whole_hits
 from milvus_hubness.client.beside import rewrite_of
-from milvus_hubness.client.knowledge import Known, naming
+from milvus_hubness.client.knowledge import CachedState, naming
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.refusals import refusing
-from milvus_hubness.client.rewrite import Asked, Question
+from milvus_hubness.client.rewrite import Question, SearchRequest
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, UnsupportedOperation
 from milvus_hubness.state import CollectionState
@@ -45,7 +45,7 @@ _NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_fi
 
 
 @dataclass(frozen=True)
-class RowsAsked:
+class RowsRequest:
     """Which rows to page through. options: further arguments of MilvusClient.query, by name."""
 
     collection: str
@@ -110,8 +110,8 @@ class PagedOperations(Operations):
         self, collection: str, output_fields: list[str] | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
         """query_iterator, its rows as the user knows them. options: its further arguments, by name."""
-        known = yield from self._known_now(collection, options)
-        fields = known.reading.fields(output_fields)
+        cached = yield from self._cached_now(collection, options)
+        fields = cached.reading.fields(output_fields)
         further = {**options, "output_fields": fields.requested}
         to_skip = further.get(OFFSET, 0)
         takes_pages = isinstance(to_skip, int) and to_skip > MAX_BATCH_SIZE
@@ -119,14 +119,14 @@ class PagedOperations(Operations):
             further[OFFSET] = 0
         iterator = escaping((yield Ask("query_iterator", (collection,), further)))
         if takes_pages and iterator._next_id is None:
-            iterator._next_id = yield from self._key_at(collection, known.key_field, to_skip, options)
-        if not known.states:
+            iterator._next_id = yield from self._key_at(collection, cached.key_field, to_skip, options)
+        if not cached.states:
             return iterator
 
         strict = bool(options.get("strict_float32"))
 
         def page_out(rows: list[Row]) -> list[Row]:
-            known.reading.rows_out(rows, fields, strict_float32=strict)
+            cached.reading.rows_out(rows, fields, strict_float32=strict)
             return rows
 
         return CorrectedIterator(iterator, page_out)
@@ -148,18 +148,18 @@ class PagedOperations(Operations):
 
         Raises as `search` does, and UnsupportedOperation where the biases lie beside the vectors.
         """
-        known = yield from self._known_now(collection, options)
+        cached = yield from self._cached_now(collection, options)
         further = {**options, "output_fields": output_fields, "search_params": search_params}
-        if not known.states:
+        if not cached.states:
             return escaping((yield Ask("search_iterator", (collection, data), further)))
-        expect_whole_hits(output_fields, known.states, options)
-        state = known.searched(options["anns_field"])
+        expect_whole_hits(output_fields, cached.states, options)
+        state = cached.searched(options["anns_field"])
         if state is None:
-            fields = known.reading.fields(output_fields)
-            further = {**known.uncorrected(further), "output_fields": fields.requested}
+            fields = cached.reading.fields(output_fields)
+            further = {**cached.uncorrected(further), "output_fields": fields.requested}
             return (
                 yield from _opened(
-                    collection, data, further, lambda results: known.reading.hits_out(results, fields)
+                    collection, data, further, lambda results: cached.reading.hits_out(results, fields)
                 )
             )
         expect_question(data, None, output_fields, search_params, {"round_decimal": options["round_decimal"]})
@@ -173,28 +173,28 @@ class PagedOperations(Operations):
             profile=profile,
             with_raw_score=with_raw_score,
         )
-        rewrite_of(state, known.reading).expect_answerable(replace(question, offset=0), options)
+        rewrite_of(state, cached.reading).expect_answerable(replace(question, offset=0), options)
         options = naming(state, options)
-        asked = yield from self._ordered(collection, known, state, question, options)
+        asked = yield from self._ordered(collection, cached, state, question, options)
         further |= options
         further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
         further |= {"round_decimal": -1, **asked.options}
-        if state.beside is None:
-            # Whatever the user's metric is, the stored form is searched by inner product.
+        if state.reranking is None:
+            # Whatever the user's metric is, the augmented form is searched by inner product.
             further["search_params"]["metric_type"] = "IP"
         return (yield from _opened(collection, asked.data, further, asked.answer))
 
     def _ordered(
         self,
         collection: str,
-        known: Known,
+        cached: CachedState,
         state: CollectionState,
         question: Question,
         options: Mapping[str, Any],
-    ) -> Operation[Asked]:
+    ) -> Operation[SearchRequest]:
         """What gives all rows in one order: where searches are gated, the raw nearest row decides which."""
-        rewrite = rewrite_of(state, known.reading)
-        if state.beside is not None and rewrite.strength(question) != 0:
+        rewrite = rewrite_of(state, cached.reading)
+        if state.reranking is not None and rewrite.strength(question) != 0:
             raise UnsupportedOperation(
                 f"search_iterator cannot follow the corrected order of {collection!r}: its biases lie beside "
                 "the vectors, so candidates are re-ranked within one answer. Ask search() for a larger "
@@ -203,12 +203,19 @@ class PagedOperations(Operations):
         if not rewrite.is_gated(question):
             return rewrite.ask(question)
         bank = yield from self._bank(collection, state, question.profile or state.active)
-        asked = rewrite.ask(replace(question, strength=0.0))
-        args = (collection, asked.data, options["filter"] or "", 1, [known.key_field], asked.search_params)
+        search_request = rewrite.ask(replace(question, strength=0.0))
+        args = (
+            collection,
+            search_request.data,
+            options["filter"] or "",
+            1,
+            [cached.key_field],
+            search_request.search_params,
+        )
         further = {name: value for name, value in options.items() if name not in _NOT_OF_SEARCH}
         nearest = yield Ask("search", args, further)
         if not any(hit.id in bank.activated for hits in nearest for hit in hits):
-            return asked
+            return search_request
         opened = rewrite.profile(question).model_copy(update={"gate": None})
         return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
 
@@ -218,7 +225,7 @@ class PagedOperations(Operations):
         """The key of the row at this place in the order of keys, counted from 1, or of the last one."""
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
         where = (options["filter"], options["partition_names"], options["timeout"])
-        asked = RowsAsked(collection, *where, further)
+        asked = RowsRequest(collection, *where, further)
         last: Key | None = None
         while place > 0:
             page = yield from self.page(asked, key_field, last, min(place, MAX_BATCH_SIZE), [key_field])
@@ -227,7 +234,7 @@ class PagedOperations(Operations):
             place, last = place - len(page), page[-1][key_field]
         return last
 
-    def begin(self, asked: RowsAsked) -> Operation[tuple[RowsAsked, str]]:
+    def begin(self, asked: RowsRequest) -> Operation[tuple[RowsRequest, str]]:
         """Wait until pages show every row that was written before. Returns what to ask them for, as of one
         moment where the server tells it, and the name of the key."""
         description = yield Ask("describe_collection", (asked.collection, asked.timeout))
@@ -241,7 +248,12 @@ class PagedOperations(Operations):
         return asked, key_field
 
     def page(
-        self, asked: RowsAsked, key_field: str, behind: Key | None, size: int, output_fields: list[str] | None
+        self,
+        asked: RowsRequest,
+        key_field: str,
+        behind: Key | None,
+        size: int,
+        output_fields: list[str] | None,
     ) -> Operation[list[Row]]:
         """At most `size` rows in key order from behind the key `behind`. Fewer do not mean that none follow.
 
@@ -257,15 +269,15 @@ class PagedOperations(Operations):
         return list(rows.values())[:size]
 
     def _rows(
-        self, asked: RowsAsked, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
+        self, asked: RowsRequest, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
         return self.query(
             asked.collection, where, output_fields, asked.timeout, None, asked.partition_names, options
         )
 
-    def _known_now(self, collection: str, options: Mapping[str, Any]) -> Operation[Known]:
+    def _cached_now(self, collection: str, options: Mapping[str, Any]) -> Operation[CachedState]:
         self.forget(collection)
-        return self.known(collection, options["timeout"])
+        return self.cached_state(collection, options["timeout"])
 
 
 def _opened(
@@ -329,7 +341,7 @@ class AsyncQueryIterator:
         self._operations = operations
         self._run = run
         further = {name: value for name, value in options.items() if name != OFFSET}
-        self._asked = RowsAsked(collection, filter, partition_names, timeout, further)
+        self._asked = RowsRequest(collection, filter, partition_names, timeout, further)
         self._batch_size = batch_size
         self._left = None if limit in (None, UNLIMITED) else limit
         self._to_skip = int(options.get(OFFSET, 0))

@@ -1,4 +1,4 @@
-"""Writes noted in a journal before they are made, while a job rewrites rows. No I/O: see `steps`.
+"""Writes noted in a write-intent log before they are made, while a job rewrites rows. No I/O: see `steps`.
 
 A job reads a row, and writes it back with another bias; what a client did to the row in between is undone.
 So the client notes what it is about to do, and the job looks, after it wrote a row, for a note of it, and
@@ -20,11 +20,11 @@ import grpc
 from pymilvus.client.types import OmitZeroDict
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, CachedState
 from milvus_hubness.client.matching import KEYS_PER_REQUEST, ROWS_PER_REQUEST, STRONG, Matching, parts
 from milvus_hubness.client.steps import Ask, Operation
-from milvus_hubness.errors import JournalFailed
-from milvus_hubness.state import Journal
+from milvus_hubness.errors import WriteIntentFailed
+from milvus_hubness.state import WriteIntentLog
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_journal import (
     NAME_FIELD,
@@ -44,52 +44,56 @@ Key = int | str
 Row = dict[str, Any]
 
 
-class Journalling(Matching):
-    """A collection that announces no journal costs no request more."""
+class NotesWrites(Matching):
+    """A collection that announces no write-intent log costs no request more."""
 
     def _noted(
         self,
         collection: str,
         timeout: float | None,
-        write: Callable[[Known], Operation[T]],
-        again: Callable[[Known], Operation[T]],
-    ) -> Operation[tuple[T, T, Known]]:
-        """write(known), which notes what it does where `known` has a journal; and again(known) where it turns
-        out that one was announced which this did not know of: it took so long that a job may have been at
-        work by then. Returns what the first and the last of them did, and what the collection was known as;
-        where it was not known to have a mirror, as what it is known now."""
+        write: Callable[[CachedState], Operation[T]],
+        again: Callable[[CachedState], Operation[T]],
+    ) -> Operation[tuple[T, T, CachedState]]:
+        """write(known), which notes what it does where `cached` has a write-intent log; and again(known)
+        where it turns out that one was announced which this did not know of: it took so long that a job may
+        have been at work by then. Returns what the first and the last of them did, and what the collection
+        was known as; where it was not known to have a copy, as what it is known now."""
 
-        def keeping(call: Callable[[Known], Operation[T]]) -> Callable[[Known], Operation[tuple[T, Known]]]:
-            def kept(known: Known) -> Operation[tuple[T, Known]]:
-                return (yield from call(known)), known
+        def keeping(
+            call: Callable[[CachedState], Operation[T]],
+        ) -> Callable[[CachedState], Operation[tuple[T, CachedState]]]:
+            def kept(cached: CachedState) -> Operation[tuple[T, CachedState]]:
+                return (yield from call(cached)), cached
 
             return kept
 
-        first, known = yield from self._as_it_is(collection, timeout, keeping(write))
+        first, cached = yield from self._as_it_is(collection, timeout, keeping(write))
         last = first
         while True:
-            now = yield from self._known_after(collection, known, timeout)
-            if now.journal in (None, known.journal):
-                return first, last, known if known.mirror else now
-            last, known = yield from self._as_it_is(collection, timeout, keeping(again))
+            now = yield from self._cached_after(collection, cached, timeout)
+            if now.intent_log in (None, cached.intent_log):
+                return first, last, cached if cached.dual_write else now
+            last, cached = yield from self._as_it_is(collection, timeout, keeping(again))
 
-    def _known_after(self, collection: str, known: Known, timeout: float | None) -> Operation[Known]:
-        """What the collection says of itself after a write by what was `known`; that again where it cannot be
-        asked, and where it has a mirror, which may be taking its name."""
+    def _cached_after(
+        self, collection: str, cached: CachedState, timeout: float | None
+    ) -> Operation[CachedState]:
+        """What the collection says of itself after a write by what was `cached`; that again where it cannot
+        be asked, and where it has a copy, which may be taking its name."""
         if now := self._remembered(collection):
             return now
-        if known.mirror is not None:
-            return known
+        if cached.dual_write is not None:
+            return cached
         try:
-            return (yield from self.known(collection, timeout))
+            return (yield from self.cached_state(collection, timeout))
         except PERHAPS_OUTDATED:
-            return known
+            return cached
 
     # -- rows -------------------------------------------------------------------------------------------
 
     def _note_rows(
         self,
-        known: Known,
+        cached: CachedState,
         collection: str,
         method: str,
         rows: Any,
@@ -98,43 +102,43 @@ class Journalling(Matching):
         options: Mapping[str, Any],
     ) -> Operation[None]:
         """Note rows as they are to be stored. What are none, or lack their keys, is for Milvus to judge; and
-        rows whose keys it is about to make were read by no job. Raises JournalFailed."""
-        journal = known.journal
-        if journal is None or (journal.auto_id and method == "insert"):
+        rows whose keys it is about to make were read by no job. Raises WriteIntentFailed."""
+        intent_log = cached.intent_log
+        if intent_log is None or (intent_log.auto_id and method == "insert"):
             return
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             return
-        if not rows or not all(known.key_field in row for row in rows):
+        if not rows or not all(cached.key_field in row for row in rows):
             return
         in_part = method == "upsert" and (options.get("partial_update") or options.get("field_ops"))
 
         def note() -> Operation[None]:
-            keys = [row[known.key_field] for row in rows]
+            keys = [row[cached.key_field] for row in rows]
             while True:
                 began = time.monotonic()
-                names = [name_for(journal) for _ in rows]
+                names = [name_for(intent_log) for _ in rows]
                 named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
                 changed: dict[Key, set[str]] = {}
                 if in_part:
                     changed = yield from self._note_in_part(
-                        known, collection, journal, named, partition_name, timeout, options
+                        cached, collection, intent_log, named, partition_name, timeout, options
                     )
                 else:
-                    yield from self._keep(journal, named, timeout)
+                    yield from self._keep(intent_log, named, timeout)
                 yield from self._point(
-                    journal, dict(zip(keys, names, strict=True)), partition_name, timeout, changed
+                    intent_log, dict(zip(keys, names, strict=True)), partition_name, timeout, changed
                 )
                 # A job drops rows that no note names after a while: such a one may have been among these.
                 if time.monotonic() - began < NOTING_SECONDS:
                     return
 
-        yield from self._noting(collection, journal, note())
+        yield from self._noting(collection, intent_log, note())
 
     def _note_in_part(
         self,
-        known: Known,
+        cached: CachedState,
         collection: str,
-        journal: Journal,
+        intent_log: WriteIntentLog,
         named: Sequence[Row],
         partition_name: str | None,
         timeout: float | None,
@@ -145,27 +149,29 @@ class Journalling(Matching):
         whoever wrote it has been noted. Returns for each key the fields that this changes, and that partial
         updates noted just before it do."""
         changes: dict[Key, set[str]] = {}
-        key_field, within = known.key_field, partition_of(journal, partition_name) or partition_name
+        key_field, within = cached.key_field, partition_of(intent_log, partition_name) or partition_name
         for part in parts(named, ROWS_PER_REQUEST):
             keys = [row[key_field] for row in part]
             held = yield from self._whole_rows(collection, key_field, keys, within, timeout)
-            told = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
-            lines = yield Ask("query", (journal.collection, picked(journal, keys, partition_name)), told)
-            last = names_in(journal, lines, keys, partition_name)
+            result = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
+            lines = yield Ask(
+                "query", (intent_log.collection, picked(intent_log, keys, partition_name)), result
+            )
+            last = names_in(intent_log, lines, keys, partition_name)
             names = [name for name in last.values() if name]
             changed_before = {each["name"]: changed_in(each) for each in lines if each["name"]}
             for row in part:
                 key = row[key_field]
                 changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {NAME_FIELD, key_field}
-            noted = yield from self._whole_rows(journal.rows, NAME_FIELD, names, None, timeout)
+            noted = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
             before = {key: noted.get(last[key]) if key in last else held.get(key) for key in keys}
             bases = [
                 {**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])
             ]
-            yield from self._keep(journal, bases, timeout)
+            yield from self._keep(intent_log, bases, timeout)
             if changed := [row for row in part if before[row[key_field]]]:
-                yield Ask("upsert", (journal.rows, changed, timeout), dict(options))
-            yield from self._keep(journal, [row for row in part if not before[row[key_field]]], timeout)
+                yield Ask("upsert", (intent_log.rows, changed, timeout), dict(options))
+            yield from self._keep(intent_log, [row for row in part if not before[row[key_field]]], timeout)
         return changes
 
     def _whole_rows(
@@ -189,70 +195,72 @@ class Journalling(Matching):
 
     def _note_gone(
         self,
-        known: Known,
+        cached: CachedState,
         collection: str,
         keys: Sequence[Key],
         timeout: float | None,
         partition_name: str | None,
     ) -> Operation[None]:
-        """Note that the rows of these keys are to be deleted. Raises JournalFailed."""
-        journal = known.journal
-        if journal is None:
+        """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""
+        intent_log = cached.intent_log
+        if intent_log is None:
             return
-        partitions = yield from self._partitions(journal, collection, partition_name, timeout)
+        partitions = yield from self._partitions(intent_log, collection, partition_name, timeout)
         for partition in partitions:
             for part in parts(keys, KEYS_PER_REQUEST):
                 there = part
                 if len(partitions) > 1:
-                    where = is_one_of(known.key_field, part)
+                    where = is_one_of(cached.key_field, part)
                     there = yield from self._matching(
-                        collection, known.key_field, where, timeout, partition, {}
+                        collection, cached.key_field, where, timeout, partition, {}
                     )
-                note = self._point(journal, dict.fromkeys(there, ""), partition, timeout)
-                yield from self._noting(collection, journal, note)
+                note = self._point(intent_log, dict.fromkeys(there, ""), partition, timeout)
+                yield from self._noting(collection, intent_log, note)
 
     def _delete_matching(
         self,
-        known: Known,
+        cached: CachedState,
         collection: str,
-        journal: Journal,
+        intent_log: WriteIntentLog,
         filter: str,
         timeout: float | None,
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
         """delete of what a filter matches, by the keys that it matches now, as Milvus does too. Raises
-        JournalFailed."""
+        WriteIntentFailed."""
         further = {name: value for name, value in options.items() if name not in ("filter_params", "pks")}
         answers: list[Any] = []
-        for partition in (yield from self._partitions(journal, collection, partition_name, timeout)):
+        for partition in (yield from self._partitions(intent_log, collection, partition_name, timeout)):
             found = yield from self._matching(
-                collection, known.key_field, filter, timeout, partition, options
+                collection, cached.key_field, filter, timeout, partition, options
             )
             for part in parts(found, KEYS_PER_REQUEST):
-                note = self._point(journal, dict.fromkeys(part, ""), partition, timeout)
-                yield from self._noting(collection, journal, note)
-                args = (collection, None, timeout, is_one_of(known.key_field, part), partition)
+                note = self._point(intent_log, dict.fromkeys(part, ""), partition, timeout)
+                yield from self._noting(collection, intent_log, note)
+                args = (collection, None, timeout, is_one_of(cached.key_field, part), partition)
                 answers.append((yield Ask("delete", args, dict(further))))
         return _together(answers)
 
     def _partitions(
-        self, journal: Journal, collection: str, partition_name: str | None, timeout: float | None
+        self, intent_log: WriteIntentLog, collection: str, partition_name: str | None, timeout: float | None
     ) -> Operation[list[str | None]]:
         """Those whose rows a deletion is of, as far as it matters."""
-        if partition_name or not journal.by_partition:
+        if partition_name or not intent_log.by_partition:
             return [partition_name]
         return list((yield Ask("list_partitions", (collection, timeout))))
 
     # -- notes ------------------------------------------------------------------------------------------
 
-    def _keep(self, journal: Journal, named: Sequence[Row], timeout: float | None) -> Operation[None]:
+    def _keep(
+        self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
+    ) -> Operation[None]:
         for part in parts(named, ROWS_PER_REQUEST):
-            yield Ask("insert", (journal.rows, part, timeout))
+            yield Ask("insert", (intent_log.rows, part, timeout))
 
     def _point(
         self,
-        journal: Journal,
+        intent_log: WriteIntentLog,
         names: Mapping[Key, str],
         partition_name: str | None,
         timeout: float | None,
@@ -261,12 +269,12 @@ class Journalling(Matching):
         """Have these keys stand for the rows of these names; for none, where a name is empty. changed: the
         fields that partial updates change."""
         lines = [
-            line(journal, key, partition_name, name, changed.get(key, ())) for key, name in names.items()
+            line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()
         ]
         for part in parts(lines, ROWS_PER_REQUEST):
-            yield Ask("upsert", (journal.collection, part, timeout))
+            yield Ask("upsert", (intent_log.collection, part, timeout))
 
-    def _noting(self, collection: str, journal: Journal, note: Operation[None]) -> Operation[None]:
+    def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
         """What pymilvus itself refuses of the rows, it would have refused of the write, in the same words."""
         try:
             yield from note
@@ -274,9 +282,9 @@ class Journalling(Matching):
             of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
             if of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
                 raise
-            raise JournalFailed(
+            raise WriteIntentFailed(
                 f"nothing was written to {collection!r}: a refresh is rewriting its rows, and what clients "
-                f"write meanwhile must be noted in {journal.collection!r} first, which failed: {error}. "
+                f"write meanwhile must be noted in {intent_log.collection!r} first, which failed: {error}. "
                 "Repeat the write; a client that may not write there needs the right to"
             ) from error
 

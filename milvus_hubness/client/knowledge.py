@@ -1,4 +1,4 @@
-"""What collections say of themselves, remembered for a while. No I/O: see `steps`."""
+"""Collection states, cached with a TTL. No I/O: see `steps`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from milvus_hubness.client.beside import rewrite_of
 from milvus_hubness.client.held_errors import held_errors
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.rewrite import Asking, AskingOne, Rewrite
-from milvus_hubness.client.sampling import Sampler, living_in
+from milvus_hubness.client.sampling import Sampler, online_banks_in
 from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause
 from milvus_hubness.errors import (
     CollectionNotFound,
     DimensionMismatch,
     EmptyBank,
-    JournalFailed,
     StateError,
+    WriteIntentFailed,
 )
 from milvus_hubness.state import (
     CollectionState,
-    Journal,
-    Living,
-    Mirror,
-    read_journal,
-    read_mirror,
+    DualWrite,
+    OnlineBank,
+    WriteIntentLog,
+    read_dual_write,
+    read_intent_log,
     read_states,
 )
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, runs_function_chains
@@ -40,7 +40,7 @@ from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND, COLLECTION_NO
 T = TypeVar("T")
 
 CUT_OVER_SECONDS = 5.0
-"""How long a collection is waited for whose name is being given to its mirror."""
+"""How long a collection is waited for whose name is being given to its copy."""
 CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
@@ -50,30 +50,29 @@ PERHAPS_OUTDATED = (
     DimensionMismatch,
     EmptyBank,
     CollectionNotFound,
-    JournalFailed,
+    WriteIntentFailed,
     StateError,
 )
 """What a call on a collection raises whose state is no longer what is remembered of it."""
 
 
 @dataclass(frozen=True)
-class Known:
+class CachedState:
     """What a collection says of itself.
 
     states: of its corrected fields, by name. asking: by their manner, what it takes to ask searches like
-    earlier ones: the field's state, what makes requests of data, and of one list of numbers. mirror: where
-    its rows are carried to. living: the banks that take in live queries, by field and profile. journal: where
-    writes are noted first.
-    """
+    earlier ones: the field's state, what makes requests of data, and of one list of numbers. dual_write:
+    where its rows are carried to. online_banks: the banks that take in live queries, by field and profile.
+    intent_log: where writes are noted first."""
 
     key_field: str
     states: Mapping[str, CollectionState]
     asking: dict[Manner, tuple[CollectionState, Asking, AskingOne | None]] = field(
         default_factory=dict, compare=False
     )
-    mirror: Mirror | None = None
-    living: Mapping[tuple[str, str], Living] = field(default_factory=dict)
-    journal: Journal | None = None
+    dual_write: DualWrite | None = None
+    online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
+    intent_log: WriteIntentLog | None = None
 
     @cached_property
     def reading(self) -> Reading:
@@ -95,20 +94,20 @@ class Known:
         """The arguments of a search that is not corrected. They name the user's field where a second one lies
         beside it, between which Milvus would not choose."""
         state = self.state_of(options.get("anns_field"))
-        return {**options, "anns_field": state.field} if state and state.stored_in else options
+        return {**options, "anns_field": state.field} if state and state.second_vector else options
 
 
-NOTHING = Known("", {})
+NOTHING = CachedState("", {})
 
 
 class Failed(NamedTuple):
     """A call, by what was known of the collection."""
 
-    known: Known
+    cached: CachedState
     error: Exception
 
 
-class Knowledge:
+class StateCache:
     """state_ttl: seconds for which what a collection says of its biases is believed without asking again.
     bank_budget: bytes of banks to keep in memory. strength: w of every search that names none. sampler: what
     takes samples of queries, if anything does. Raises InvalidParameter."""
@@ -125,8 +124,8 @@ class Knowledge:
         self._strength = strength
         self._sampler = sampler
         self._state_ttl = state_ttl
-        self._known: dict[str, tuple[float, Known]] = {}
-        self._last: dict[str, Known] = {}
+        self._known: dict[str, tuple[float, CachedState]] = {}
+        self._last: dict[str, CachedState] = {}
         self._changed: dict[str, float] = {}
         self._banks = BankCache(bank_budget)
         self._metrics: dict[tuple[str, str], str] = {}
@@ -145,13 +144,13 @@ class Knowledge:
         else:
             self._known.pop(collection, None)
 
-    def _remembered(self, collection: str) -> Known | None:
+    def _remembered(self, collection: str) -> CachedState | None:
         remembered = self._known.get(collection)
         return remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
 
-    def known(self, collection: str, timeout: float | None = None) -> Operation[Known]:
+    def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """What the collection says of itself, asked for at most once in `state_ttl` seconds. One that is not
-        there says nothing: the call that follows reports it in Milvus's own words. But one that had a mirror
+        there says nothing: the call that follows reports it in Milvus's own words. But one that had a copy
         may be giving its name to that: it is waited for."""
         if remembered := self._remembered(collection):
             return remembered
@@ -165,36 +164,36 @@ class Knowledge:
                 if error.code != COLLECTION_NOT_FOUND:
                     raise
             last = self._last.get(collection, NOTHING)
-            if last.mirror is None or time.monotonic() > until:
+            if last.dual_write is None or time.monotonic() > until:
                 self._last.pop(collection, None)
                 return NOTHING
             yield Pause(CUT_OVER_PAUSE)
         key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
         properties = description.get("properties", {})
-        known = Known(
+        cached = CachedState(
             key_field,
             read_states(properties),
-            mirror=read_mirror(properties),
-            living=living_in(properties) if self._sampler else {},
-            journal=read_journal(properties),
+            dual_write=read_dual_write(properties),
+            online_banks=online_banks_in(properties) if self._sampler else {},
+            intent_log=read_intent_log(properties),
         )
-        if known.states and self._last.get(collection, NOTHING).states != known.states:
+        if cached.states and self._last.get(collection, NOTHING).states != cached.states:
             yield LearnSchema(collection)
-        if known.journal and self._last.get(collection, NOTHING).journal != known.journal:
-            for name in (known.journal.collection, known.journal.rows):
+        if cached.intent_log and self._last.get(collection, NOTHING).intent_log != cached.intent_log:
+            for name in (cached.intent_log.collection, cached.intent_log.rows):
                 yield LearnSchema(name)
-        if self._last.get(collection, known) != known:
+        if self._last.get(collection, cached) != cached:
             self._changed[collection] = asked
-        self._last[collection] = known
+        self._last[collection] = cached
         if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
-            self._known[collection] = (asked + self._state_ttl, known)
-        return known
+            self._known[collection] = (asked + self._state_ttl, cached)
+        return cached
 
     def _as_it_is(
         self,
         collection: str,
         timeout: float | None,
-        call: Callable[[Known], Operation[T]],
+        call: Callable[[CachedState], Operation[T]],
         *,
         failed: Failed | None = None,
     ) -> Operation[T]:
@@ -207,27 +206,27 @@ class Knowledge:
         self,
         collection: str,
         timeout: float | None,
-        call: Callable[[Known], Operation[T]],
+        call: Callable[[CachedState], Operation[T]],
         failed: Failed | None,
         recovered: list[Exception],
     ) -> Operation[T]:
         """As `_as_it_is`. recovered: takes the errors after which this goes on."""
-        known = failed.known if failed else self._remembered(collection)
-        known = known or (yield from self.known(collection, timeout))
+        cached = failed.cached if failed else self._remembered(collection)
+        cached = cached or (yield from self.cached_state(collection, timeout))
         try:
             if failed:
                 raise failed.error
-            return (yield from call(known))
+            return (yield from call(cached))
         except PERHAPS_OUTDATED as error:
             self.forget(collection)
-            now = yield from self.known(collection, timeout)
-            if now == known and known.mirror is not None and isinstance(error, MilvusException):
+            now = yield from self.cached_state(collection, timeout)
+            if now == cached and cached.dual_write is not None and isinstance(error, MilvusException):
                 # The name may be going: Milvus Lite closes a collection before it renames it.
                 yield Pause(CLOSING_SECONDS)
                 self.forget(collection)
-                now = yield from self.known(collection, timeout)
-            was_away = known.mirror is not None and getattr(error, "code", None) == COLLECTION_NOT_FOUND
-            if now == known and not was_away and not self._met_another(collection, known, error):
+                now = yield from self.cached_state(collection, timeout)
+            was_away = cached.dual_write is not None and getattr(error, "code", None) == COLLECTION_NOT_FOUND
+            if now == cached and not was_away and not self._met_another(collection, cached, error):
                 raise
             recovered.append(error)
         until = time.monotonic() + CUT_OVER_SECONDS
@@ -236,12 +235,14 @@ class Knowledge:
                 return (yield from call(now))
             except PERHAPS_OUTDATED as error:
                 # Milvus Lite gives a collection its new name before it can be read by that.
-                opening = known.mirror is not None and getattr(error, "code", None) == COLLECTION_NOT_LOADED
+                opening = (
+                    cached.dual_write is not None and getattr(error, "code", None) == COLLECTION_NOT_LOADED
+                )
                 seen = now
                 if not opening:
                     # A switch has several steps: the next may have come between the look and the call.
                     self.forget(collection)
-                    now = yield from self.known(collection, timeout)
+                    now = yield from self.cached_state(collection, timeout)
                 if (
                     now == seen and not opening and not self._met_another(collection, now, error)
                 ) or time.monotonic() > until:
@@ -249,19 +250,19 @@ class Knowledge:
                 recovered.append(error)
             yield Pause(CUT_OVER_PAUSE)
 
-    def _met_another(self, collection: str, known: Known, error: Exception) -> bool:
+    def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
         """Whether a server refused rows as they are of another width than what it found by this name, which
         is being given to another collection: one part of the server finds that sooner than the next."""
         changed = self._changed.get(collection, -CUT_OVER_SECONDS)
-        is_moving = known.mirror is not None or time.monotonic() - changed < CUT_OVER_SECONDS
+        is_moving = cached.dual_write is not None or time.monotonic() - changed < CUT_OVER_SECONDS
         # What pymilvus itself refuses is of a class of its own.
         return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
 
-    def _rewrite(self, known: Known, state: CollectionState) -> Operation[Rewrite]:
-        in_fields = state.beside is not None and not state.beside.side
+    def _rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
+        in_fields = state.reranking is not None and not state.reranking.side
         if in_fields and self._chains is None:
             self._chains = runs_function_chains((yield Ask("get_server_version")))
-        return rewrite_of(state, known.reading, chains=bool(self._chains))
+        return rewrite_of(state, cached.reading, chains=bool(self._chains))
 
     def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
         """Whoever loaded a collection need not have known of the one beside it, or of its bank."""
@@ -274,5 +275,5 @@ class Knowledge:
 def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The arguments of a search on this field, which they name where its vectors are halves: from the name
     pymilvus learns what the bytes of queries are; and where it is not the only one."""
-    named = state.dtype != "float32" or state.stored_in is not None
+    named = state.dtype != "float32" or state.second_vector is not None
     return {**options, "anns_field": state.searched_field} if named else options

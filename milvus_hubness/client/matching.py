@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from milvus_hubness.client.knowledge import Knowledge
+from milvus_hubness.client.knowledge import StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError
 from milvus_hubness.stores.milvus_rpc import literal
@@ -20,7 +20,7 @@ STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 
 
-class Matching(Knowledge):
+class Matching(StateCache):
     """Page by page."""
 
     def _matching(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from milvus_hubness.client.catalog import Catalog
-from milvus_hubness.client.mirror import Mirroring
+from milvus_hubness.client.mirror import DualWriting
 from milvus_hubness.client.searches import Searching
 
 
-class Operations(Mirroring, Searching, Catalog):
+class Operations(DualWriting, Searching, Catalog):
     """All of it, over one memory."""

@@ -13,18 +13,18 @@ from milvus_hubness.correction import read_back
 from milvus_hubness.errors import StateError
 from milvus_hubness.halves import decode, returned
 from milvus_hubness.state import (
-    JOURNAL_PROPERTY,
-    LIVING_PROPERTY,
-    MIRROR_PROPERTY,
+    DUAL_WRITE_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
     PROPERTY,
     TUNING_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
     CollectionState,
 )
 from milvus_hubness.stores.base import is_fence
 
 Row = MutableMapping[str, Any]
 
-_OURS = {PROPERTY, TUNING_PROPERTY, MIRROR_PROPERTY, JOURNAL_PROPERTY, LIVING_PROPERTY}
+_OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
 """Properties of collections."""
 
 
@@ -66,12 +66,12 @@ class Reading:
         """Rows with the vectors that the user gave and without what is hidden, changed in place.
         strict_float32: vectors are lists of NumPy's float32.
 
-        Raises StateError where the vectors are not in the stored form.
+        Raises StateError where the vectors are not in augmented form.
         """
         rows = list(rows)
         for state in self.states:
             with_vector = [row for row in rows if row.get(state.field) is not None]
-            if with_vector and not state.keeps_vectors:
+            if with_vector and not state.leaves_vectors:
                 stored = decode([row[state.field] for row in with_vector], state.dtype)
                 if stored.shape[1:] != (state.form.width,):
                     raise StateError(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from milvus_hubness.client.knowledge import Knowledge, Known
+from milvus_hubness.client.knowledge import CachedState, StateCache
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.state import read_states
 
 
-class Reads(Knowledge):
+class Reads(StateCache):
     """What shows a collection as its user knows it."""
 
     def query(
@@ -57,18 +57,18 @@ class Reads(Knowledge):
         ask: Callable[[list[str] | None], Ask],
         strict_float32: bool,
     ) -> Operation[Any]:
-        def call(known: Known) -> Operation[Any]:
-            if not known.states:
+        def call(cached: CachedState) -> Operation[Any]:
+            if not cached.states:
                 rows = yield ask(output_fields)
                 if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
                     return rows
-                # The stored form: the collection was corrected after it was last asked.
+                # The augmented form: the collection was corrected after it was last asked.
                 self.forget(collection)
-                now = yield from self.known(collection, timeout)
+                now = yield from self.cached_state(collection, timeout)
                 return (yield from call(now)) if now.states else rows
-            fields = known.reading.fields(output_fields, default_all=True)
+            fields = cached.reading.fields(output_fields, default_all=True)
             rows = yield ask(fields.requested)
-            known.reading.rows_out(rows, fields, strict_float32=strict_float32)
+            cached.reading.rows_out(rows, fields, strict_float32=strict_float32)
             return rows
 
         return self._as_it_is(collection, timeout, call)
@@ -86,17 +86,17 @@ class Reads(Knowledge):
     ) -> Operation[Any]:
         """The index with the user's metric."""
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
-        known = yield from self.known(collection, timeout)
-        return known.reading.index_out(index)
+        cached = yield from self.cached_state(collection, timeout)
+        return cached.reading.index_out(index)
 
     def list_indexes(
         self, collection: str, field_name: str | None, options: Mapping[str, Any]
     ) -> Operation[list[str]]:
         """The indexes of the fields that the user knows, or of the one that is named."""
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
-        known = yield from self.known(collection)
-        for state in known.states.values():
-            if state.stored_in and not field_name:
-                ours = yield Ask("list_indexes", (collection, state.stored_in), dict(options))
+        cached = yield from self.cached_state(collection)
+        for state in cached.states.values():
+            if state.second_vector and not field_name:
+                ours = yield Ask("list_indexes", (collection, state.second_vector), dict(options))
                 names = [name for name in names if name not in ours]
         return names

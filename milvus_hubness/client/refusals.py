@@ -37,6 +37,10 @@ def as_milvus(error: HubnessError) -> HubnessError:
 def _of_both(kind: type[HubnessError]) -> type[HubnessError]:
     """One class for each of ours, of the same name."""
     if kind not in _KINDS:
-        told = {"__str__": lambda self: self.message, "__module__": kind.__module__, "__doc__": kind.__doc__}
-        _KINDS[kind] = type(kind.__name__, (kind, MilvusException), told)
+        result = {
+            "__str__": lambda self: self.message,
+            "__module__": kind.__module__,
+            "__doc__": kind.__doc__,
+        }
+        _KINDS[kind] = type(kind.__name__, (kind, MilvusException), result)
     return _KINDS[kind]

@@ -25,7 +25,7 @@ from milvus_hubness.client.hits import keep, rerank, rescale, rescore
 from milvus_hubness.client.reading import FieldRequest, Reading, Row
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
-from milvus_hubness.halves import StoredForm, decode, rounded, unpacked
+from milvus_hubness.halves import StorageFormat, decode, rounded, unpacked
 from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.rerank.dynamic import gate
@@ -73,7 +73,7 @@ class Question:
 
 
 @dataclass(slots=True)
-class Asked:
+class SearchRequest:
     """What to send to the server, and `answer`, which makes of its results those the user asked for.
 
     options: further arguments of the search. biases_of: where the answer needs the biases of the rows that
@@ -92,8 +92,8 @@ class Asked:
     works: bool = False
 
 
-Asking = Callable[[npt.ArrayLike], Asked]
-AskingOne = Callable[[list[float] | Floats], Asked | None]
+Asking = Callable[[npt.ArrayLike], SearchRequest]
+AskingOne = Callable[[list[float] | Floats], SearchRequest | None]
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class Rewrite:
         return self.state.layout
 
     @cached_property
-    def form(self) -> StoredForm:
+    def form(self) -> StorageFormat:
         """How such rows lie in the field."""
         return self.state.form
 
     # -- rows in --------------------------------------------------------------------------------------
 
-    def vectors_of(self, rows: Sequence[Row], *, sound: bool = True) -> Floats:
-        """(n, d) the rows' vectors. sound: fit to have a bias.
+    def vectors_of(self, rows: Sequence[Row], *, valid: bool = True) -> Floats:
+        """(n, d) the rows' vectors. valid: fit to have a bias.
 
         Raises DimensionMismatch, NonFiniteVectors, ZeroVectors naming the rows; InvalidInput where a row sets
         a field of ours.
@@ -132,7 +132,7 @@ class Rewrite:
                     f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
                 )
         vectors = self._as_kept(given)
-        return self.state.require_storable(vectors) if sound else self.layout.rows(vectors)
+        return self.state.require_storable(vectors) if valid else self.layout.rows(vectors)
 
     def rows_in(
         self,
@@ -140,14 +140,14 @@ class Rewrite:
         vectors: Floats,
         biases: Mapping[int, Floats],
         epoch: int,
-        cells: Floats | None = None,
+        locality_hints: Floats | None = None,
     ) -> list[dict[str, Any]]:
         """The rows as they are stored, with these biases (n,) in the slots that are named; cells (n, c):
-        what the cell columns hold."""
+        what the locality hint columns hold."""
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
         for slot, column in biases.items():
             slots[:, slot] = column
-        stored = self.form.stored(self.layout.augment(vectors, slots, cells))
+        stored = self.form.encode_rows(self.layout.augment(vectors, slots, locality_hints))
         hidden = hidden_columns(self.state, vectors, slots[:, self.state.shown_slot], epoch)
         return [
             {**row, self.state.searched_field: vector, **columns}
@@ -206,7 +206,7 @@ class Rewrite:
 
     @property
     def serves_products(self) -> bool:
-        """Whether the server ranks by inner products of the stored form, whatever the user's metric."""
+        """Whether the server ranks by inner products of augmented form, whatever the user's metric."""
         return True
 
     def _expect_products(self, options: Mapping[str, Any], field: str) -> None:
@@ -225,10 +225,10 @@ class Rewrite:
         """(m, d) as the user gave them. Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
         return self.layout.require_finite(self._as_kept(question.data), "query")
 
-    def wrapped(self, question: Question, queries: Floats, weight: float) -> list[Any]:
+    def encoded_queries(self, question: Question, queries: Floats, weight: float) -> list[Any]:
         """The queries as they are asked of the stored vectors."""
-        asked = self.layout.wrap(queries, weight, slot=self.profile(question).slot)
-        return self.form.asked(asked)
+        query_vectors = self.layout.encode_queries(queries, weight, slot=self.profile(question).slot)
+        return self.form.encode_queries(query_vectors)
 
     def apart(self, question: Question) -> list[Question]:
         """The question as those that a request each can answer: under L2 the bounds of a range search are
@@ -240,7 +240,7 @@ class Rewrite:
             return [question]
         return [replace(question, data=[query]) for query in self.queries(question)]
 
-    def ask(self, question: Question) -> Asked:
+    def ask(self, question: Question) -> SearchRequest:
         """The one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
 
         Raises DimensionMismatch, InvalidInput, InvalidParameter.
@@ -265,15 +265,15 @@ class Rewrite:
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
-        def ask(data: npt.ArrayLike) -> Asked:
+        def ask(data: npt.ArrayLike) -> SearchRequest:
             def answer(results: Any) -> Any:
                 self._score(results, queries, weight, question)
                 return self.reading.hits_out(results, fields)
 
             queries = self.layout.rows(self._as_kept(data))
             params = self.search_params(question.search_params, queries)
-            wrapped = self.form.asked(self.layout.wrap(queries, weight, slot=slot))
-            return Asked(wrapped, question.limit, question.offset, params, fields.requested, answer)
+            encoded = self.form.encode_queries(self.layout.encode_queries(queries, weight, slot=slot))
+            return SearchRequest(encoded, question.limit, question.offset, params, fields.requested, answer)
 
         return ask
 
@@ -295,11 +295,11 @@ class Rewrite:
         fields = self.fields_for(question, with_vector=False)
         nothing = np.zeros((1, self.state.dim), np.float32)
 
-        def ask(query: list[float] | Floats) -> Asked | None:
-            wrapped = self.layout.wrap_one(query, weight, slot=slot)
+        def ask(query: list[float] | Floats) -> SearchRequest | None:
+            wrapped = self.layout.encode_query(query, weight, slot=slot)
             if wrapped is None:
                 return None
-            asked, length = wrapped
+            search_request, length = wrapped
 
             def answer(results: Any) -> Any:
                 if length != 1:
@@ -308,7 +308,9 @@ class Rewrite:
                 return self.reading.hits_out(results, fields)
 
             params = self.search_params(question.search_params, nothing)
-            return Asked([asked], question.limit, question.offset, params, fields.requested, answer)
+            return SearchRequest(
+                [search_request], question.limit, question.offset, params, fields.requested, answer
+            )
 
         return ask
 
@@ -317,7 +319,7 @@ class Rewrite:
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
-        """Search parameters for the stored form: no metric of the user's, range bounds as inner products.
+        """Search parameters for the augmented form: no metric of the user's, range bounds as inner products.
 
         Raises InvalidParameter for another metric than the field's.
         """
@@ -340,7 +342,7 @@ class Rewrite:
         question: Question,
         queries: Floats,
         params: dict[str, Any],
-    ) -> Asked:
+    ) -> SearchRequest:
         """One request with every query twice, raw and corrected."""
         weight = self.strength(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
@@ -355,8 +357,11 @@ class Rewrite:
                 keep(hits, hits[question.offset :])
             return self.reading.hits_out(results, fields)
 
-        data = [*self.wrapped(question, queries, 0.0), *self.wrapped(question, queries, weight)]
-        return Asked(data, question.page.stop, 0, params, fields.requested, answer)
+        data = [
+            *self.encoded_queries(question, queries, 0.0),
+            *self.encoded_queries(question, queries, weight),
+        ]
+        return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
 
     def _reranked(
         self,
@@ -365,7 +370,7 @@ class Rewrite:
         bank: Floats,
         queries: Floats,
         params: dict[str, Any],
-    ) -> Asked:
+    ) -> SearchRequest:
         fields = self.fields_for(question, with_vector=True)
 
         def answer(results: Any) -> Any:
@@ -376,8 +381,8 @@ class Rewrite:
                     add_raw_scores(hits, hits.distances)
             return self.reading.hits_out(results, fields)
 
-        data, limit = self.wrapped(question, queries, 0.0), question.pool(how)
-        return Asked(data, limit, 0, raised(params, limit), fields.requested, answer)
+        data, limit = self.encoded_queries(question, queries, 0.0), question.pool(how)
+        return SearchRequest(data, limit, 0, raised(params, limit), fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
         """with_vector: whether the answer needs the stored vectors, shown to the user or not."""
@@ -415,7 +420,9 @@ class Rewrite:
 
     def _raw_scores(self, hits: Any, query: Floats) -> npt.NDArray[np.float64]:
         layout = self.layout
-        products = self._loaded([hit["entity"] for hit in hits]) @ layout.wrap(query[None, :], 0.0)[0]
+        products = (
+            self._loaded([hit["entity"] for hit in hits]) @ layout.encode_queries(query[None, :], 0.0)[0]
+        )
         scores: npt.NDArray[np.float64] = layout.scores(products[None, :], query[None, :], 0.0)[0]
         return scores
 

@@ -1,4 +1,4 @@
-"""Live queries sampled for banks that live, on the side: no search waits for it, none fails by it."""
+"""Live queries sampled for online banks, on the side: no search waits for it, none fails by it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from milvus_hubness.errors import InvalidParameter, StateError
 from milvus_hubness.halves import decode
-from milvus_hubness.state import CollectionState, Living, read_living
+from milvus_hubness.state import CollectionState, OnlineBank, read_online_banks
 from milvus_hubness.stores.milvus_traffic import Sample
 
 BUFFERED = 1_000
@@ -64,20 +64,20 @@ class Sampler:
         self._thread: threading.Thread | None = None
         self._closing = self._is_writing = False
 
-    def offer(self, living: Living, state: CollectionState, queries: Any) -> None:
+    def offer(self, online_bank: OnlineBank, state: CollectionState, queries: Any) -> None:
         """Sample some of the queries (m, d) of a search that was answered."""
         try:
-            rate = living.rate if self._rate is None else self._rate
-            name = (living.traffic, living.profile, rate)
+            rate = online_bank.rate if self._rate is None else self._rate
+            name = (online_bank.samples_collection, online_bank.profile, rate)
             gap, count = self._gaps.get(name), len(queries)
             gap = _gap(rate) if gap is None else gap
             while gap < count:
-                self._take(living, state, queries[gap])
+                self._take(online_bank, state, queries[gap])
                 gap += 1 + _gap(rate)
             self._gaps[name] = gap - count
         except Exception as error:
             self._dropped += 1
-            _log.warning("a query of %r was not sampled: %s", living.traffic, error)
+            _log.warning("a query of %r was not sampled: %s", online_bank.samples_collection, error)
 
     @property
     def counts(self) -> Sampled:
@@ -103,23 +103,23 @@ class Sampler:
         if thread is not None:
             thread.join(seconds)
 
-    def _take(self, living: Living, state: CollectionState, query: Any) -> None:
+    def _take(self, online_bank: OnlineBank, state: CollectionState, query: Any) -> None:
         vector = decode([query], state.dtype)[0]
         if vector.shape != (state.dim,) or not np.isfinite(vector).all() or not vector.any():
             return
         sample = Sample(
-            living.profile,
-            random.randrange(living.capacity),
+            online_bank.profile,
+            random.randrange(online_bank.capacity),
             random.getrandbits(NUMBER_BITS),
             int(time.time()),
             vector,
         )
         with self._changed:
-            rests = time.monotonic() < self._resting.get(living.traffic, 0.0)
+            rests = time.monotonic() < self._resting.get(online_bank.samples_collection, 0.0)
             if self._closing or rests or len(self._waiting) >= BUFFERED:
                 self._dropped += 1
                 return
-            self._waiting.append((living.traffic, sample))
+            self._waiting.append((online_bank.samples_collection, sample))
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="hubness-sampler", daemon=True)
                 self._thread.start()
@@ -128,11 +128,11 @@ class Sampler:
 
     def _run(self) -> None:
         while batch := self._next_batch():
-            by_traffic: dict[str, list[Sample]] = {}
-            for traffic, sample in batch:
-                by_traffic.setdefault(traffic, []).append(sample)
-            for traffic, samples in by_traffic.items():
-                self._write(traffic, samples)
+            by_samples_collection: dict[str, list[Sample]] = {}
+            for samples_collection, sample in batch:
+                by_samples_collection.setdefault(samples_collection, []).append(sample)
+            for samples_collection, samples in by_samples_collection.items():
+                self._write(samples_collection, samples)
 
     def _next_batch(self) -> list[tuple[str, Sample]]:
         """What is to be written now; nothing where the thread is to end."""
@@ -148,19 +148,19 @@ class Sampler:
             self._is_writing = bool(batch)
             return batch
 
-    def _write(self, traffic: str, samples: Sequence[Sample]) -> None:
+    def _write(self, samples_collection: str, samples: Sequence[Sample]) -> None:
         # Milvus Lite hangs up on clients that were idle for half a minute, who then have to ask again.
         retrying = Retrying(stop=stop_after_attempt(2), wait=wait_fixed(0.1), reraise=True)
         try:
-            retrying(self._put, traffic, samples)
+            retrying(self._put, samples_collection, samples)
         except Exception as error:
             with self._changed:
                 self._dropped += len(samples)
-                self._resting[traffic] = time.monotonic() + REST_SECONDS
+                self._resting[samples_collection] = time.monotonic() + REST_SECONDS
             _log.warning(
                 "%d sampled queries were not written to %r, which is left alone for %.0f s: %s",
                 len(samples),
-                traffic,
+                samples_collection,
                 REST_SECONDS,
                 error,
             )
@@ -176,19 +176,19 @@ def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
         return Sampler(None, write)
     if sample_queries is False:
         return None
-    told = type(sample_queries) in (int, float) and 0 <= sample_queries <= 1
-    if not told:
+    result = type(sample_queries) in (int, float) and 0 <= sample_queries <= 1
+    if not result:
         raise InvalidParameter(
             f"sample_queries is None, False or a share of queries from 0 to 1, got {sample_queries!r}"
         )
     return Sampler(float(sample_queries), write) if sample_queries else None
 
 
-def living_in(properties: Mapping[str, str]) -> dict[tuple[str, str], Living]:
-    """The banks that live, by field and profile. Where what the collection says of them is broken no query is
+def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:
+    """The online banks, by field and profile. Where what the collection says of them is broken no query is
     sampled, and searches go on."""
     try:
-        return {(each.field, each.profile): each for each in read_living(properties)}
+        return {(each.field, each.profile): each for each in read_online_banks(properties)}
     except StateError as error:
         _log.warning("no queries are sampled: %s", error)
         return {}

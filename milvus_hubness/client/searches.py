@@ -19,9 +19,9 @@ from milvus_hubness.client.arguments import (
     manner_of,
 )
 from milvus_hubness.client.biases import Biasing
-from milvus_hubness.client.knowledge import Failed, Known, naming
+from milvus_hubness.client.knowledge import CachedState, Failed, naming
 from milvus_hubness.client.reads import Reads
-from milvus_hubness.client.rewrite import Asked, Question, Rewrite
+from milvus_hubness.client.rewrite import Question, Rewrite, SearchRequest
 from milvus_hubness.client.steps import Ask, Compute, Operation
 from milvus_hubness.errors import (
     HubnessError,
@@ -38,10 +38,10 @@ MANNERS = 256
 
 
 class LikeBefore(NamedTuple):
-    """The arguments of pymilvus's search, and what makes of its results those the user asked for. known: by
+    """The arguments of pymilvus's search, and what makes of its results those the user asked for. cached: by
     what was known of the collection."""
 
-    known: Known
+    cached: CachedState
     args: tuple[Any, ...]
     options: dict[str, Any]
     answer: Callable[[Any], Any]
@@ -67,28 +67,28 @@ class Searching(Biasing, Reads):
         """A `search` that differs from an earlier one in its data, filter and the like only, as one request:
         without the steps of an operation, which take longer than the work. None for any other; where the
         request fails, `search` is to be told how."""
-        known = self._remembered(collection)
-        if known is None or not known.asking:
+        cached = self._remembered(collection)
+        if cached is None or not cached.asking:
             return None
         manner = manner_of(
             data, limit, output_fields, search_params, strength, profile, with_raw_score, options
         )
-        if manner not in known.asking:
+        if manner not in cached.asking:
             return None
-        state, asking, asking_one = known.asking[manner]
+        state, asking, asking_one = cached.asking[manner]
         try:
-            asked = asking_one(data[0]) if asking_one is not None and len(data) == 1 else None
-            asked = asked or asking(data)
+            search_request = asking_one(data[0]) if asking_one is not None and len(data) == 1 else None
+            search_request = search_request or asking(data)
         except HubnessError:
             return None
-        args, further = _request(collection, state, filter, asked, options)
+        args, further = _request(collection, state, filter, search_request, options)
 
         def answer(results: Any) -> Any:
-            answered = asked.answer(results)
-            self._sample(known, state, profile, data)
+            answered = search_request.answer(results)
+            self._sample(cached, state, profile, data)
             return answered
 
-        return LikeBefore(known, args, further, answer)
+        return LikeBefore(cached, args, further, answer)
 
     def search(
         self,
@@ -119,26 +119,26 @@ class Searching(Biasing, Reads):
                 data, limit, output_fields, search_params, strength, profile, with_raw_score, options
             )
 
-        def call(known: Known) -> Operation[Any]:
+        def call(cached: CachedState) -> Operation[Any]:
             expect_candidates(rerank, candidates)
-            expect_whole_hits(output_fields, known.states, options)
-            state = known.searched(options.get("anns_field"))
+            expect_whole_hits(output_fields, cached.states, options)
+            state = cached.searched(options.get("anns_field"))
             if state is None:
                 if isinstance(rerank, Adaptive):
                     raise UnsupportedOperation(
                         f"re-ranking by {type(rerank).__name__}: the field carries no biases"
                     )
-                fields = known.reading.fields(output_fields)
+                fields = cached.reading.fields(output_fields)
                 args = (collection, data, filter, limit, fields.requested, search_params)
-                results = yield Ask("search", args, {**known.uncorrected(options), "ids": ids})
-                return known.reading.hits_out(results, fields) if known.states else results
+                results = yield Ask("search", args, {**cached.uncorrected(options), "ids": ids})
+                return cached.reading.hits_out(results, fields) if cached.states else results
             expect_question(data, ids, output_fields, search_params, options)
-            rewrite = yield from self._rewrite(known, state)
+            rewrite = yield from self._rewrite(cached, state)
             further, params = dict(options), dict(search_params or {})
             offset = further.pop("offset", None) or params.pop("offset", None) or 0
             queries = data
             if ids is not None:
-                queries = yield from self._vectors(collection, known, state, ids, options)
+                queries = yield from self._vectors(collection, cached, state, ids, options)
             question = Question(
                 data=queries,
                 limit=limit,
@@ -162,47 +162,49 @@ class Searching(Biasing, Reads):
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
             first, *others = rewrite.apart(question)
             results = yield from self._answered(
-                collection, known, state, filter, _ask(rewrite, first), further
+                collection, cached, state, filter, _ask(rewrite, first), further
             )
             for other in others:
-                asked = _ask(rewrite, other)
-                results += yield from self._answered(collection, known, state, filter, asked, further)
+                search_request = _ask(rewrite, other)
+                results += yield from self._answered(
+                    collection, cached, state, filter, search_request, further
+                )
             is_one = first is question and question.bank is None
-            if manner is not None and is_one and len(known.asking) < MANNERS:
+            if manner is not None and is_one and len(cached.asking) < MANNERS:
                 # A copy: the lists and dictionaries are the caller's, who may change them.
                 like_it = copy.deepcopy(replace(question, data=()))
                 again = rewrite.asking(like_it)
                 if again is not None:
-                    known.asking[manner] = (state, again, rewrite.asking_one(like_it))
+                    cached.asking[manner] = (state, again, rewrite.asking_one(like_it))
             if ids is None:
-                self._sample(known, state, profile, data)
+                self._sample(cached, state, profile, data)
             return results
 
         return self._as_it_is(collection, timeout, call, failed=failed)
 
-    def _sample(self, known: Known, state: CollectionState, profile: str | None, data: Any) -> None:
-        """Have some of the queries of a search that was answered sampled, where the profile's bank lives.
-        Searches by ids ask with vectors of the gallery, which are no queries for its bank."""
-        if known.living and self._sampler is not None:
-            living = known.living.get((state.field, profile or state.active))
-            if living is not None:
-                self._sampler.offer(living, state, data)
+    def _sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
+        """Have some of the queries of a search that was answered sampled, where the profile has an online
+        bank. Searches by ids ask with vectors of the gallery, which are no queries for its bank."""
+        if cached.online_banks and self._sampler is not None:
+            online_bank = cached.online_banks.get((state.field, profile or state.active))
+            if online_bank is not None:
+                self._sampler.offer(online_bank, state, data)
 
     def _answered(
         self,
         collection: str,
-        known: Known,
+        cached: CachedState,
         state: CollectionState,
         filter: str,
-        asked: Asked,
+        search_request: SearchRequest,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        results = yield Ask("search", *_request(collection, state, filter, asked, options))
-        if asked.biases_of is None:
-            return (yield from _finished(asked, results))
+        results = yield Ask("search", *_request(collection, state, filter, search_request, options))
+        if search_request.biases_of is None:
+            return (yield from _finished(search_request, results))
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
-        biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, options)
-        return (yield from _finished(asked, results, biases))
+        biases = yield from self._side_biases(search_request.biases_of, cached.key_field, keys, options)
+        return (yield from _finished(search_request, results, biases))
 
     def _side_biases(
         self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
@@ -218,15 +220,20 @@ class Searching(Biasing, Reads):
         return biases
 
     def _vectors(
-        self, collection: str, known: Known, state: CollectionState, ids: Any, options: Mapping[str, Any]
+        self,
+        collection: str,
+        cached: CachedState,
+        state: CollectionState,
+        ids: Any,
+        options: Mapping[str, Any],
     ) -> Operation[list[Any]]:
         """The rows' own vectors, to search with."""
         keys = ids if isinstance(ids, list) else [ids]
-        wanted, timeout = is_one_of(known.key_field, keys), options.get("timeout")
+        wanted, timeout = is_one_of(cached.key_field, keys), options.get("timeout")
         rows = yield from self.query(
             collection, wanted, [state.field], timeout, None, None, _routing(options)
         )
-        by_key = {row[known.key_field]: row[state.field] for row in rows}
+        by_key = {row[cached.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
         return [by_key[key] for key in keys]
@@ -251,10 +258,10 @@ class Searching(Biasing, Reads):
         """
         weight = self._strength if strength is None else strength
 
-        def call(known: Known) -> Operation[Any]:
-            expect_whole_hits(output_fields, known.states, options)
+        def call(cached: CachedState) -> Operation[Any]:
+            expect_whole_hits(output_fields, cached.states, options)
             asked: list[tuple[Rewrite, Question] | None] = []
-            states = [known.searched(request.anns_field) for request in requests]
+            states = [cached.searched(request.anns_field) for request in requests]
             hybrid.require_profile(profile, [state for state in states if state])
             for request, state in zip(requests, states, strict=True):
                 if state is None:
@@ -268,25 +275,25 @@ class Searching(Biasing, Reads):
                     strength=weight,
                     profile=named,
                 )
-                asked.append(((yield from self._rewrite(known, state)), question))
-            told = hybrid.Ranker.of(ranker)
-            if hybrid.must_merge(told, [each for each in asked if each]):
+                asked.append(((yield from self._rewrite(cached, state)), question))
+            result = hybrid.Ranker.of(ranker)
+            if hybrid.must_merge(result, [each for each in asked if each]):
                 return (
                     yield from self._merged(
-                        collection, requests, told, limit, output_fields, options, weight, profile, known
+                        collection, requests, result, limit, output_fields, options, weight, profile, cached
                     )
                 )
             sent = [
                 hybrid.rewritten(request, *each) if each else request
                 for request, each in zip(requests, asked, strict=True)
             ]
-            fields = known.reading.fields(output_fields)
+            fields = cached.reading.fields(output_fields)
             args = (collection, sent, ranker, limit, fields.requested)
             results = yield Ask("hybrid_search", args, dict(options))
             for each, state in zip(asked, states, strict=True):
                 if each is not None and state is not None:
-                    self._sample(known, state, each[1].profile, each[1].data)
-            return known.reading.hits_out(results, fields)
+                    self._sample(cached, state, each[1].profile, each[1].data)
+            return cached.reading.hits_out(results, fields)
 
         return self._as_it_is(collection, options.get("timeout"), call)
 
@@ -300,7 +307,7 @@ class Searching(Biasing, Reads):
         options: Mapping[str, Any],
         strength: float | None,
         profile: str | None,
-        known: Known,
+        cached: CachedState,
     ) -> Operation[Any]:
         """A search for each request, and their answers merged."""
         if name := looked_at(options, ("search_aggregation", "function_chains")):
@@ -318,7 +325,7 @@ class Searching(Biasing, Reads):
         answers: list[Any] = []
         metrics: list[str] = []
         for request in requests:
-            state = known.searched(request.anns_field)
+            state = cached.searched(request.anns_field)
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
@@ -366,28 +373,39 @@ def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _request(
-    collection: str, state: CollectionState, filter: str, asked: Asked, options: Mapping[str, Any]
+    collection: str,
+    state: CollectionState,
+    filter: str,
+    search_request: SearchRequest,
+    options: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of pymilvus's search."""
-    data, further = asked.data, {**naming(state, options), **asked.options}
+    data, further = search_request.data, {**naming(state, options), **search_request.options}
     if state.dtype == "float32":
         # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
         data = [query if type(query) is bytes else query.tobytes() for query in data]
         described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
         further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
-    if asked.offset:
-        further["offset"] = asked.offset
-    args = (collection, data, filter, asked.limit, asked.output_fields, asked.search_params)
+    if search_request.offset:
+        further["offset"] = search_request.offset
+    args = (
+        collection,
+        data,
+        filter,
+        search_request.limit,
+        search_request.output_fields,
+        search_request.search_params,
+    )
     return args, further
 
 
-def _ask(rewrite: Rewrite, question: Question) -> Asked:
+def _ask(rewrite: Rewrite, question: Question) -> SearchRequest:
     how = question.rerank
     return adapted(rewrite, question, how) if isinstance(how, Adaptive) else rewrite.ask(question)
 
 
-def _finished(asked: Asked, *found: Any) -> Operation[Any]:
+def _finished(search_request: SearchRequest, *found: Any) -> Operation[Any]:
     """The answer made of what was found, apart from an event loop where that takes long."""
-    if asked.works:
-        return (yield Compute(lambda: asked.answer(*found)))
-    return asked.answer(*found)
+    if search_request.works:
+        return (yield Compute(lambda: search_request.answer(*found)))
+    return search_request.answer(*found)

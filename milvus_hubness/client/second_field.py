@@ -1,4 +1,4 @@
-"""Requests and responses of fields whose stored form lies in a second vector field. No I/O."""
+"""Requests and responses of fields whose augmented form lies in a second vector field. No I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from milvus_hubness.layout import Floats
 
 
 @dataclass(frozen=True)
-class SecondFieldRewrite(Rewrite):
-    """Rows carry the vectors as the user gave them, and beside these the stored form, which is searched.
+class SecondVectorRewrite(Rewrite):
+    """Rows carry the vectors as the user gave them, and beside these the augmented form, which is searched.
     Answers that need vectors take the former."""
 
     def vectors_found(self, hits: list[Any]) -> Floats:

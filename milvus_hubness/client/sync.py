@@ -12,7 +12,7 @@ from pymilvus.client.constants import UNLIMITED
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.biases import Bias
-from milvus_hubness.client.born import Hubness, NewCollection
+from milvus_hubness.client.born import CorrectionConfig, NewCollection
 from milvus_hubness.client.catalog import shown_aliases
 from milvus_hubness.client.iterators import PagedOperations
 from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
@@ -35,13 +35,13 @@ class HubnessClient(EscapedKeys, MilvusClient):
 
     On corrected ones, insert, upsert, search, query, get, delete, describe_collection and describe_index
     speak the original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's metric;
-    c, the centre kept in the state, moves no ranking and keeps scores on the scale the application knows.
+    c, the mean bias kept in the state, moves no ranking and keeps scores on the scale the application knows.
 
     strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
     state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
     it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
     one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.3% of tau.
-    sample_queries: the share of queries sampled for banks that live; None for what each collection says,
+    sample_queries: the share of queries sampled for online banks; None for what each collection says,
     False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
     """
 
@@ -66,8 +66,8 @@ class HubnessClient(EscapedKeys, MilvusClient):
         self._plain = PlainClient(uri, user, password, db_name, token, timeout, **kwargs)
         self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
 
-    def _put_samples(self, traffic: str, samples: Sequence[Sample]) -> None:
-        put_samples(self._plain, traffic, samples, WRITE_SECONDS)
+    def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
+        put_samples(self._plain, samples_collection, samples, WRITE_SECONDS)
 
     def _run(self, operation: Operation[T]) -> T:
         try:
@@ -223,7 +223,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
                 try:
                     return quick.answer(super().search(*quick.args, **quick.options))
                 except PERHAPS_OUTDATED as error:
-                    failed = Failed(quick.known, error)
+                    failed = Failed(quick.cached, error)
         return self._run(
             self._operations.search(
                 collection_name,
@@ -386,7 +386,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         """What the collection knows about a field's biases now; None where that carries none, and where none
         is named of several that do."""
         self._operations.forget(collection_name)
-        return self._run(self._operations.known(collection_name)).state_of(anns_field)
+        return self._run(self._operations.cached_state(collection_name)).state_of(anns_field)
 
     def describe_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
@@ -401,7 +401,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         return self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
 
     def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> list[str]:
-        """As MilvusClient.list_indexes, without that of a second field that holds the stored form."""
+        """As MilvusClient.list_indexes, without that of a second field that holds the augmented form."""
         return self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
     # -- what makes a remembered state wrong --------------------------------------------------------------
@@ -419,7 +419,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         schema: CollectionSchema | None = None,
         index_params: IndexParams | None = None,
         *,
-        hubness: Hubness | Sequence[Hubness] | None = None,
+        hubness: CorrectionConfig | Sequence[CorrectionConfig] | None = None,
         **kwargs: Any,
     ) -> None:
         """As MilvusClient.create_collection. hubness: fields to correct from their first row on.
@@ -555,7 +555,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
 
     @property
     def hubness_samples(self) -> Sampled:
-        """What became of the queries that this client sampled for banks that live."""
+        """What became of the queries that this client sampled for online banks."""
         return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
 
     def close(self) -> None:

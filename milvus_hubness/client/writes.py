@@ -12,14 +12,14 @@ from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, Milvus
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client import born
-from milvus_hubness.client.beside import BesideRewrite, rewrite_of
+from milvus_hubness.client.beside import RerankingRewrite, rewrite_of
 from milvus_hubness.client.biases import Bias, Biasing
-from milvus_hubness.client.born import Hubness, NewCollection
-from milvus_hubness.client.journal import Journalling
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Known
+from milvus_hubness.client.born import CorrectionConfig, NewCollection
+from milvus_hubness.client.journal import NotesWrites
+from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, CachedState
 from milvus_hubness.client.matching import ROWS_PER_REQUEST
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
-from milvus_hubness.errors import InvalidInput, JournalFailed, UnsupportedOperation
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, BankReference
 from milvus_hubness.stores.base import Made, undo_save_bank
@@ -28,7 +28,7 @@ T = TypeVar("T")
 PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
 
 
-class Writing(Biasing, Journalling):
+class Writing(Biasing, NotesWrites):
     """What changes a collection."""
 
     def _written(
@@ -41,43 +41,43 @@ class Writing(Biasing, Journalling):
         bias: Bias,
         options: Mapping[str, Any],
         *,
-        sound: bool = True,
-    ) -> Operation[tuple[dict[str, Any], Known]]:
+        valid: bool = True,
+    ) -> Operation[tuple[dict[str, Any], CachedState]]:
         """insert or upsert, each row that brings a vector with its bias. Returns also what the collection was
         known as when it took them, or is known as since.
 
-        sound: refuse rows without a direction under COSINE or with NaN, instead of giving them bias 0. Where
+        valid: refuse rows without a direction under COSINE or with NaN, instead of giving them bias 0. Where
         biases go into a side collection and that fails, the rows are in, their biases are not, and the
-        failure is raised. Raises JournalFailed where nothing was written, as it could not be noted.
+        failure is raised. Raises WriteIntentFailed where nothing was written, as it could not be noted.
         """
 
         inserted = method == "insert"
 
-        def by(method: str) -> Callable[[Known], Operation[tuple[dict[str, Any], list[Any]]]]:
-            def call(known: Known) -> Operation[tuple[dict[str, Any], list[Any]]]:
+        def by(method: str) -> Callable[[CachedState], Operation[tuple[dict[str, Any], list[Any]]]]:
+            def call(cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
                 rows = [data] if isinstance(data, dict) else data
-                stored, beside = yield from self._encoded(
-                    known, collection, data, bias, timeout, are_new=inserted, sound=sound
+                stored, side_biases = yield from self._encoded(
+                    cached, collection, data, bias, timeout, are_new=inserted, valid=valid
                 )
-                if known.journal is not None:
+                if cached.intent_log is not None:
                     noted = [stored] if isinstance(stored, dict) else stored
                     yield from self._note_rows(
-                        known, collection, method, noted, partition_name, timeout, options
+                        cached, collection, method, noted, partition_name, timeout, options
                     )
                 written = yield from _put(
-                    known, Ask(method, (collection, stored, timeout, partition_name), dict(options))
+                    cached, Ask(method, (collection, stored, timeout, partition_name), dict(options))
                 )
                 upserts = []
-                for rewrite, biases, epoch in beside:
-                    keys = written.get("ids") or [row[known.key_field] for row in rows]
-                    lines = rewrite.side_rows(known.key_field, list(keys), biases, epoch)
+                for rewrite, biases, epoch in side_biases:
+                    keys = written.get("ids") or [row[cached.key_field] for row in rows]
+                    lines = rewrite.side_rows(cached.key_field, list(keys), biases, epoch)
                     upserts.append((rewrite.side, lines))
                 return written, upserts
 
             return call
 
         # The rows are written by then: what fails from there on must not write them again.
-        (written, _), (_, upserts), known = yield from self._noted(
+        (written, _), (_, upserts), cached = yield from self._noted(
             collection, timeout, by(method), self._repeating(collection, method, by, options)
         )
         try:
@@ -86,36 +86,36 @@ class Writing(Biasing, Journalling):
         except PERHAPS_OUTDATED:
             self.forget(collection)
             raise
-        return written, known
+        return written, cached
 
     def _encoded(
         self,
-        known: Known,
+        cached: CachedState,
         collection: str,
         data: Any,
         bias: Bias,
         timeout: float | None,
         *,
         are_new: bool,
-        sound: bool = True,
-    ) -> Operation[tuple[Any, list[tuple[BesideRewrite, dict[int, Floats], int]]]]:
+        valid: bool = True,
+    ) -> Operation[tuple[Any, list[tuple[RerankingRewrite, dict[int, Floats], int]]]]:
         """Rows as they are stored; and what goes into side collections, with their biases and epoch."""
         rows = [data] if isinstance(data, dict) else data
         stored = data
-        beside: list[tuple[BesideRewrite, dict[int, Floats], int]] = []
-        for state in known.states.values():
+        side_biases: list[tuple[RerankingRewrite, dict[int, Floats], int]] = []
+        for state in cached.states.values():
             if not _bring_vectors(rows, state.field):
                 continue
-            rewrite = rewrite_of(state, known.reading)
-            vectors = rewrite.vectors_of(rows, sound=sound)
+            rewrite = rewrite_of(state, cached.reading)
+            vectors = rewrite.vectors_of(rows, valid=valid)
             biases = yield from self._biases(collection, state, vectors, bias, timeout, are_new=are_new)
-            cells = yield from self._cells(collection, state, vectors, bias)
+            locality_hints = yield from self._locality_hints(collection, state, vectors, bias)
             epoch = PENDING if bias == "pending" else state.profile.epoch
             taken = rows if stored is data else stored
-            stored = rewrite.rows_in(taken, vectors, biases, epoch, cells)
-            if isinstance(rewrite, BesideRewrite) and rewrite.side and bias == "compute":
-                beside.append((rewrite, biases, epoch))
-        return stored, beside
+            stored = rewrite.rows_in(taken, vectors, biases, epoch, locality_hints)
+            if isinstance(rewrite, RerankingRewrite) and rewrite.side and bias == "compute":
+                side_biases.append((rewrite, biases, epoch))
+        return stored, side_biases
 
     def write_import_files(
         self,
@@ -131,31 +131,32 @@ class Writing(Biasing, Journalling):
         InvalidInput for a collection that is not corrected and for rows without a corrected vector.
         """
         self.forget(collection)
-        known = yield from self.known(collection, timeout)
-        self._expect_importable(collection, known)
+        cached = yield from self.cached_state(collection, timeout)
+        self._expect_importable(collection, cached)
         writer = yield InStore(lambda store: store.import_writer(collection, folder))
         batch: list[dict[str, Any]] = []
         source, number = iter(rows), 0
         while batch := list(islice(source, ROWS_PER_REQUEST)):
             for i, row in enumerate(batch, number):
-                if lacking := [name for name in known.states if name not in row]:
+                if lacking := [name for name in cached.states if name not in row]:
                     raise InvalidInput(f"row {i} lacks the vector field {lacking[0]!r}: add it")
-            stored, _ = yield from self._encoded(known, collection, batch, bias, timeout, are_new=True)
+            stored, _ = yield from self._encoded(cached, collection, batch, bias, timeout, are_new=True)
             yield Compute(partial(writer.append, stored))
             number += len(batch)
         paths: list[str] = yield Compute(writer.commit)
         return paths
 
-    def _expect_importable(self, collection: str, known: Known) -> None:
-        if not known.states:
+    def _expect_importable(self, collection: str, cached: CachedState) -> None:
+        if not cached.states:
             raise InvalidInput(f"collection {collection!r} is not corrected: use pymilvus's bulk writer")
-        for state in known.states.values():
-            if state.beside and state.beside.side:
+        for state in cached.states.values():
+            if state.reranking and state.reranking.side:
                 raise UnsupportedOperation(
-                    f"an import into {collection!r} would miss the biases in {state.beside.side!r}: import "
+                    f"an import into {collection!r} would miss the biases in {state.reranking.side!r}: "
+                    "import "
                     "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
                 )
-        if known.mirror or known.journal:
+        if cached.dual_write or cached.intent_log:
             raise UnsupportedOperation(
                 f"an import into {collection!r} would be missed by the job at work on it: wait until it ends"
             )
@@ -164,17 +165,17 @@ class Writing(Biasing, Journalling):
         self,
         collection: str,
         method: str,
-        by: Callable[[str], Callable[[Known], Operation[T]]],
+        by: Callable[[str], Callable[[CachedState], Operation[T]]],
         options: Mapping[str, Any],
-    ) -> Callable[[Known], Operation[T]]:
-        """The same write once more, by which no row comes to be there twice. Raises JournalFailed where it
-        would add to what it added."""
+    ) -> Callable[[CachedState], Operation[T]]:
+        """The same write once more, by which no row comes to be there twice. Raises WriteIntentFailed where
+        it would add to what it added."""
         if not options.get("field_ops"):
             return by("upsert" if method == "insert" else method)
 
-        def refuse(known: Known) -> Operation[T]:
+        def refuse(cached: CachedState) -> Operation[T]:
             yield from ()
-            raise JournalFailed(
+            raise WriteIntentFailed(
                 f"written to {collection!r} so slowly that a refresh, which began meanwhile, may have undone "
                 "it: read the rows again, and repeat the update where it is missing"
             )
@@ -189,24 +190,24 @@ class Writing(Biasing, Journalling):
         filter: str | None,
         partition_name: str | None,
         options: Mapping[str, Any],
-    ) -> Callable[[Known], Operation[dict[str, int]]]:
+    ) -> Callable[[CachedState], Operation[dict[str, int]]]:
         """delete; biases in a side collection go with the rows where these are named by key, and otherwise
         with the next refresh."""
 
-        def call(known: Known) -> Operation[dict[str, int]]:
+        def call(cached: CachedState) -> Operation[dict[str, int]]:
             keys = [*_listed(options.get("pks")), *_listed(ids)]
             done: dict[str, int]
-            if known.journal is not None and filter and not keys:
+            if cached.intent_log is not None and filter and not keys:
                 done = yield from self._delete_matching(
-                    known, collection, known.journal, filter, timeout, partition_name, options
+                    cached, collection, cached.intent_log, filter, timeout, partition_name, options
                 )
             else:
-                yield from self._note_gone(known, collection, keys, timeout, partition_name)
+                yield from self._note_gone(cached, collection, keys, timeout, partition_name)
                 args = (collection, ids, timeout, filter, partition_name)
                 done = yield Ask("delete", args, dict(options))
-            for state in known.states.values():
-                if ids and state.beside and state.beside.side:
-                    yield Ask("delete", (state.beside.side, ids, timeout))
+            for state in cached.states.values():
+                if ids and state.reranking and state.reranking.side:
+                    yield Ask("delete", (state.reranking.side, ids, timeout))
             return done
 
         return call
@@ -215,7 +216,7 @@ class Writing(Biasing, Journalling):
         self,
         collection: str,
         new: NewCollection,
-        hubness: Hubness | Sequence[Hubness] | None,
+        hubness: CorrectionConfig | Sequence[CorrectionConfig] | None,
         timeout: float | None,
         options: Mapping[str, Any],
     ) -> Operation[None]:
@@ -254,16 +255,16 @@ class Writing(Biasing, Journalling):
         self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[None]:
         """create_index, on corrected fields for the metric that serves them."""
-        known = yield from self.known(collection, timeout)
-        served = born.served_indexes(index, known.states) if known.states else index
+        cached = yield from self.cached_state(collection, timeout)
+        served = born.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
 
 
-def _put(known: Known, write: Ask) -> Operation[dict[str, Any]]:
+def _put(cached: CachedState, write: Ask) -> Operation[dict[str, Any]]:
     """The write; a partial update several times while a job rewrites rows. It may be doing a deletion again
     that is over by now: until it sees the later note, the row that is to be updated is away."""
     in_part = write.options.get("partial_update") or write.options.get("field_ops")
-    for _ in range(PUT_BACK_TRIES if in_part and known.journal is not None else 0):
+    for _ in range(PUT_BACK_TRIES if in_part and cached.intent_log is not None else 0):
         try:
             written: dict[str, Any] = yield write
         except MilvusException:

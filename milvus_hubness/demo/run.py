@@ -95,7 +95,7 @@ def run(
         plan = plan_migration(
             store, name, QueryBank(retriever.bank, source="Python standard library"), estimator=ESTIMATOR
         )
-        migrate(store, plan, progress=progress, frozen=True)
+        migrate(store, plan, progress=progress, no_writers=True)
         made += [plan.target, plan.bank_collection]
         with_correction = HubnessClient(uri, token=token, db_name=db_name)
         after, corrected = _measure(with_correction, plan.target, retriever, "searching corrected", progress)
@@ -165,10 +165,10 @@ def _examples(
 ) -> list[Example]:
     """Questions now answered rightly, those first that the worst hubs used to swallow."""
     swallowed = np.bincount([found[0] for found in before], minlength=len(retriever.names))
-    mended = [i for i in range(len(after)) if after[i][0] == i != before[i][0]]
-    mended.sort(key=lambda i: -swallowed[before[i][0]])
+    repaired = [i for i in range(len(after)) if after[i][0] == i != before[i][0]]
+    repaired.sort(key=lambda i: -swallowed[before[i][0]])
     shown: list[Example] = []
-    for i in mended:
+    for i in repaired:
         wrong = retriever.names[before[i][0]]
         if len(shown) < limit and wrong not in {example.before for example in shown}:
             question = retriever.docstrings[i].strip().splitlines()[0]

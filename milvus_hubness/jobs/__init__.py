@@ -3,15 +3,15 @@
 from milvus_hubness.jobs.diagnose import diagnose
 from milvus_hubness.jobs.drift import drift
 from milvus_hubness.jobs.enable import Enabled, EnablePlan, disable, enable, plan_enable
-from milvus_hubness.jobs.in_place import EnabledInPlace, InPlacePlan
-from milvus_hubness.jobs.living import living, start_living, stop_living
+from milvus_hubness.jobs.in_place import SecondVectorEnabled, SecondVectorPlan
+from milvus_hubness.jobs.living import list_online_banks, start_online_bank, stop_online_bank
 from milvus_hubness.jobs.migrate import MigrationResult, migrate
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.checks import Verification
 from milvus_hubness.jobs.migration.clean import clean, would_drop
 from milvus_hubness.jobs.migration.cutover import Rollback, cutover, rollback
 from milvus_hubness.jobs.migration.run import resume, run
-from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.steering import MigrationOptions
 from milvus_hubness.jobs.migration.verify import verify
 from milvus_hubness.jobs.plan import MigrationPlan, plan_migration
 from milvus_hubness.jobs.refresh import RefreshResult, refresh
@@ -24,15 +24,15 @@ __all__ = [
     "Duty",
     "EnablePlan",
     "Enabled",
-    "EnabledInPlace",
-    "InPlacePlan",
     "Kept",
+    "MigrationOptions",
     "MigrationPlan",
     "MigrationResult",
     "RefreshResult",
     "Rollback",
+    "SecondVectorEnabled",
+    "SecondVectorPlan",
     "Status",
-    "Steering",
     "Verification",
     "clean",
     "cutover",
@@ -41,7 +41,7 @@ __all__ = [
     "drift",
     "enable",
     "keep_up",
-    "living",
+    "list_online_banks",
     "migrate",
     "plan_enable",
     "plan_migration",
@@ -50,9 +50,9 @@ __all__ = [
     "resume",
     "rollback",
     "run",
-    "start_living",
+    "start_online_bank",
     "status",
-    "stop_living",
+    "stop_online_bank",
     "tune",
     "verify",
     "would_drop",

@@ -11,7 +11,7 @@ from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
     InvalidParameter,
-    NoRoom,
+    NoSpareColumns,
     StateError,
     UnfinishedMigration,
 )
@@ -32,22 +32,22 @@ from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 
 @dataclass(frozen=True)
-class Aim:
+class RefreshPlan:
     """What the biases of a profile are to come from. reason: why that is not what they come from now; empty
-    where it is. centre, reference: where they are settled already. carries_on: with what was left
+    where it is. mean_bias, reference: where they are settled already. carries_on: with what was left
     unfinished."""
 
     estimator: Estimator
     bank: StoredBank
     strength: float
     reason: str
-    centre: float = 0.0
+    mean_bias: float = 0.0
     reference: BankReference | None = None
     carries_on: bool = False
     rebuilding: Migration | None = None
 
 
-def aim_at(
+def plan_refresh(
     store: Store,
     info: CollectionInfo,
     state: CollectionState,
@@ -59,7 +59,7 @@ def aim_at(
     *,
     refit: bool,
     rebuilding: Migration | None,
-) -> Aim:
+) -> RefreshPlan:
     """state: with the profile that is to be renewed as the active one. is_new: whether that is none of the
     collection's yet. kept: reads the profile's bank. rebuilding: a copy with other biases that was left
     unfinished."""
@@ -74,9 +74,9 @@ def aim_at(
         lost = left is None
         same = estimator is None or is_same(estimator, begun.estimator)
         if left and same and _with(left, bank, target_bank).fingerprint == left.fingerprint:
-            return Aim(
+            return RefreshPlan(
                 from_dict(begun.estimator), left, begun.strength, "one was not finished",
-                begun.centre, begun.bank, True, rebuilding,
+                begun.mean_bias, begun.bank, True, rebuilding,
             )  # fmt: skip
     there = kept()
     wanted = _with(there, bank, target_bank)
@@ -85,7 +85,7 @@ def aim_at(
         estimator, strength = from_dict(tuned.choice or {}), tuned.strength
     estimator = estimator or from_dict(profile.estimator)
     if is_new:
-        return Aim(estimator, wanted, strength, "the profile is new")
+        return RefreshPlan(estimator, wanted, strength, "the profile is new")
     changed = ["a refit was asked for"] if refit else []
     if lost:
         changed.append("the bank of an unfinished refresh is gone")
@@ -93,18 +93,18 @@ def aim_at(
         changed.append("the bank changed")
     if not is_same(estimator, profile.estimator):
         changed.append("the parameters changed")
-    return Aim(estimator, wanted, strength, " and ".join(changed))
+    return RefreshPlan(estimator, wanted, strength, " and ".join(changed))
 
 
-def aim_back(store: Store, info: CollectionInfo, state: CollectionState) -> Aim:
+def plan_revert(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
     """At what was before the last full refresh. Raises InvalidInput where there was none."""
     former = state.profile.former
     if former is None:
         raise InvalidInput(f"{info.name!r} was never refreshed: there is nothing to go back to")
     there = store.load_bank(former.bank)
-    return Aim(
+    return RefreshPlan(
         from_dict(former.estimator), there, former.strength, "the last refresh is taken back",
-        former.centre, former.bank,
+        former.mean_bias, former.bank,
     )  # fmt: skip
 
 
@@ -112,7 +112,9 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     """Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
-        what = "filled only in part: enable it again" if state.stored_in else f"a copy of {state.source!r}"
+        what = (
+            "filled only in part: enable it again" if state.second_vector else f"a copy of {state.source!r}"
+        )
         raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     return state
 
@@ -121,8 +123,8 @@ def with_profile(
     state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
 ) -> tuple[CollectionState, bool]:
     """The state with that profile as the active one; and whether it is a new one, in two columns that the
-    stored vectors have to spare, as yet without biases. Then there are fewer cell columns; the last two take
-    that of the link."""
+    stored vectors have to spare, as yet without biases. Then there are fewer locality hint columns; the last
+    two take that of the link."""
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
@@ -137,8 +139,8 @@ def with_profile(
         raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from ({WHERE_FROM})")
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
-    if state.beside is not None or not fits:
-        raise NoRoom(
+    if state.reranking is not None or not fits:
+        raise NoSpareColumns(
             f"field {state.field!r} has no columns to spare for profile {name!r}: "
             "migrate it with room for more profiles"
         )
@@ -147,7 +149,7 @@ def with_profile(
         estimator=to_dict(estimator),
         slot=state.slots,
         standby=state.slots + 1,
-        centre=0.0,
+        mean_bias=0.0,
         bank=active.bank,
         epoch=1,
         refreshed_at=active.refreshed_at,
@@ -156,15 +158,15 @@ def with_profile(
 
 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
-    """With so many slots, and of the link and the cell columns what these leave room for."""
-    bare = {"slots": slots, "anchor": 0.0, "pull": 0.0, "cells": "", "reach": 0.0}
+    """With so many slots, and of the link and the locality hint columns what these leave room for."""
+    bare = {"slots": slots, "anchor": 0.0, "pull": 0.0, "locality_hints": "", "reach": 0.0}
     found = state.model_copy(update=bare)
     spare = found.layout.spare
     if spare:
         found = found.model_copy(update={"anchor": state.anchor, "pull": state.pull})
-    count = min(state.layout.cell_count, spare - bool(state.anchor))
-    if cells := foremost(state.cells, state.dim, count):
-        found = found.model_copy(update={"cells": cells, "reach": state.reach})
+    count = min(state.layout.locality_hint_count, spare - bool(state.anchor))
+    if locality_hints := foremost(state.locality_hints, state.dim, count):
+        found = found.model_copy(update={"locality_hints": locality_hints, "reach": state.reach})
     return found
 
 

@@ -34,18 +34,18 @@ def drift(
     info = store.info(collection)
     state = require_state(info.state_of(field), info.name)
     held = state.profile_of(profile)
-    living = info.living_of(state.field, profile or state.active)
-    if living is None:
+    online_bank = info.online_bank_of(state.field, profile or state.active)
+    if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: let its bank live"
         return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
-    vectors = store.read_traffic(living.traffic, living.profile).vectors
+    vectors = store.read_query_samples(online_bank.samples_collection, online_bank.profile).vectors
     vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))[:LOOKED_AT]]
     if not len(vectors):
         reason = "no recent queries were sampled"
         return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
-    recent = vectors[unlike_each_other(vectors, living.duplicate_cosine)]
+    recent = vectors[unlike_each_other(vectors, online_bank.duplicate_cosine)]
     stored = store.load_bank(held.bank, checked=False)
-    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(living, seed))
+    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank, seed))
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]
     return drift_between(

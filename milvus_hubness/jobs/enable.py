@@ -24,23 +24,23 @@ from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.jobs.gallery import Gallery, only_field, read_gallery, require_resolved
 from milvus_hubness.jobs.in_place import (
     MOST_PASSES,
-    EnabledInPlace,
-    InPlacePlan,
-    enable_in_place,
-    plan_in_place,
+    SecondVectorEnabled,
+    SecondVectorPlan,
+    enable_second_vector,
+    plan_second_vector,
 )
 from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import Placement, placement_of
+from milvus_hubness.jobs.placement import BiasLocation, bias_location_of
 from milvus_hubness.jobs.plan import checked_gate, chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.operations.lease import Lease, leasing
 from milvus_hubness.operations.write_intents import drop_intents, rewriting
 from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
-from milvus_hubness.state import Beside, CollectionState, suffix_for
+from milvus_hubness.state import CandidateReranking, CollectionState, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Key, Store, StoredBank, undo_save_bank
 
-ALLOWED_MISSES = 0.01
+MAX_MISS_RATE = 0.01
 MEASURED_QUERIES = 1_000
 BIAS_TOLERANCE = 1e-5
 
@@ -69,7 +69,7 @@ class EnablePlan:
     rows: int
     candidates: int
     missed: dict[int, float]
-    allowed_misses: float
+    max_miss_rate: float
     queries: int
     gate: int | None
     remarks: tuple[str, ...]
@@ -130,30 +130,29 @@ def plan_enable(
     where: Where | None = None,
     side: str | None = None,
     bank_collection: str | None = None,
-    allowed_misses: float = ALLOWED_MISSES,
+    max_miss_rate: float = MAX_MISS_RATE,
     gate: int | None = None,
     force: bool = False,
     progress: Progress = silent,
-) -> EnablePlan | InPlacePlan:
+) -> EnablePlan | SecondVectorPlan:
     """Look at `source`, fit the biases, and measure what candidates miss. Reads only.
 
     estimator: as plan_migration has it. queries: to measure with, by default some of the bank's. where: by
     default fields where the collection has them or can be given them, else a side collection; "vectors" is a
-    second vector field that holds the corrected ones, of which searches need no candidates. allowed_misses:
+    second vector field that holds the corrected ones, of which searches need no candidates. max_miss_rate:
     the share of the exact corrected top 10 that may lie outside the candidates. gate: see DynamicGate.
 
-    Raises ResumeRefused, AlreadyCorrected, CannotMigrate, NotAdvised, InvalidParameter, EmptyCollection,
-    CollectionNotFound, DimensionMismatch, BankTooSmall.
-    """
+    Raises ResumeRefused, AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter,
+    EmptyCollection, CollectionNotFound, DimensionMismatch, BankTooSmall."""
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gate = checked_gate(gate)
-    if not 0 < allowed_misses < 1:
-        raise InvalidParameter(f"allowed_misses is a share between 0 and 1, got {allowed_misses}")
+    if not 0 < max_miss_rate < 1:
+        raise InvalidParameter(f"max_miss_rate is a share between 0 and 1, got {max_miss_rate}")
     info = store.info(source)
     if info.is_bank:
         raise CannotMigrate(f"{info.name!r} is a query bank")
     if where == "vectors":
-        return plan_in_place(
+        return plan_second_vector(
             store,
             info,
             bank,
@@ -186,10 +185,10 @@ def plan_enable(
         gallery=gallery.vectors if estimator.needs_gallery else None,
         target_bank=target_bank,
     )
-    centre = float(fitted.centred(gallery.vectors).mean(dtype=np.float64))
-    correction = Correction(gallery.layout, fitted.fitted, centre)
-    asked = queries or bank
-    candidates, missed, measured = measure(gallery, correction, asked, strength, allowed_misses)
+    mean_bias = float(fitted.centred(gallery.vectors).mean(dtype=np.float64))
+    correction = Correction(gallery.layout, fitted.fitted, mean_bias)
+    query_vectors = queries or bank
+    candidates, missed, measured = measure(gallery, correction, query_vectors, strength, max_miss_rate)
     in_side = where == "side" or (where is None and holds == "none")
     return EnablePlan(
         source=info,
@@ -205,7 +204,7 @@ def plan_enable(
         rows=info.rows,
         candidates=candidates,
         missed=missed,
-        allowed_misses=allowed_misses,
+        max_miss_rate=max_miss_rate,
         queries=measured,
         gate=gate,
         remarks=() if in_side else tuple(store.bias_remarks(info, suffix)),
@@ -213,20 +212,20 @@ def plan_enable(
 
 
 def measure(
-    gallery: Gallery, correction: Correction, queries: QueryBank, strength: float, allowed_misses: float
+    gallery: Gallery, correction: Correction, queries: QueryBank, strength: float, max_miss_rate: float
 ) -> tuple[int, dict[int, float], int]:
     """The number of candidates to fetch, what each number of them misses, and on how many queries that was
     measured: at most 1,000 of `queries`, spread evenly."""
     queries.expect_dim(gallery.layout.dim, "the field")
-    asked = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
+    query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
-        gallery.layout.reduce_queries(asked),
+        gallery.layout.reduce_queries(query_vectors),
         gallery.layout.reduce_items(gallery.vectors),
         correction.centred(gallery.vectors),
         strength=strength,
     )
     missed = {each: missed_share(places, each) for each in LADDER}
-    return enough_candidates(places, allowed_misses), missed, len(asked)
+    return enough_candidates(places, max_miss_rate), missed, len(query_vectors)
 
 
 @overload
@@ -235,23 +234,22 @@ def enable(
 ) -> Enabled: ...
 @overload
 def enable(
-    store: Store, plan: InPlacePlan, *, client_ttl: float | None = None, progress: Progress = silent
-) -> EnabledInPlace: ...
+    store: Store, plan: SecondVectorPlan, *, client_ttl: float | None = None, progress: Progress = silent
+) -> SecondVectorEnabled: ...
 def enable(
     store: Store,
-    plan: EnablePlan | InPlacePlan,
+    plan: EnablePlan | SecondVectorPlan,
     *,
     client_ttl: float | None = None,
     progress: Progress = silent,
-) -> Enabled | EnabledInPlace:
+) -> Enabled | SecondVectorEnabled:
     """Write the biases beside the vectors, tell the collection, and check them.
 
     On any failure, and when interrupted, what this run created is dropped again; fields that a server added
-    stay. With a second vector field, for which see enable_in_place, all stays and the next run carries on;
-    client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds unless given. Raises
+    stay. With a second vector field, for which see enable_second_vector, all stays and the next run carries
+    on; client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds unless given. Raises
     LeaseHeld, LeaseLost, AlreadyCorrected if another job has enabled the field since the plan was made,
-    VerificationFailed naming the rows, and what the store raises.
-    """
+    VerificationFailed naming the rows, and what the store raises."""
     ttl = steering.CLIENT_TTL if client_ttl is None else client_ttl
     further = [plan.side] if isinstance(plan, EnablePlan) and plan.side else []
     with Lease(store, plan.source.name, *further) as lease:
@@ -261,18 +259,18 @@ def enable(
             raise AlreadyCorrected(
                 f"another job has corrected a field of {info.name!r} since this plan was made: plan again"
             )
-        if isinstance(plan, InPlacePlan):
-            return enable_in_place(lease, plan, client_ttl=ttl, progress=progress)
+        if isinstance(plan, SecondVectorPlan):
+            return enable_second_vector(lease, plan, client_ttl=ttl, progress=progress)
         if plan.field in info.states:
             raise AlreadyCorrected(
                 f"another job has corrected {plan.field!r} of {info.name!r} since this plan was made: "
                 "plan again"
             )
         with lease.explained():
-            return _enable_beside(lease, plan, ttl, progress)
+            return _enable_reranking(lease, plan, ttl, progress)
 
 
-def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> Enabled:
+def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> Enabled:
     store, began = lease.store, time.perf_counter()
     kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
@@ -295,26 +293,26 @@ def _enable_beside(lease: Lease, plan: EnablePlan, client_ttl: float, progress: 
             suffix=plan.suffix,
             dtype=plan.source.vector_fields[plan.field].dtype,
             source=plan.source.name,
-            centre=plan.correction.centre,
+            mean_bias=plan.correction.mean_bias,
             strength=plan.strength,
             gate=plan.gate,
-            beside=Beside(
+            reranking=CandidateReranking(
                 side=plan.side,
                 candidates=plan.candidates,
                 missed=plan.missed[plan.candidates],
-                allowed=plan.allowed_misses,
+                allowed=plan.max_miss_rate,
                 queries=plan.queries,
             ),
         )
         wait = 0.0 if plan.side else client_ttl
         with rewriting(lease, plan.source, state, client_ttl=wait) as writer:
-            placement = placement_of(store, plan.source, state, writer)
-            _write(store, plan, state, placement, progress)
+            bias_location = bias_location_of(store, plan.source, state, writer)
+            _write(store, plan, state, bias_location, progress)
             announced = True
             store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state))
             # From here on clients write biases too; what they wrote before, the check finds.
             time.sleep(client_ttl)
-            rows = _checked(store, plan, state, placement, progress)
+            rows = _checked(store, plan, state, bias_location, progress)
     except LeaseLost:
         raise
     except BaseException:
@@ -349,36 +347,36 @@ def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | Non
     state = info.state_of(field)
     if state is None:
         raise NotCorrected(f"{info.name!r} carries no biases that could be taken away")
-    if not state.keeps_vectors:
+    if not state.leaves_vectors:
         raise NotCorrected(
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
     store.drop_state(info.name, state)
     drop_intents(lease, info)
-    if state.stored_in:
-        return state.stored_in if store.drop_stored_field(info.name, state) else None
-    side = state.beside.side if state.beside else None
+    if state.second_vector:
+        return state.second_vector if store.drop_second_vector(info.name, state) else None
+    side = state.reranking.side if state.reranking else None
     if side:
         lease.drop(side)
     return side
 
 
 def _write(
-    store: Store, plan: EnablePlan, state: CollectionState, placement: Placement, progress: Progress
+    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasLocation, progress: Progress
 ) -> None:
     """Write all biases."""
     corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
     for partition in plan.source.partitions:
         keys = store.keys(plan.source.name, partition=partition)
         for part in chunks(keys, store.chunk_rows(plan.source), "writing biases", progress):
-            placement.write(part, partition, corrections, state.profile.epoch)
+            bias_location.write(part, partition, corrections, state.profile.epoch)
     if plan.side:
-        store.finish(plan.side)
-    placement.settle()
+        store.flush(plan.side)
+    bias_location.wait_visible()
 
 
 def _checked(
-    store: Store, plan: EnablePlan, state: CollectionState, placement: Placement, progress: Progress
+    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasLocation, progress: Progress
 ) -> int:
     """Read all biases again, and write those anew that are missing or wrong, until none is: rows that clients
     changed before they knew of the biases. Returns the number of rows. Raises VerificationFailed."""
@@ -389,16 +387,20 @@ def _checked(
         for partition in plan.source.partitions:
             keys = store.keys(plan.source.name, partition=partition)
             for part in chunks(keys, store.chunk_rows(plan.source), "verifying", progress):
-                placed = placement.read(part, partition)
-                wanted = plan.correction.centred(placed.vectors)
-                off = (np.abs(placed.biases - wanted[:, None]) > BIAS_TOLERANCE).any(axis=1) | placed.pending
+                biased_rows = bias_location.read(part, partition)
+                wanted = plan.correction.centred(biased_rows.vectors)
+                off = (np.abs(biased_rows.biases - wanted[:, None]) > BIAS_TOLERANCE).any(
+                    axis=1
+                ) | biased_rows.pending
                 if off.any():
-                    wrong += placed.only(off).batch.keys
-                    placement.write(placed.only(off).batch.keys, partition, corrections, state.profile.epoch)
-                rows += len(placed.batch)
+                    wrong += biased_rows.only(off).batch.keys
+                    bias_location.write(
+                        biased_rows.only(off).batch.keys, partition, corrections, state.profile.epoch
+                    )
+                rows += len(biased_rows.batch)
         if not wrong:
             return rows
-        placement.settle()
+        bias_location.wait_visible()
     raise VerificationFailed(
         f"biases are missing or wrong for rows {name_some(wrong)} of {plan.source.name!r}, which change "
         "faster than biases are written: enable it again when there are fewer writes"

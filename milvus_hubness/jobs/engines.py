@@ -32,14 +32,14 @@ class Served(Correction):
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
         rows = np.asarray(vectors, np.float32)
-        sound = ~self.layout.unsound(rows)
+        valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
         estimator = self.fitted.estimator
-        if sound.any() and isinstance(estimator, NNN | CSLS):
-            found = self.scores(rows[sound], estimator.k).astype(np.float64)
+        if valid.any() and isinstance(estimator, NNN | CSLS):
+            found = self.scores(rows[valid], estimator.k).astype(np.float64)
             none = np.empty(0)
             near = Nearest(found, 0, none, np.empty((*found.shape, 0)), none)
-            biases[sound] = estimator.from_nearest(near).biases - self.centre
+            biases[valid] = estimator.from_nearest(near).biases - self.mean_bias
         return biases
 
 
@@ -53,11 +53,11 @@ class Spread(Correction):
         if self.are_new:
             return super().centred(vectors)
         rows = np.asarray(vectors, np.float32)
-        sound = ~self.layout.unsound(rows)
+        valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
-        if sound.any():
-            told = self.workers(self.layout.reduce_items(rows[sound]))
-            biases[sound] = told - np.float32(self.centre)
+        if valid.any():
+            result = self.workers(self.layout.reduce_items(rows[valid]))
+            biases[valid] = result - np.float32(self.mean_bias)
         return biases
 
 
@@ -65,8 +65,8 @@ def require_engine(engine: Engine, estimator: Estimator) -> None:
     """Raises InvalidParameter as `on_engine` does."""
     if engine not in get_args(Engine):
         raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
-    told = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
-    if engine == "server" and not told:
+    result = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
+    if engine == "server" and not result:
         raise InvalidParameter(
             f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}"
         )
@@ -88,10 +88,10 @@ def on_engine(
     if engine == "ray":
         reduced = None if targets is None else reduced_targets(correction.layout, targets)
         workers = RayBiases(correction.fitted, target_bank=reduced)
-        return Spread(correction.layout, correction.fitted, correction.centre, workers=workers)
+        return Spread(correction.layout, correction.fitted, correction.mean_bias, workers=workers)
     return Served(
         correction.layout,
         correction.fitted,
-        correction.centre,
+        correction.mean_bias,
         scores=lambda rows, k: store.bank_scores(bank, rows, k),
     )

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from milvus_hubness.banks import QueryBank
 from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, name_some
 from milvus_hubness.halves import Dtype
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import bias_location_of
 from milvus_hubness.jobs.progress import Progress, chunks, silent
 from milvus_hubness.jobs.resolution import resolution
 from milvus_hubness.layout import Floats, Layout, as_metric
@@ -69,22 +69,24 @@ def read_gallery(
     hidden = {name for each in info.states.values() for name in each.hidden_fields}
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
-    placement = placement_of(store, info, state) if state else None
+    bias_location = bias_location_of(store, info, state) if state else None
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
     vectors, biases = [], []
     for partition in info.partitions:
         wanted = store.keys(info.name, partition=partition)
         for part in chunks(wanted, store.chunk_rows(info), "reading the gallery", progress):
-            placed = placement.read(part, partition) if placement else None
-            batch = placed.batch if placed else store.fetch(info.name, part, field, partition=partition)
-            plain = placed.vectors if placed else batch.vectors
-            sound = ~layout.unsound(plain)
-            keys += [key for key, usable in zip(batch.keys, sound, strict=True) if usable]
-            fields += [_shown(row, hidden) for row, usable in zip(batch.rows, sound, strict=True) if usable]
-            vectors.append(plain[sound])
-            if placed and state:
-                biases.append(placed.biases[sound, state.profile.slot])
+            biased_rows = bias_location.read(part, partition) if bias_location else None
+            batch = (
+                biased_rows.batch if biased_rows else store.get(info.name, part, field, partition=partition)
+            )
+            plain = biased_rows.vectors if biased_rows else batch.vectors
+            valid = ~layout.invalid(plain)
+            keys += [key for key, usable in zip(batch.keys, valid, strict=True) if usable]
+            fields += [_shown(row, hidden) for row, usable in zip(batch.rows, valid, strict=True) if usable]
+            vectors.append(plain[valid])
+            if biased_rows and state:
+                biases.append(biased_rows.biases[valid, state.profile.slot])
     if not keys:
         raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
     rows = np.concatenate(vectors)

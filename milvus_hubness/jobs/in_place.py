@@ -1,4 +1,5 @@
-"""A collection corrected in place: a second vector field holds the stored form, the user's stays as it is."""
+"""A collection corrected in place: a second vector field holds the augmented form, the user's stays as it
+is."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from milvus_hubness.jobs.gallery import only_field, read_gallery, require_resolv
 from milvus_hubness.jobs.migration.checks import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.jobs.migration.differences import same_rows
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import Placed, Placement, placement_of
+from milvus_hubness.jobs.placement import BiasedRows, BiasLocation, bias_location_of
 from milvus_hubness.jobs.plan import chosen
 from milvus_hubness.jobs.progress import Progress, chunks, silent
-from milvus_hubness.jobs.restored import restored
+from milvus_hubness.jobs.restored import load_correction
 from milvus_hubness.layout import Layout, as_metric
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.write_intents import rewriting
-from milvus_hubness.state import STORED_FIELD, CollectionState, form_of, slots_for, suffix_for
+from milvus_hubness.state import SECOND_VECTOR_FIELD, CollectionState, form_of, slots_for, suffix_for
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank, undo_save_bank
 
 BIAS_TOLERANCE = 1e-5
@@ -40,8 +41,8 @@ SAMPLED_ROWS = 256
 
 
 @dataclass(frozen=True, eq=False)
-class InPlacePlan:
-    """The stored form of `field` in a second vector field of `source`, which is `stored_in`.
+class SecondVectorPlan:
+    """The augmented form of `field` in a second vector field of `source`, which is `second_vector`.
 
     adds_fields: that field is yet to be added. unfinished: what an interrupted run left, which is carried on.
     remarks: what the user should know first.
@@ -61,9 +62,9 @@ class InPlacePlan:
     remarks: tuple[str, ...]
 
     @property
-    def stored_in(self) -> str:
+    def second_vector(self) -> str:
         """The second vector field."""
-        return STORED_FIELD + self.suffix
+        return SECOND_VECTOR_FIELD + self.suffix
 
     @property
     def width(self) -> int:
@@ -78,7 +79,7 @@ class InPlacePlan:
             "metric": self.correction.layout.metric,
             "rows": self.source.rows,
             "where": "vectors",
-            "stored_in": self.stored_in,
+            "second_vector": self.second_vector,
             "width": self.width,
             "adds_fields": self.adds_fields,
             "carries_on": self.unfinished is not None,
@@ -97,12 +98,12 @@ class InPlacePlan:
 
 
 @dataclass(frozen=True)
-class EnabledInPlace:
-    """rows: how many carry the stored form now. searched: rows whose own vector was searched for;
+class SecondVectorEnabled:
+    """rows: how many carry the augmented form now. searched: rows whose own vector was searched for;
     found_in_field, found_in_second: how many of them were among the best ten."""
 
     collection: str
-    stored_in: str
+    second_vector: str
     bank: str
     rows: int
     searched: int
@@ -115,7 +116,7 @@ class EnabledInPlace:
         return asdict(self)
 
 
-def plan_in_place(
+def plan_second_vector(
     store: Store,
     info: CollectionInfo,
     bank: QueryBank,
@@ -127,12 +128,12 @@ def plan_in_place(
     gate: int | None,
     force: bool,
     progress: Progress = silent,
-) -> InPlacePlan:
+) -> SecondVectorPlan:
     """Look at `info` and fit the biases. Reads only. Arguments as plan_enable has them.
 
     Raises CannotMigrate naming every obstacle, AlreadyCorrected, ResumeRefused where an interrupted run was
-    begun with another bank, estimator or gate, NotAdvised, EmptyCollection, DimensionMismatch, BankTooSmall.
-    """
+    begun with another bank, estimator or gate, CorrectionNotRecommended, EmptyCollection, DimensionMismatch,
+    BankTooSmall."""
     field = field or only_field(info)
     info.require_field(field)
     vector = info.vector_fields[field]
@@ -149,15 +150,18 @@ def plan_in_place(
             )
         suffix = suffix_for(field, info.states.values())
         layout = Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
-    holds = store.stored_field(info, field, suffix, form_of(layout, vector.dtype).width)
+    holds = store.second_vector_field(info, field, suffix, form_of(layout, vector.dtype).width)
     if unfinished is not None:
-        correction, strength = restored(store, unfinished, unfinished.profile), unfinished.profile.strength
+        correction, strength = (
+            load_correction(store, unfinished, unfinished.profile),
+            unfinished.profile.strength,
+        )
         bank_collection = unfinished.profile.bank.collection
     else:
         bank.expect_dim(layout.dim, "the field")
         estimator, strength = chosen(info, bank, estimator, force=force)
         correction = _fit(store, info, field, layout, estimator, bank, target_bank, progress)
-    return InPlacePlan(
+    return SecondVectorPlan(
         source=info,
         field=field,
         suffix=suffix,
@@ -169,13 +173,13 @@ def plan_in_place(
         adds_fields=holds == "can be added",
         gate=gate,
         unfinished=unfinished,
-        remarks=tuple(store.stored_field_remarks(info, suffix)),
+        remarks=tuple(store.second_vector_remarks(info, suffix)),
     )
 
 
-def enable_in_place(
-    lease: Lease, plan: InPlacePlan, *, client_ttl: float, progress: Progress = silent
-) -> EnabledInPlace:
+def enable_second_vector(
+    lease: Lease, plan: SecondVectorPlan, *, client_ttl: float, progress: Progress = silent
+) -> SecondVectorEnabled:
     """Add the second field, fill it, check it, and let clients search it.
 
     Clients write both fields as soon as they have heard of it, and search the user's until all rows are
@@ -193,12 +197,12 @@ def enable_in_place(
         )
     state = plan.unfinished or _begun(store, plan)
     info = store.info(name)
-    store.serve_stored_field(info, state)
+    store.load_second_vector(info, state)
     with rewriting(lease, info, state, client_ttl=client_ttl) as writer, lease.explained():
-        placement = placement_of(store, info, state, writer)
+        bias_location = bias_location_of(store, info, state, writer)
         doing = "filling the second field"
         for _ in range(MOST_PASSES):
-            rows, changed = _fill(store, info, placement, plan.correction, doing, progress)
+            rows, changed = _fill(store, info, bias_location, plan.correction, doing, progress)
             if not changed:
                 break
             doing = "verifying"
@@ -207,7 +211,7 @@ def enable_in_place(
                 f"rows of {name!r} change faster than their second field can be filled: enable it again when "
                 "there are fewer writes"
             )
-    store.finish(name)
+    store.flush(name)
     searched, in_field, in_second = _find_themselves(store, info, state)
     if in_second < in_field - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
         raise VerificationFailed(
@@ -216,9 +220,9 @@ def enable_in_place(
         )
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
     store.write_state(name, ready)
-    return EnabledInPlace(
+    return SecondVectorEnabled(
         collection=name,
-        stored_in=plan.stored_in,
+        second_vector=plan.second_vector,
         bank=plan.bank_collection,
         rows=rows,
         searched=searched,
@@ -265,26 +269,26 @@ def _fit(
         layout.measured_on(
             gallery.vectors,
             bank.vectors,
-            link=store.takes_link(info, field),
-            cells=store.takes_cells(info, field),
+            graph_hint=store.takes_graph_hint(info, field),
+            locality_hints=store.takes_locality_hints(info, field),
         ),
         estimator,
         bank,
         gallery=gallery.vectors if estimator.needs_gallery else None,
         target_bank=target_bank,
     )
-    centre = float(fitted.centred(gallery.vectors).mean(dtype=np.float64))
-    return Correction(fitted.layout, fitted.fitted, centre)
+    mean_bias = float(fitted.centred(gallery.vectors).mean(dtype=np.float64))
+    return Correction(fitted.layout, fitted.fitted, mean_bias)
 
 
-def _begun(store: Store, plan: InPlacePlan) -> CollectionState:
+def _begun(store: Store, plan: SecondVectorPlan) -> CollectionState:
     """The fields added, the bank kept, and the clients told. The fields come first: once they have heard of
     them, clients write them."""
     kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
     try:
         if plan.adds_fields:
-            store.add_stored_field(plan.source, plan.field, plan.suffix, plan.width)
+            store.add_second_vector(plan.source, plan.field, plan.suffix, plan.width)
         state = initial_state(
             plan.correction.layout,
             plan.correction.fitted.estimator,
@@ -294,10 +298,10 @@ def _begun(store: Store, plan: InPlacePlan) -> CollectionState:
             dtype=plan.source.vector_fields[plan.field].dtype,
             source=plan.source.name,
             phase="copying",
-            centre=plan.correction.centre,
+            mean_bias=plan.correction.mean_bias,
             strength=plan.strength,
             gate=plan.gate,
-            stored_in=plan.stored_in,
+            second_vector=plan.second_vector,
         )
         store.write_state(plan.source.name, state)
     except BaseException:
@@ -309,33 +313,35 @@ def _begun(store: Store, plan: InPlacePlan) -> CollectionState:
 def _fill(
     store: Store,
     info: CollectionInfo,
-    placement: Placement,
+    bias_location: BiasLocation,
     correction: Correction,
     doing: str,
     progress: Progress,
 ) -> tuple[int, int]:
     """How many rows there are, and how many of them had to be written to be found by the scores that they
-    should have: not those that lacked cell columns alone, as what a client writes does whose memory the bank
-    does not fit. Raises NotCaughtUp."""
-    rows = mended = 0
+    should have: not those that lacked locality hint columns alone, as what a client writes does whose memory
+    the bank does not fit. Raises NotCaughtUp."""
+    rows = repaired = 0
     for partition in info.partitions:
         keys = store.keys(info.name, partition=partition)
         for part in chunks(keys, store.chunk_rows(info), doing, progress):
             rows += len(part)
-            placed = placement.read(part, partition)
-            off = _off(placed, correction)
-            mended += int(off.sum())
-            off |= placed.pending
+            biased_rows = bias_location.read(part, partition)
+            off = _off(biased_rows, correction)
+            repaired += int(off.sum())
+            off |= biased_rows.pending
             if off.any():
-                placement.write(placed.only(off).batch.keys, partition, dict.fromkeys((0, 1), correction), 1)
-    return rows, mended
+                bias_location.write(
+                    biased_rows.only(off).batch.keys, partition, dict.fromkeys((0, 1), correction), 1
+                )
+    return rows, repaired
 
 
-def _off(placed: Placed, correction: Correction) -> npt.NDArray[np.bool_]:
-    """(n,) whether the second field does not hold what it should, but for cell columns."""
-    waiting = placed.pending if placed.bare is None else placed.pending & ~placed.bare
-    wanted = correction.centred(placed.vectors)[:, None]
-    near = np.abs(placed.biases - wanted) <= BIAS_TOLERANCE * np.maximum(1, np.abs(wanted))
+def _off(biased_rows: BiasedRows, correction: Correction) -> npt.NDArray[np.bool_]:
+    """(n,) whether the second field does not hold what it should, but for locality hint columns."""
+    waiting = biased_rows.pending if biased_rows.bare is None else biased_rows.pending & ~biased_rows.bare
+    wanted = correction.centred(biased_rows.vectors)[:, None]
+    near = np.abs(biased_rows.biases - wanted) <= BIAS_TOLERANCE * np.maximum(1, np.abs(wanted))
     return np.asarray(waiting | ~near.all(axis=1), np.bool_)
 
 
@@ -346,16 +352,16 @@ def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState)
     for partition in info.partitions:
         there = store.keys(info.name, partition=partition)
         picked = there[:: max(1, -(-len(there) * len(info.partitions) // SAMPLED_ROWS))]
-        before = store.fetch(info.name, picked, state.field, partition=partition)
-        sound = ~state.layout.unsound(before.vectors)
-        keys = [key for key, fine in zip(before.keys, sound, strict=True) if fine]
-        vectors = before.vectors[sound]
+        before = store.get(info.name, picked, state.field, partition=partition)
+        valid = ~state.layout.invalid(before.vectors)
+        keys = [key for key, fine in zip(before.keys, valid, strict=True) if fine]
+        vectors = before.vectors[valid]
         if not keys:
             continue
-        wrapped = state.layout.wrap(vectors, 0.0, slot=state.profile.slot)
+        encoded = state.layout.encode_queries(vectors, 0.0, slot=state.profile.slot)
         by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
-        by_second = store.nearest(info.name, state.searched_field, wrapped, SEARCHED)
-        after = store.fetch(info.name, keys, state.field, partition=partition)
+        by_second = store.nearest(info.name, state.searched_field, encoded, SEARCHED)
+        after = store.get(info.name, keys, state.field, partition=partition)
         same = {key for key, is_same in same_rows(before, after).items() if is_same}
         for key, first, second in zip(keys, by_field, by_second, strict=True):
             if key in same:

@@ -1,4 +1,4 @@
-"""Banks that live: live queries, sampled by clients, taken into the bank that biases come from."""
+"""Online banks: live queries, sampled by clients, taken into the bank that biases come from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from milvus_hubness.banks import Origins, QueryBank
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.reservoir import Terms, merge
-from milvus_hubness.state import CollectionState, Living, require_state
+from milvus_hubness.state import CollectionState, OnlineBank, require_state
 from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 DEFAULT_RATE = 0.01
@@ -19,32 +19,31 @@ DEFAULT_DUPLICATE_COSINE = 0.99
 
 
 @dataclass(frozen=True)
-class LivingStatus:
-    """living: the terms. seed, live: how many queries of the bank it began with, and how many were sampled.
-    waiting: samples not yet taken in."""
+class OnlineBankStatus:
+    """online_banks: the terms. seed, live: how many queries of the bank it began with, and how many were
+    sampled. waiting: samples not yet taken in."""
 
-    living: Living
+    online_bank: OnlineBank
     seed: int
     live: int
     waiting: int
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data, for people and for --json."""
-        return {**asdict(self), "living": self.living.model_dump()}
+        return {**asdict(self), "online_bank": self.online_bank.model_dump()}
 
 
 @dataclass(frozen=True, eq=False)
 class Absorbed:
     """What the samples of live queries make of a bank.
 
-    bank: the new one, None where nothing changed. traffic, samples: the collection and the numbers of all
-    samples that were looked at. seed, live: of the bank as it then is, the queries it began with and those
-    that were sampled. taken, duplicates, dropped: samples that come in, that are like one the bank holds, and
-    that lose the draw.
-    """
+    bank: the new one, None where nothing changed. samples_collection, samples: the collection and the numbers
+    of all samples that were looked at. seed, live: of the bank as it then is, the queries it began with and
+    those that were sampled. taken, duplicates, dropped: samples that come in, that are like one the bank
+    holds, and that lose the draw."""
 
     bank: QueryBank | None
-    traffic: str
+    samples_collection: str
     samples: tuple[int, ...]
     seed: int
     live: int
@@ -53,7 +52,7 @@ class Absorbed:
     dropped: int
 
 
-def start_living(
+def start_online_bank(
     store: Store,
     collection: str,
     *,
@@ -64,12 +63,12 @@ def start_living(
     seed_share: float | None = None,
     half_life_seconds: float | None = None,
     duplicate_cosine: float | None = None,
-) -> LivingStatus:
+) -> OnlineBankStatus:
     """Have clients sample the profile's queries for its bank, or do so on other terms.
 
-    field, profile: as `refresh` has them. rate, size and so on: of `Living`; without them as they are, at
+    field, profile: as `refresh` has them. rate, size and so on: of `OnlineBank`; without them as they are, at
     first 0.01, the bank's own size, 0.25, a week and 0.99. Raises NotCorrected, InvalidInput,
-    InvalidParameter, and CollectionExists where the name <collection>__traffic is taken.
+    InvalidParameter, and CollectionExists where the name <collection>__query_samples is taken.
     """
     given = {
         "rate": rate,
@@ -85,50 +84,55 @@ def start_living(
 
 def _started(
     store: Store, info: CollectionInfo, state: CollectionState, name: str, given: dict[str, Any]
-) -> LivingStatus:
-    before = info.living_of(state.field, name)
+) -> OnlineBankStatus:
+    before = info.online_bank_of(state.field, name)
     terms = _defaults(state, name) if before is None else before.model_dump()
     terms |= {option: value for option, value in given.items() if value is not None}
     _check(terms)
-    living = Living(
+    online_bank = OnlineBank(
         field=state.field,
         profile=name,
-        traffic=before.traffic if before else f"{info.name}__traffic{state.suffix}",
+        samples_collection=before.samples_collection
+        if before
+        else f"{info.name}__query_samples{state.suffix}",
         **{option: terms[option] for option in given},
     )
-    store.create_traffic(living.traffic, state.dim)
-    store.write_living(info.name, [*_others(info, living), living])
-    return _status(store, state, living)
+    store.create_query_samples(online_bank.samples_collection, state.dim)
+    store.write_online_banks(info.name, [*_others(info, online_bank), online_bank])
+    return _status(store, state, online_bank)
 
 
-def stop_living(
+def stop_online_bank(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
-) -> Living | None:
+) -> OnlineBank | None:
     """Have clients sample no more of the profile's queries; those that wait are dropped, those that the bank
     holds stay. The terms it lived on, None where it did not. Raises NotCorrected, InvalidInput."""
     with leasing(store, collection) as (lease, _):
         return _stopped(lease.store, *_found(lease.store, collection, field, profile))
 
 
-def _stopped(store: Store, info: CollectionInfo, state: CollectionState, name: str) -> Living | None:
-    living = info.living_of(state.field, name)
-    if living is None:
+def _stopped(store: Store, info: CollectionInfo, state: CollectionState, name: str) -> OnlineBank | None:
+    online_bank = info.online_bank_of(state.field, name)
+    if online_bank is None:
         return None
-    others = _others(info, living)
-    store.write_living(info.name, others)
-    if any(each.traffic == living.traffic for each in others):
-        store.drop_samples(living.traffic, store.read_traffic(living.traffic, name).origins.numbers.tolist())
-    elif store.exists(living.traffic):
-        store.drop(living.traffic)
-    return living
+    others = _others(info, online_bank)
+    store.write_online_banks(info.name, others)
+    if any(each.samples_collection == online_bank.samples_collection for each in others):
+        store.drop_samples(
+            online_bank.samples_collection,
+            store.read_query_samples(online_bank.samples_collection, name).origins.numbers.tolist(),
+        )
+    elif store.exists(online_bank.samples_collection):
+        store.drop(online_bank.samples_collection)
+    return online_bank
 
 
-def living(store: Store, collection: str) -> list[LivingStatus]:
-    """The collection's banks that live. Raises CollectionNotFound."""
+def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
+    """The collection's online banks. Raises CollectionNotFound."""
     info = store.info(collection)
     return [
         _status(store, info.states[each.field], each)
-        for each in info.living
+        for each in info.online_banks
         if each.field in info.states and each.profile in info.states[each.field].profiles
     ]
 
@@ -143,28 +147,36 @@ def absorbed(
 ) -> Absorbed | None:
     """What the samples make of the profile's bank, see `reservoir.merge`; None where it does not live.
 
-    Nothing is written: give `bank` to a refresh, and what is returned to `settled` once that is done. Looked
+    Nothing is written: give `bank` to a refresh, and what is returned to `applied` once that is done. Looked
     at again before that, after a crash for one, the same samples change nothing twice. seed: of the draws,
     the same at every call. Raises NotCorrected, InvalidInput, DimensionMismatch.
     """
     info, state, name = _found(store, collection, field, profile)
-    living = info.living_of(state.field, name)
-    if living is None:
+    online_bank = info.online_bank_of(state.field, name)
+    if online_bank is None:
         return None
     stored = store.load_bank(state.profiles[name].bank, checked=False)
-    traffic = store.read_traffic(living.traffic, name)
+    samples_collection = store.read_query_samples(online_bank.samples_collection, name)
     origins = origins_of(stored)
-    if not len(traffic.origins):
+    if not len(samples_collection.origins):
         seeds = int(origins.are_seeds.sum())
-        return Absorbed(None, living.traffic, (), seeds, len(origins) - seeds, 0, 0, 0)
-    stored.queries.expect_dim(traffic.vectors.shape[1], f"a sample in {living.traffic!r}")
-    merged = merge(stored.queries, origins, traffic.vectors, traffic.origins, terms_of(living, seed))
+        return Absorbed(None, online_bank.samples_collection, (), seeds, len(origins) - seeds, 0, 0, 0)
+    stored.queries.expect_dim(
+        samples_collection.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}"
+    )
+    merged = merge(
+        stored.queries,
+        origins,
+        samples_collection.vectors,
+        samples_collection.origins,
+        terms_of(online_bank, seed),
+    )
     now = origins if merged.bank is None else merged.bank.origins or origins
     seeds = int(now.are_seeds.sum())
     return Absorbed(
         bank=merged.bank,
-        traffic=living.traffic,
-        samples=tuple(traffic.origins.numbers.tolist()),
+        samples_collection=online_bank.samples_collection,
+        samples=tuple(samples_collection.origins.numbers.tolist()),
         seed=seeds,
         live=len(now) - seeds,
         taken=merged.taken,
@@ -173,9 +185,15 @@ def absorbed(
     )
 
 
-def terms_of(living: Living, seed: int) -> Terms:
+def terms_of(online_bank: OnlineBank, seed: int) -> Terms:
     """As `reservoir` has them."""
-    return Terms(living.size, living.seed_share, living.half_life_seconds, living.duplicate_cosine, seed)
+    return Terms(
+        online_bank.size,
+        online_bank.seed_share,
+        online_bank.half_life_seconds,
+        online_bank.duplicate_cosine,
+        seed,
+    )
 
 
 def origins_of(bank: StoredBank) -> Origins:
@@ -186,7 +204,7 @@ def origins_of(bank: StoredBank) -> Origins:
 def settled(store: Store, done: Absorbed) -> None:
     """Drop the samples that were looked at; to be called once searches read the biases of the new bank, or
     where there is none."""
-    store.drop_samples(done.traffic, done.samples)
+    store.drop_samples(done.samples_collection, done.samples)
 
 
 def _found(
@@ -198,16 +216,16 @@ def _found(
     return info, state, profile or state.active
 
 
-def _others(info: CollectionInfo, living: Living) -> list[Living]:
-    own = (living.field, living.profile)
-    return [each for each in info.living if (each.field, each.profile) != own]
+def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
+    own = (online_bank.field, online_bank.profile)
+    return [each for each in info.online_banks if (each.field, each.profile) != own]
 
 
-def _status(store: Store, state: CollectionState, living: Living) -> LivingStatus:
-    origins = origins_of(store.load_bank(state.profiles[living.profile].bank, checked=False))
+def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
+    origins = origins_of(store.load_bank(state.profiles[online_bank.profile].bank, checked=False))
     seeds = int(origins.are_seeds.sum())
-    waiting = len(store.read_traffic(living.traffic, living.profile).origins)
-    return LivingStatus(living, seeds, len(origins) - seeds, waiting)
+    waiting = len(store.read_query_samples(online_bank.samples_collection, online_bank.profile).origins)
+    return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
 
 
 def _defaults(state: CollectionState, profile: str) -> dict[str, Any]:

@@ -29,9 +29,9 @@ def _nearest(
     store: Store, collection: str, state: CollectionState, bank: QueryBank, k: int
 ) -> list[list[Key]]:
     """The keys of the k raw nearest rows of each of `bank`; none for vectors without a direction."""
-    sound = ~state.layout.unsound(bank.vectors)
-    asked = bank.vectors[sound]
-    if state.beside is None:
-        asked = state.layout.wrap(asked, 0.0, slot=state.profile.slot)
-    found = iter(store.nearest(collection, state.searched_field, asked, k))
-    return [next(found) if is_sound else [] for is_sound in sound]
+    valid = ~state.layout.invalid(bank.vectors)
+    query_vectors = bank.vectors[valid]
+    if state.reranking is None:
+        query_vectors = state.layout.encode_queries(query_vectors, 0.0, slot=state.profile.slot)
+    found = iter(store.nearest(collection, state.searched_field, query_vectors, k))
+    return [next(found) if is_sound else [] for is_sound in valid]

@@ -24,11 +24,11 @@ from milvus_hubness.state import (
 )
 from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store
 
-MENDING_ROUNDS = 20
+REPAIR_ROUNDS = 20
 
 
 @dataclass(frozen=True, eq=False)
-class Placed:
+class BiasedRows:
     """Rows with the biases they carry. batch: as fetched; vectors (n, d) as the user knows them; biases
     (n, slots), 0 where there is none; pending (n,) whether the row still waits for its first. Of a second
     vector field, else None: cells (n, c); bare (n,) whether a row is pending for those alone."""
@@ -37,10 +37,10 @@ class Placed:
     vectors: Floats
     biases: Floats
     pending: npt.NDArray[np.bool_]
-    cells: Floats | None = None
+    locality_hints: Floats | None = None
     bare: npt.NDArray[np.bool_] | None = None
 
-    def only(self, rows: npt.NDArray[np.bool_]) -> Placed:
+    def only(self, rows: npt.NDArray[np.bool_]) -> BiasedRows:
         """Those of the rows (n,) that are true."""
         places = np.flatnonzero(rows).tolist()
         batch = Batch(
@@ -48,19 +48,21 @@ class Placed:
             self.batch.vectors[places],
             [self.batch.rows[i] for i in places],
         )
-        cells = None if self.cells is None else self.cells[places]
+        locality_hints = None if self.locality_hints is None else self.locality_hints[places]
         bare = None if self.bare is None else self.bare[places]
-        return Placed(batch, self.vectors[places], self.biases[places], self.pending[places], cells, bare)
+        return BiasedRows(
+            batch, self.vectors[places], self.biases[places], self.pending[places], locality_hints, bare
+        )
 
 
-class Placement(Protocol):
+class BiasLocation(Protocol):
     """The rows of one corrected collection."""
 
     def pending(self, partition: str | None) -> list[Key]:
         """Keys of the rows without a bias."""
         ...
 
-    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         """The rows that are still there, in the order of `keys`."""
         ...
 
@@ -78,51 +80,55 @@ class Placement(Protocol):
         ...
 
     def put(
-        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+        self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         """Store the rows as they were read, but for the biases (n,) in these slots, and the epoch unless that
         is None."""
         ...
 
-    def mend(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    def repair(
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
         """Call this after `put`, with the rows as they were read: those that a client gave another vector
         since get fresh biases in these slots. Raises NotCaughtUp for rows that change faster than that."""
         ...
 
-    def settle(self) -> None:
+    def wait_visible(self) -> None:
         """Everything written is seen by every search on return, and biases of rows that are gone are gone."""
         ...
 
 
-def placement_of(
+def bias_location_of(
     store: Store, info: CollectionInfo, state: CollectionState, writer: RowWriter | None = None
-) -> Placement:
+) -> BiasLocation:
     """Return the biases of `info` where the state says that they are. writer: rewrites rows; None if none is
     to be rewritten."""
-    if state.stored_in is not None:
-        return InSecondField(store, info, state, writer, state.stored_in)
-    if state.beside is None:
-        return InVectors(store, info, state, writer)
-    if state.beside.side is None:
+    if state.second_vector is not None:
+        return InSecondVector(store, info, state, writer, state.second_vector)
+    if state.reranking is None:
+        return InVector(store, info, state, writer)
+    if state.reranking.side is None:
         return InFields(store, info, state, writer)
-    return InSide(store, info, state, writer, state.beside.side)
+    return InSideCollection(store, info, state, writer, state.reranking.side)
 
 
 @dataclass(frozen=True)
-class _Placement(ABC):
+class _BiasLocation(ABC):
     store: Store
     info: CollectionInfo
     state: CollectionState
     writer: RowWriter | None
 
     @abstractmethod
-    def read(self, keys: Sequence[Key], partition: str | None) -> Placed: ...
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows: ...
 
     @abstractmethod
     def put(
-        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+        self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None: ...
 
     def write(
@@ -137,29 +143,37 @@ class _Placement(ABC):
         return len(placed.batch)
 
     @abstractmethod
-    def mend(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    def repair(
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None: ...
 
     def _put_all(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
         known: dict[int, Floats] = {}
         for correction in corrections.values():
             if id(correction) not in known:
-                known[id(correction)] = correction.centred(placed.vectors)
-        self.put(placed, partition, {slot: known[id(each)] for slot, each in corrections.items()}, epoch)
+                known[id(correction)] = correction.centred(biased_rows.vectors)
+        self.put(biased_rows, partition, {slot: known[id(each)] for slot, each in corrections.items()}, epoch)
 
     def pending(self, partition: str | None) -> list[Key]:
         return self.store.keys(self.info.name, partition=partition, pending=self.state.epoch_field)
 
-    def settle(self) -> None:
-        self.store.settle(self.info.name)
+    def wait_visible(self) -> None:
+        self.store.wait_visible(self.info.name)
 
     def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
         if self.writer is not None:
             return self.writer.read(keys, partition)
-        return self.store.fetch(self.info.name, keys, self.state.field, partition=partition)
+        return self.store.get(self.info.name, keys, self.state.field, partition=partition)
 
     def _with_fields(
         self, batch: Batch, vectors: Floats, columns: Mapping[str, Floats], epoch: int | None
@@ -178,10 +192,10 @@ class _Placement(ABC):
         epochs = [row.get(self.state.epoch_field) for row in batch.rows]
         return np.array([epoch in (None, PENDING) for epoch in epochs], np.bool_)
 
-    def _dated(self, placed: Placed, epoch: int | None) -> list[str]:
+    def _dated(self, biased_rows: BiasedRows, epoch: int | None) -> list[str]:
         """The epoch's field, where some of the rows had no bias until now. What else it tells is history,
         which is no reason to touch a field that could be left alone."""
-        return [self.state.epoch_field] if epoch is not None and placed.pending.any() else []
+        return [self.state.epoch_field] if epoch is not None and biased_rows.pending.any() else []
 
     def _rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
         self._row_writer.rewrite(batch, changed, partition)
@@ -193,56 +207,64 @@ class _Placement(ABC):
         return self.writer
 
 
-class _InRows(_Placement):
+class _InRows(_BiasLocation):
     """In the rows themselves, which a RowWriter writes and repairs."""
 
-    def mend(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    def repair(
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
         """Do nothing: the RowWriter repairs."""
 
 
 @dataclass(frozen=True)
-class InVectors(_InRows):
-    """In columns of the vectors themselves, which are in the stored form. A row is pending too while its cell
-    columns are empty."""
+class InVector(_InRows):
+    """In columns of the vectors themselves, which are in augmented form. A row is pending too while its
+    locality hint columns are empty."""
 
-    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         batch, layout = self._fetch(keys, partition), self.state.layout
-        return Placed(
+        return BiasedRows(
             batch,
             read_back(self.state, batch.vectors, batch.rows),
             np.column_stack([layout.biases(batch.vectors, slot) for slot in range(layout.slots)]),
-            self._pending(batch) | layout.lacks_cells(batch.vectors),
+            self._pending(batch) | layout.lacks_locality_hints(batch.vectors),
         )
 
     def _put_all(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
-        cells = corrections[self.state.profile.slot].cells(placed.vectors)
-        batch = placed.batch
-        filled = replace(batch, vectors=self.state.layout.with_cells(batch.vectors, cells))
-        super()._put_all(replace(placed, batch=filled), partition, corrections, epoch)
+        locality_hints = corrections[self.state.profile.slot].locality_hints(biased_rows.vectors)
+        batch = biased_rows.batch
+        filled = replace(batch, vectors=self.state.layout.with_locality_hints(batch.vectors, locality_hints))
+        super()._put_all(replace(biased_rows, batch=filled), partition, corrections, epoch)
 
     def put(
-        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+        self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        stored = self.state.layout.with_biases(placed.batch.vectors, biases)
+        stored = self.state.layout.with_biases(biased_rows.batch.vectors, biases)
         profile = self.state.profile
         shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
         columns = {self.state.bias_field: shown[0]} if shown else {}
-        changed = [self.state.field, *columns, *self._dated(placed, epoch)]
-        self._rewrite(self._with_fields(placed.batch, stored, columns, epoch), changed, partition)
+        changed = [self.state.field, *columns, *self._dated(biased_rows, epoch)]
+        self._rewrite(self._with_fields(biased_rows.batch, stored, columns, epoch), changed, partition)
 
 
 @dataclass(frozen=True)
-class InSecondField(_InRows):
+class InSecondVector(_InRows):
     """In columns of a second vector field, beside the user's vectors. A row is pending too while that holds
-    the stored form of another vector, or none, or its cell columns are empty."""
+    the augmented form of another vector, or none, or its locality hint columns are empty."""
 
     second: str
 
-    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         return self._read(keys, partition)[0]
 
     def write(
@@ -252,19 +274,23 @@ class InSecondField(_InRows):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> int:
-        """As Placement.write. Raises NotCaughtUp for a row that changes faster than this writes it."""
+        """As BiasLocation.write. Raises NotCaughtUp for a row that changes faster than this writes it."""
         placed = self.read(keys, partition)
         self._put_all(placed, partition, corrections, epoch)
-        self.mend(placed, partition, corrections, epoch)
+        self.repair(placed, partition, corrections, epoch)
         return len(placed.batch)
 
-    def mend(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    def repair(
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
         # A client may give a row another vector before the second field of its old one is written. Reading
         # the row again, afterwards, shows that; or the client writes after that, both fields, and they stay.
-        keys = placed.batch.keys
-        for _ in range(MENDING_ROUNDS):
+        keys = biased_rows.batch.keys
+        for _ in range(REPAIR_ROUNDS):
             found, differing = self._read(keys, partition)
             moved = found.only(differing)
             keys = moved.batch.keys
@@ -275,7 +301,7 @@ class InSecondField(_InRows):
             f"rows {name_some(list(keys))} of {self.info.name!r} change faster than {self.second!r} is filled"
         )
 
-    def _read(self, keys: Sequence[Key], partition: str | None) -> tuple[Placed, npt.NDArray[np.bool_]]:
+    def _read(self, keys: Sequence[Key], partition: str | None) -> tuple[BiasedRows, npt.NDArray[np.bool_]]:
         """The rows, and (n,) whether the second field holds another vector."""
         batch, layout, form = self._fetch(keys, partition), self.state.layout, self.state.form
         held = np.zeros((len(batch), form.width), np.float32)
@@ -284,33 +310,39 @@ class InSecondField(_InRows):
             held[there] = decode([batch.rows[i][self.second] for i in there], form.dtype)
         stored = form.joined(held)
         biases = np.column_stack([layout.biases(stored, slot) for slot in range(layout.slots)])
-        cells = layout.held_cells(stored)
-        made = decode(self._stored(batch.vectors, biases, cells), form.dtype)
+        locality_hints = layout.held_locality_hints(stored)
+        made = decode(self._stored(batch.vectors, biases, locality_hints), form.dtype)
         wanted = form.joined(made.reshape(held.shape))
         differing = self._differing(stored, wanted)
         pending = self._pending(batch) | differing
-        bare = layout.lacks_cells(stored) & ~pending
-        return Placed(batch, batch.vectors, biases, pending | bare, cells, bare), differing
+        bare = layout.lacks_locality_hints(stored) & ~pending
+        return BiasedRows(batch, batch.vectors, biases, pending | bare, locality_hints, bare), differing
 
     def _put_all(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
-        cells = corrections[self.state.profile.slot].cells(placed.vectors)
-        super()._put_all(replace(placed, cells=cells), partition, corrections, epoch)
+        cells = corrections[self.state.profile.slot].locality_hints(biased_rows.vectors)
+        super()._put_all(replace(biased_rows, locality_hints=cells), partition, corrections, epoch)
 
     def put(
-        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+        self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        slots = placed.biases.copy()
+        slots = biased_rows.biases.copy()
         for slot, column in biases.items():
             slots[:, slot] = column
         profile = self.state.profile
         shown = [biases[slot] for slot in (profile.standby, profile.slot) if slot in biases]
         columns = {self.state.bias_field: shown[0]} if shown else {}
-        batch = self._with_fields(placed.batch, placed.vectors, columns, epoch)
+        batch = self._with_fields(biased_rows.batch, biased_rows.vectors, columns, epoch)
         rows = [
             {**row, self.second: vector}
-            for row, vector in zip(batch.rows, self._stored(placed.vectors, slots, placed.cells), strict=True)
+            for row, vector in zip(
+                batch.rows, self._stored(biased_rows.vectors, slots, biased_rows.locality_hints), strict=True
+            )
         ]
         changed = [self.second, *columns, *([self.state.epoch_field] if epoch is not None else [])]
         self._update(Batch(batch.keys, batch.vectors, rows), partition, changed)
@@ -328,8 +360,8 @@ class InSecondField(_InRows):
             if left:
                 self._row_writer.update(kept, changed, partition)
 
-    def _stored(self, vectors: Floats, slots: Floats, cells: Floats | None) -> list[Any]:
-        return self.state.form.stored(self.state.layout.augment(vectors, slots, cells))
+    def _stored(self, vectors: Floats, slots: Floats, locality_hints: Floats | None) -> list[Any]:
+        return self.state.form.encode_rows(self.state.layout.augment(vectors, slots, locality_hints))
 
     def _differing(self, stored: Floats, wanted: Floats) -> npt.NDArray[np.bool_]:
         """(n,) whether these are of different vectors, by more than their last place."""
@@ -343,23 +375,25 @@ class InSecondField(_InRows):
 class InFields(_InRows):
     """In scalar fields of the rows."""
 
-    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         batch = self._fetch(keys, partition)
         fields = self.state.slot_fields
         columns = [[row.get(field) or 0.0 for field in fields] for row in batch.rows]
         biases = np.array(columns, np.float32).reshape(len(batch), len(fields))
-        return Placed(batch, batch.vectors, biases, self._pending(batch))
+        return BiasedRows(batch, batch.vectors, biases, self._pending(batch))
 
     def put(
-        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+        self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
         columns = {self.state.slot_fields[slot]: column for slot, column in biases.items()}
-        changed = [*columns, *self._dated(placed, epoch)]
-        self._rewrite(self._with_fields(placed.batch, placed.vectors, columns, epoch), changed, partition)
+        changed = [*columns, *self._dated(biased_rows, epoch)]
+        self._rewrite(
+            self._with_fields(biased_rows.batch, biased_rows.vectors, columns, epoch), changed, partition
+        )
 
 
 @dataclass(frozen=True)
-class InSide(_Placement):
+class InSideCollection(_BiasLocation):
     """In a collection of their own under the same keys. A row is pending while that holds none of its key."""
 
     side: str
@@ -368,14 +402,14 @@ class InSide(_Placement):
         known = set(self.store.keys(self.side))
         return [key for key in self.store.keys(self.info.name, partition=partition) if key not in known]
 
-    def read(self, keys: Sequence[Key], partition: str | None) -> Placed:
+    def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         batch = self._fetch(keys, partition)
-        beside = self.store.fetch(self.side, batch.keys, SIDE_FIELD)
-        where = {key: i for i, key in enumerate(beside.keys)}
+        side_biases = self.store.get(self.side, batch.keys, SIDE_FIELD)
+        where = {key: i for i, key in enumerate(side_biases.keys)}
         pending = np.array([key not in where for key in batch.keys], np.bool_)
         biases = np.zeros((len(batch), len(SLOT_FIELDS)), np.float32)
-        biases[~pending] = beside.vectors[[where[key] for key in batch.keys if key in where]]
-        return Placed(batch, batch.vectors, biases, pending)
+        biases[~pending] = side_biases.vectors[[where[key] for key in batch.keys if key in where]]
+        return BiasedRows(batch, batch.vectors, biases, pending)
 
     def write(
         self,
@@ -386,42 +420,47 @@ class InSide(_Placement):
     ) -> int:
         placed = self.read(keys, partition)
         self._put_all(placed, partition, corrections, epoch)
-        self.mend(placed, partition, corrections, epoch)
+        self.repair(placed, partition, corrections, epoch)
         return len(placed.batch)
 
-    def mend(
-        self, placed: Placed, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
+    def repair(
+        self,
+        biased_rows: BiasedRows,
+        partition: str | None,
+        corrections: Mapping[int, Correction],
+        epoch: int | None,
     ) -> None:
         # Clients write a row and then its bias: either the row is seen here, or their bias comes later.
-        for _ in range(MENDING_ROUNDS):
-            known = dict(zip(placed.batch.keys, placed.vectors, strict=True))
-            there = self.read(placed.batch.keys, partition)
+        for _ in range(REPAIR_ROUNDS):
+            known = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
+            there = self.read(biased_rows.batch.keys, partition)
             differs = [
                 not np.array_equal(known[key], vector, equal_nan=True)
                 for key, vector in zip(there.batch.keys, there.vectors, strict=True)
             ]
-            placed = there.only(np.array(differs, np.bool_))
-            if not len(placed.batch):
+            biased_rows = there.only(np.array(differs, np.bool_))
+            if not len(biased_rows.batch):
                 return
-            self._put_all(placed, partition, corrections, epoch)
+            self._put_all(biased_rows, partition, corrections, epoch)
         raise NotCaughtUp(
-            f"rows {name_some(placed.batch.keys)} of {self.info.name!r} change faster than their biases in "
+            f"rows {name_some(biased_rows.batch.keys)} of {self.info.name!r} change faster than their biases "
+            "in "
             f"{self.side!r}"
         )
 
-    def settle(self) -> None:
+    def wait_visible(self) -> None:
         # Clients write a row before its bias, so a key that is seen here first has its row already.
         kept = self.store.keys(self.side)
         rows = set(self.store.keys(self.info.name))
         if orphans := [key for key in kept if key not in rows]:
             self.store.delete(self.side, orphans)
-        self.store.settle(self.side)
+        self.store.wait_visible(self.side)
 
     def put(
-        self, placed: Placed, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
+        self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        columns = placed.biases.copy()
+        columns = biased_rows.biases.copy()
         for slot, column in biases.items():
             columns[:, slot] = column
-        rows = [{self.info.key_field: key, EPOCH_FIELD: epoch or PENDING} for key in placed.batch.keys]
-        self.store.write(self.side, Batch(placed.batch.keys, columns, rows), SIDE_FIELD)
+        rows = [{self.info.key_field: key, EPOCH_FIELD: epoch or PENDING} for key in biased_rows.batch.keys]
+        self.store.upsert(self.side, Batch(biased_rows.batch.keys, columns, rows), SIDE_FIELD)

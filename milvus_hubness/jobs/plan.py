@@ -11,13 +11,13 @@ from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
     CollectionExists,
+    CorrectionNotRecommended,
     EmptyCollection,
     InvalidInput,
     InvalidParameter,
-    NotAdvised,
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.halves import BYTES, StoredForm
+from milvus_hubness.halves import BYTES, StorageFormat
 from milvus_hubness.jobs.gallery import only_field
 from milvus_hubness.jobs.migration.chunks import Survey, survey
 from milvus_hubness.jobs.migration.gauging import Gauge, gauge, recall_gate, resolution_of, said
@@ -33,14 +33,13 @@ from milvus_hubness.stores.base import CollectionInfo, Store
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """source is copied to target, field in the stored form; the chunks of `survey` are frozen here.
+    """source is copied to target, field in augmented form; the chunks of `survey` are frozen here.
 
-    alias: moved to the target in the end; rename: or the source's own name is, which then is an alias.
-    waits: seconds in which the run waits for clients to hear of it.
-    recall: what the stored form costs the index, where that was measured; resolution: what it costs an exact
-    search, where it does. restart: an unfinished target is
-    dropped first. index: the copy's, where it is not to be as the source's; `source` tells of it too.
-    """
+    alias: moved to the target in the end; rename: or the source's own name is, which then is an alias. waits:
+    seconds in which the run waits for clients to hear of it. recall: what the augmented form costs the index,
+    where that was measured; resolution: what it costs an exact search, where it does. restart: an unfinished
+    target is dropped first. index: the copy's, where it is not to be as the source's; `source` tells of it
+    too."""
 
     source: CollectionInfo
     schema: dict[str, Any]
@@ -90,7 +89,7 @@ class MigrationPlan:
         }
 
     @property
-    def form(self) -> StoredForm:
+    def form(self) -> StorageFormat:
         """How the layout's rows lie in the field."""
         return form_of(self.layout, self.source.vector_fields[self.field].dtype)
 
@@ -174,14 +173,13 @@ def plan_migration(
     default every query is corrected; with gate_targets, see DualDynamicGate. profiles: for how many sets of
     biases there is to be room at least; `refresh` adds those after the first. index_type, index_params: of
     the copy's index on the field; without another type, parameters that are not named are the source's.
-    measure: what the stored form costs such an index, some 10 s; search_value: of ef or nprobe at which to.
-    client_ttl: seconds that clients which write take to hear of the migration, which a run waits for once
+    measure: what the augmented form costs such an index, some 10 s; search_value: of ef or nprobe at which
+    to. client_ttl: seconds that clients which write take to hear of the migration, which a run waits for once
     while it copies and once more before it switches; 0 if nobody writes.
 
-    Raises NotAdvised, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate naming every
-    obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter, and
-    InvalidInput where gate_targets lacks a gate or a target bank.
-    """
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate
+    naming every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter,
+    and InvalidInput where gate_targets lacks a gate or a target bank."""
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
     gate, gate_targets = _gates(gate, gate_targets, target_bank)
     info = store.info(source)
@@ -189,11 +187,11 @@ def plan_migration(
         raise CannotMigrate(f"{info.name!r} is a query bank")
     field = field or only_field(info)
     state = info.states.get(field)
-    if state is not None and state.beside is not None and state.beside.side is None:
+    if state is not None and state.reranking is not None and state.reranking.side is None:
         raise AlreadyCorrected(
             f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need itself"
         )
-    if state is not None and state.beside is None:
+    if state is not None and state.reranking is None:
         raise AlreadyCorrected(
             f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
         )
@@ -304,12 +302,15 @@ def chosen(
     info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
 ) -> tuple[Estimator, float]:
     """The estimator to fit and the strength to search at: the one given, at 1; else what tuning chose for
-    this bank; else Blend(). Raises NotAdvised where tuning advises against this bank, unless forced."""
+    this bank; else Blend(). Raises CorrectionNotRecommended where tuning advises against this bank, unless
+    forced."""
     tuning = info.tuning
     if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
         return estimator or Blend(), 1.0
     if tuning.verdict == "leave it alone" and not force:
-        raise NotAdvised(f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)")
+        raise CorrectionNotRecommended(
+            f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
+        )
     if estimator is None and tuning.choice is not None:
         return from_dict(tuning.choice), tuning.strength
     return estimator or Blend(), 1.0
@@ -318,14 +319,14 @@ def chosen(
 def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
     """The migration to this target that a run would carry on with. Raises CollectionExists where the name is
     another's, AlreadyCorrected where the application has been switched to it."""
-    known = Ledger(store).of_target(target)
-    if known is not None and known.source == info.name:
-        if known.phase in {"switching", "switched", "rolling back"}:
+    cached = Ledger(store).of_target(target)
+    if cached is not None and cached.source == info.name:
+        if cached.phase in {"switching", "switched", "rolling back"}:
             raise AlreadyCorrected(
                 f"the application was switched from {info.name!r} to {target!r}: roll back, or refresh that"
             )
-        if known.state is not None and known.phase != "finished":
-            return known
+        if cached.state is not None and cached.phase != "finished":
+            return cached
     if store.exists(target):
         raise CollectionExists(f"{target!r} is there already, another collection: give another target")
     return None

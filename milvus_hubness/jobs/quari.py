@@ -25,8 +25,8 @@ OpenStore = Callable[[], Store]
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """queries (n, d), gallery (g, d), answers (n,): numbers of items. asked, stored: with the collection's
-    similarity as their inner product, and biases (g,), where there is a collection."""
+    """queries (n, d), gallery (g, d), answers (n,): numbers of items. search_request, stored: with the
+    collection's similarity as their inner product, and biases (g,), where there is a collection."""
 
     queries: Floats
     gallery: Floats
@@ -48,7 +48,7 @@ class Labelled:
             self.queries,
             self.gallery,
             self.answers,
-            asked=self.asked,
+            query_vectors=self.asked,
             stored=self.stored,
             bias=self.biases,
         )

@@ -17,7 +17,7 @@ from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.cutover import cutover
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.migration.run import resume
-from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.steering import MigrationOptions
 from milvus_hubness.jobs.progress import Progress
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.owner import now
@@ -30,24 +30,24 @@ FEWEST_ROWS = 50_000
 REBUILD_SHARE = 0.5
 
 
-def way(
-    info: CollectionInfo, asked_for: str, state: CollectionState, share: float, threshold: float
+def choose_rebuild(
+    info: CollectionInfo, requested: str, state: CollectionState, share: float, threshold: float
 ) -> tuple[bool, str]:
-    """Whether to rebuild, and why. asked_for: the name that the refresh was asked for by. share: of the rows,
+    """Whether to rebuild, and why. requested: the name that the refresh was asked for by. share: of the rows,
     those that would be written anew; threshold: from which share on."""
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < threshold:
         return False, f"{moved}: they are upserted"
     if info.rows < FEWEST_ROWS:
         return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"
-    if state.keeps_vectors:
+    if state.leaves_vectors:
         return False, f"{moved}, and are upserted: biases that do not lie in the field itself are not rebuilt"
     if len(info.states) > 1:
         return False, f"{moved}, and are upserted: other fields of {info.name!r} are corrected too"
     if len(info.aliases) != 1:
         what = "several aliases lead" if info.aliases else "no alias leads"
         return False, f"{moved}, and are upserted: {what} to {info.name!r}, and one is moved in one step"
-    if asked_for == info.name:
+    if requested == info.name:
         alias = info.aliases[0]
         return False, f"{moved}, and are upserted: asked for by its alias {alias!r}, a copy would take over"
     return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
@@ -84,14 +84,14 @@ def _columns(
 ) -> dict[str, Any]:
     """Of the copy's columns that no query asks, what goes by the bank of its biases; also where the rows have
     had none of them, as a copy that an earlier version made. some: rows whose lengths are those of all."""
-    if not some or not store.takes_cells(info, state.field) or state.layout.metric == "L2":
+    if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
         return {}
     first = some[0]
     rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
     bank = store.load_bank(state.profile.bank).queries
-    vectors, link = read_back(state, rows.vectors, rows.rows), store.takes_link(info, state.field)
-    found = state.layout.measured_on(vectors, bank.vectors, link=link, cells=True)
-    return {name: getattr(found, name) for name in ("anchor", "pull", "cells", "reach")}
+    vectors, graph_hint = read_back(state, rows.vectors, rows.rows), store.takes_graph_hint(info, state.field)
+    found = state.layout.measured_on(vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
+    return {name: getattr(found, name) for name in ("anchor", "pull", "locality_hints", "reach")}
 
 
 def rebuildings(store: Store) -> list[Migration]:
@@ -113,12 +113,12 @@ def half_switched(known: Sequence[Migration], copy: CollectionInfo) -> Migration
     return next((each for each in found if each.arguments["alias"] in copy.aliases), None)
 
 
-def carry_out(store: Store, migration: Migration, steering: Steering, lease: Lease) -> Migration:
+def carry_out(store: Store, migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
     """Copy, verify, and move the alias; from wherever it was left. Raises what migrations raise."""
-    steering = replace(steering, lease=lease)
+    options = replace(options, lease=lease)
     if migration.phase in {"copying", "catching up"}:
-        resume(store, migration.target, steering)
-    return cutover(store, migration.target, alias=migration.arguments["alias"], steering=steering)
+        resume(store, migration.target, options)
+    return cutover(store, migration.target, alias=migration.arguments["alias"], options=options)
 
 
 def abandon(lease: Lease, migration: Migration) -> None:

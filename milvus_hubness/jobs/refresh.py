@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.banks import BankLike, optional_bank
-from milvus_hubness.errors import InvalidParameter, Stopped
+from milvus_hubness.errors import Cancelled, InvalidParameter
 from milvus_hubness.estimators import Blend, Estimator
-from milvus_hubness.jobs.aims import aim_at, aim_back, ready_state, with_profile
+from milvus_hubness.jobs.aims import plan_refresh, plan_revert, ready_state, with_profile
 from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration import steering
 from milvus_hubness.jobs.migration.throttle import Throttle
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import bias_location_of
 from milvus_hubness.jobs.progress import Progress, silent
 from milvus_hubness.jobs.rebuild import (
     REBUILD_SHARE,
@@ -31,7 +31,7 @@ from milvus_hubness.jobs.rebuild import (
 from milvus_hubness.jobs.refreshing import Refreshing
 from milvus_hubness.jobs.renewal import Waiting
 from milvus_hubness.jobs.sample import Labels
-from milvus_hubness.jobs.shadow import Shadow
+from milvus_hubness.jobs.shadow import RefreshEvaluation
 from milvus_hubness.jobs.spare_banks import SpareBanks
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.state import CollectionState
@@ -55,7 +55,7 @@ class RefreshResult:
     written: int
     epoch: int
     seconds: float
-    judged: Shadow | None = None
+    judged: RefreshEvaluation | None = None
     planned: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def refresh(
     field: str | None = None,
     profile: str | None = None,
     refit: bool = False,
-    back: bool = False,
+    revert: bool = False,
     force: bool = False,
     labels: Labels | None = None,
     rebuild_share: float = REBUILD_SHARE,
@@ -92,27 +92,25 @@ def refresh(
     units of the score) and then lets the slots change places, so that no search sees old and new mixed.
     Killed or stopped before that, it is carried on by the next one. Before it begins, the new biases are
     judged against the old and against none on held-out queries, and on `labels` where there are some; where
-    they are worse nothing is changed, unless `force`.
-    estimator: without one, what tuning chose since the last refresh, else the one in use (Blend() for a new
-    profile). field: the corrected field, where there are several. profile: the set of biases to renew, by
-    default the one that searches use; one of a new name is added, from the bank given, in columns that the
-    stored vectors have to spare. refit: a full one though nothing changed, for estimators that learn from the
-    gallery, which did. back: to what the biases came from before the last full refresh.
-    rebuild_share: where at least that share of 50,000 rows or more would be written, and `collection` is an
-    alias, a copy is made that has the new biases and takes it over. plan: only say what would be done.
-    client_ttl: the seconds in which every client hears what the collection says of itself: so long is waited
-    before the first row is written. throttle: how fast rows may be written. stop: once it is set, Stopped is
-    raised between two batches. lease: one that is held already; without, one is taken. engine: what computes
-    the biases that are written: "server", the database's own search over the bank (NNN and CSLS); "ray", the
-    workers of a Ray cluster, which also fit (milvus_hubness.beyond).
-    Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Stopped, DimensionMismatch, BankTooSmall,
-    InvalidParameter, NoRoom, and InvalidInput where the estimator needs a target bank and none is kept or
-    given, a new profile a bank, or there is nothing to go back to.
-    """
+    they are worse nothing is changed, unless `force`. estimator: without one, what tuning chose since the
+    last refresh, else the one in use (Blend() for a new profile). field: the corrected field, where there are
+    several. profile: the set of biases to renew, by default the one that searches use; one of a new name is
+    added, from the bank given, in columns that the stored vectors have to spare. refit: a full one though
+    nothing changed, for estimators that learn from the gallery, which did. revert: to what the biases came
+    from before the last full refresh. rebuild_share: where at least that share of 50,000 rows or more would
+    be written, and `collection` is an alias, a copy is made that has the new biases and takes it over. plan:
+    only say what would be done. client_ttl: the seconds in which every client hears what the collection says
+    of itself: so long is waited before the first row is written. throttle: how fast rows may be written.
+    stop: once it is set, Cancelled is raised between two batches. lease: one that is held already; without,
+    one is taken. engine: what computes the biases that are written: "server", the database's own search over
+    the bank (NNN and CSLS); "ray", the workers of a Ray cluster, which also fit (milvus_hubness.beyond).
+    Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch,
+    BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput where the estimator needs a target bank
+    and none is kept or given, a new profile a bank, or there is nothing to go back to."""
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
     bank, target_bank = optional_bank(bank), optional_bank(target_bank)
-    if back and (bank or target_bank or estimator or refit):
+    if revert and (bank or target_bank or estimator or refit):
         raise InvalidParameter("back goes to what was: it takes no bank, estimator or refit")
     began = time.perf_counter()
     with ExitStack() as stack:
@@ -122,39 +120,39 @@ def refresh(
             info = store.info(collection, counted=False)
             lease = lease or lease_on(store, info)
         name, whole = info.name, ready_state(info, field)
-        asks = bank is not None or target_bank is not None or estimator is not None or back
+        asks = bank is not None or target_bank is not None or estimator is not None or revert
         if profile is None:
             profile = whole.incoming.name if whole.incoming and not asks else whole.active
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
-        with ThreadPoolExecutor(4, "reading") as beside:
+        with ThreadPoolExecutor(4, "reading") as executor:
             # A strongly consistent read mostly waits.
-            finding = beside.submit(rebuildings, store)
-            noting = beside.submit(SpareBanks(store, name).noted)
-            looking = None if asks or refit else beside.submit(_waiting, store, info, state)
-            reading = beside.submit(store.load_bank, state.profile.bank, checked=False)
+            finding = executor.submit(rebuildings, store)
+            noting = executor.submit(SpareBanks(store, name).noted)
+            looking = None if asks or refit else executor.submit(_waiting, store, info, state)
+            reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
             known = finding.result()
             left, half = unfinished(known, name), half_switched(known, info)
             if half and not plan:
-                carry_out(lease.store, half, steering.Steering(), lease)
+                carry_out(lease.store, half, steering.MigrationOptions(), lease)
             unused = [] if plan or left else noting.result()
             waiting = looking.result() if looking else None
             if not plan:
                 store = lease.store
-            if back:
-                aim = aim_back(store, info, state)
+            if revert:
+                refresh_plan = plan_revert(store, info, state)
             else:
-                aim = aim_at(
+                refresh_plan = plan_refresh(
                     store, info, state, is_new, reading.result, bank, target_bank, estimator,
                     refit=refit, rebuilding=left,
                 )  # fmt: skip
-        if aim.reason:
+        if refresh_plan.reason:
             info = replace(info, rows=store.count(name))
         throttle, stop = throttle or Throttle(), stop or threading.Event()
         stack.enter_context(_heeded(stop, throttle))
         job = Refreshing(
             store=store,
             info=info,
-            asked_for=collection,
+            requested=collection,
             state=state,
             active=whole.active,
             is_new=is_new,
@@ -170,18 +168,18 @@ def refresh(
         if unused:
             lease.check()
             SpareBanks(store, name).drop(unused)
-        if aim.reason:
-            done = job.full(aim, labels, force, rebuild_share)
+        if refresh_plan.reason:
+            done = job.full(refresh_plan, labels, force, rebuild_share)
         else:
-            done = job.pending(aim, waiting or _waiting(store, info, state))
+            done = job.pending(refresh_plan, waiting or _waiting(store, info, state))
     seconds = round(time.perf_counter() - began, 2)
-    told: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
-    return RefreshResult(**(told | done))
+    result: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
+    return RefreshResult(**(result | done))
 
 
 def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
-    placement = placement_of(store, info, state)
-    return {partition: placement.pending(partition) for partition in info.partitions}
+    bias_location = bias_location_of(store, info, state)
+    return {partition: bias_location.pending(partition) for partition in info.partitions}
 
 
 @contextmanager
@@ -192,7 +190,7 @@ def _heeded(stop: threading.Event, throttle: Throttle) -> Iterator[None]:
     def heed() -> None:
         while not over.wait(HEED_SECONDS):
             if stop.is_set():
-                throttle.stop(Stopped("stopped as asked: the next refresh carries on from here"))
+                throttle.stop(Cancelled("stopped as search_request: the next refresh carries on from here"))
                 return
 
     thread = threading.Thread(target=heed, name="milvus-hubness-stop", daemon=True)

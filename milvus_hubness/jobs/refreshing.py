@@ -17,21 +17,21 @@ from milvus_hubness.correction import Correction
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import from_dict, to_dict
 from milvus_hubness.estimators.registry import is_same
-from milvus_hubness.jobs.aims import Aim
+from milvus_hubness.jobs.aims import RefreshPlan
 from milvus_hubness.jobs.enable import measure
 from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.gallery import read_gallery
 from milvus_hubness.jobs.migration.ledger import Migration
-from milvus_hubness.jobs.migration.steering import Steering, as_events
+from milvus_hubness.jobs.migration.steering import MigrationOptions, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.nearest import keep_nearest
-from milvus_hubness.jobs.placement import Placement, placement_of
+from milvus_hubness.jobs.placement import BiasLocation, bias_location_of
 from milvus_hubness.jobs.progress import Progress, chunks
-from milvus_hubness.jobs.rebuild import abandon, begin, carry_out, rebuildings, unfinished, way
+from milvus_hubness.jobs.rebuild import abandon, begin, carry_out, choose_rebuild, rebuildings, unfinished
 from milvus_hubness.jobs.renewal import Renewal, Waiting
-from milvus_hubness.jobs.restored import NONE_READ, Banks, restored
+from milvus_hubness.jobs.restored import NONE_READ, Banks, load_correction
 from milvus_hubness.jobs.sample import Labels, Sample, labelled_in, sampled
-from milvus_hubness.jobs.shadow import Shadow, Standing, judge
+from milvus_hubness.jobs.shadow import RefreshEvaluation, Standing, judge
 from milvus_hubness.jobs.spare_banks import SpareBanks
 from milvus_hubness.layout import Floats
 from milvus_hubness.operations.lease import Lease
@@ -44,14 +44,14 @@ from milvus_hubness.stores.base import CollectionInfo, Store, StoredBank
 
 @dataclass(frozen=True)
 class Refreshing:
-    """A refresh whose aim is known, carried out.
+    """Carry out a refresh plan.
 
     state: with the profile to be renewed as the active one. active: the one that is. is_new: whether that
     to be renewed is none of the collection's yet."""
 
     store: Store
     info: CollectionInfo
-    asked_for: str
+    requested: str
     state: CollectionState
     active: str
     is_new: bool
@@ -66,40 +66,43 @@ class Refreshing:
 
     # -- rows without a bias ----------------------------------------------------------------------------
 
-    def pending(self, aim: Aim, waiting: Waiting) -> dict[str, Any]:
-        placement = placement_of(self.store, self.info, self.state)
+    def pending(self, refresh_plan: RefreshPlan, waiting: Waiting) -> dict[str, Any]:
+        bias_location = bias_location_of(self.store, self.info, self.state)
         written = sum(map(len, waiting.values())) if self.plan else 0
         if self.plan:
             return self._told_of_pending(written)
-        with ThreadPoolExecutor(2, "refresh") as beside:
+        with ThreadPoolExecutor(2, "refresh") as executor:
             if any(waiting.values()) or self._left_behind():
                 with self._rewriting() as writer:
-                    known = {self.state.profile.bank: aim.bank}
+                    known = {self.state.profile.bank: refresh_plan.bank}
                     # The repair of a killed refresh may have brought back rows without a bias.
                     written = self._renewal(writer, known).fill_pending(
                         None if self._left_behind() else waiting
                     )
-                    last = self._settling(placement, beside)
+                    last = self._waiting_visible(bias_location, executor)
             else:
-                last = self._settling(placement, beside)
+                last = self._waiting_visible(bias_location, executor)
             for each in last:
                 each.result()
         fresh = self.state.profile.model_copy(update={"refreshed_at": _now()})
-        state = self._let_go(self.state).with_profile(fresh)
+        state = self._release_lease(self.state).with_profile(fresh)
         self._write_state(keep_nearest(self.store, self.info.name, state))
         return self._told_of_pending(written)
 
-    def _settling(self, placement: Placement, beside: ThreadPoolExecutor) -> list[Future[None]]:
-        """What is done beside the end of the journal."""
-        return [beside.submit(placement.settle), beside.submit(self._forget_unless_unfinished)]
+    def _waiting_visible(
+        self, bias_location: BiasLocation, executor: ThreadPoolExecutor
+    ) -> list[Future[None]]:
+        """What is done beside the end of the write-intent log."""
+        return [executor.submit(bias_location.wait_visible), executor.submit(self._forget_unless_unfinished)]
 
     def _forget_unless_unfinished(self) -> None:
         if self.state.incoming is None:
             Renewal.forget(self.store, self.info.name)
 
     def _left_behind(self) -> bool:
-        """Whether a refresh that was killed left a journal, from which its rows are yet to be put right."""
-        return self.info.journal is not None
+        """Whether a refresh that was killed left a write-intent log, from which its rows are yet to be put
+        right."""
+        return self.info.intent_log is not None
 
     def _told_of_pending(self, rows: int) -> dict[str, Any]:
         return {
@@ -112,39 +115,50 @@ class Refreshing:
 
     # -- all rows -----------------------------------------------------------------------------------------
 
-    def full(self, aim: Aim, labels: Labels | None, force: bool, rebuild_share: float) -> dict[str, Any]:
-        if aim.carries_on and self.plan:
-            return self._told_of(aim, "rebuilt" if aim.rebuilding else "full", aim.reason, self.info.rows)
-        if aim.carries_on:
+    def full(
+        self, refresh_plan: RefreshPlan, labels: Labels | None, force: bool, rebuild_share: float
+    ) -> dict[str, Any]:
+        if refresh_plan.carries_on and self.plan:
+            return self._told_of(
+                refresh_plan,
+                "rebuilt" if refresh_plan.rebuilding else "full",
+                refresh_plan.reason,
+                self.info.rows,
+            )
+        if refresh_plan.carries_on:
             self.lease.check()
-            return self._rebuilt(aim, aim.rebuilding) if aim.rebuilding else self._carried_out(aim)
+            return (
+                self._rebuilt(refresh_plan, refresh_plan.rebuilding)
+                if refresh_plan.rebuilding
+                else self._carried_out(refresh_plan)
+            )
         sample = sampled(self.store, self.info, self.state, labels, self.progress)
-        judged = None if self.is_new else self._judged(aim, sample, labels)
+        judged = None if self.is_new else self._judged(refresh_plan, sample, labels)
         if judged and judged.objection and not force:
-            reason = f"{aim.reason}, but {judged.objection}"
-            return {**self._told_of(aim, "refused", reason, 0), "judged": judged}
-        centre, correction = aim.centre, None
-        if aim.reference is None:
-            correction = self._fitted(aim)
-            centre = _settled(self.state.profile.centre, correction.centred(sample.vectors))
-        rebuilds, why = self._way(aim, sample, correction, centre, rebuild_share)
-        reason = f"{aim.reason}; {why}" if why else aim.reason
+            reason = f"{refresh_plan.reason}, but {judged.objection}"
+            return {**self._told_of(refresh_plan, "refused", reason, 0), "judged": judged}
+        mean_bias, correction = refresh_plan.mean_bias, None
+        if refresh_plan.reference is None:
+            correction = self._fitted(refresh_plan)
+            mean_bias = _settled(self.state.profile.mean_bias, correction.centred(sample.vectors))
+        rebuilds, why = self._choose_rebuild(refresh_plan, sample, correction, mean_bias, rebuild_share)
+        reason = f"{refresh_plan.reason}; {why}" if why else refresh_plan.reason
         if self.plan:
-            told = self._told_of(aim, "rebuilt" if rebuilds else "full", reason, self.info.rows)
+            told = self._told_of(refresh_plan, "rebuilt" if rebuilds else "full", reason, self.info.rows)
             return {**told, "judged": judged}
         self.lease.check()
-        fresh = self._fresh(aim, correction, centre)
+        fresh = self._fresh(refresh_plan, correction, mean_bias)
         if left := unfinished(rebuildings(self.store), self.info.name):
             abandon(self.lease, left)
         if rebuilds:
             state = self._told(self.state.with_profile(fresh))
             state = state.model_copy(update={"incoming": None, "outgoing": None})
-            done = self._rebuilt(aim, begin(self.store, self.info, state, progress=self.progress))
+            done = self._rebuilt(refresh_plan, begin(self.store, self.info, state, progress=self.progress))
         else:
-            done = self._announced(fresh)._carried_out(aim)
+            done = self._announced(fresh)._carried_out(refresh_plan)
         return {**done, "reason": reason, "judged": judged}
 
-    def _told_of(self, aim: Aim, mode: str, reason: str, rows: int) -> dict[str, Any]:
+    def _told_of(self, refresh_plan: RefreshPlan, mode: str, reason: str, rows: int) -> dict[str, Any]:
         return {
             "mode": mode,
             "reason": reason,
@@ -153,8 +167,13 @@ class Refreshing:
             "epoch": self.state.profile.epoch,
         }
 
-    def _way(
-        self, aim: Aim, sample: Sample, correction: Correction | None, centre: float, threshold: float
+    def _choose_rebuild(
+        self,
+        refresh_plan: RefreshPlan,
+        sample: Sample,
+        correction: Correction | None,
+        mean_bias: float,
+        threshold: float,
     ) -> tuple[bool, str]:
         """Whether to rebuild, and why; by the share of the sample whose standby slot is off."""
         if self.is_new:
@@ -162,48 +181,54 @@ class Refreshing:
         if correction is None:
             correction = Correction.restore(
                 self.state.layout,
-                aim.estimator,
-                aim.bank.queries,
-                aim.bank.potentials,
-                target_bank=aim.bank.targets,
+                refresh_plan.estimator,
+                refresh_plan.bank.queries,
+                refresh_plan.bank.potentials,
+                target_bank=refresh_plan.bank.targets,
             )
-        wanted = correction.centred(sample.vectors) - np.float32(centre)
+        wanted = correction.centred(sample.vectors) - np.float32(mean_bias)
         off = np.abs(wanted - sample.biases[:, self.state.profile.standby]) > self.tolerance
-        return way(self.info, self.asked_for, self.state, float(off.mean()) if len(off) else 0.0, threshold)
+        return choose_rebuild(
+            self.info, self.requested, self.state, float(off.mean()) if len(off) else 0.0, threshold
+        )
 
-    def _rebuilt(self, aim: Aim, migration: Migration) -> dict[str, Any]:
+    def _rebuilt(self, refresh_plan: RefreshPlan, migration: Migration) -> dict[str, Any]:
         events = as_events(self.progress)
-        how = Steering(client_ttl=self.client_ttl, throttle=self.throttle, events=events)
+        how = MigrationOptions(client_ttl=self.client_ttl, throttle=self.throttle, events=events)
         done = carry_out(self.store, migration, how, self.lease)
         epoch = done.corrected().profile.epoch
         rows = (done.verified or {}).get("rows", 0)
-        told = {"reason": aim.reason, "scanned": rows, "written": rows, "epoch": epoch}
+        told = {"reason": refresh_plan.reason, "scanned": rows, "written": rows, "epoch": epoch}
         return {"mode": "rebuilt", "collection": done.target, **told}
 
-    def _judged(self, aim: Aim, sample: Sample, labels: Labels | None) -> Shadow | None:
+    def _judged(
+        self, refresh_plan: RefreshPlan, sample: Sample, labels: Labels | None
+    ) -> RefreshEvaluation | None:
         profile = self.state.profile
         bank = self.store.load_bank(profile.bank, checked=False)
         old = Standing(from_dict(profile.estimator), bank, profile.strength)
-        new = Standing(aim.estimator, aim.bank, aim.strength)
+        new = Standing(refresh_plan.estimator, refresh_plan.bank, refresh_plan.strength)
         known = labelled_in(sample, labels) if labels else None
         return judge(self.state.layout, sample.vectors, old, new, known)
 
-    def _fresh(self, aim: Aim, correction: Correction | None, centre: float) -> Profile:
+    def _fresh(self, refresh_plan: RefreshPlan, correction: Correction | None, mean_bias: float) -> Profile:
         """The profile as it will be, its bank kept."""
-        old, reference = self.state.profile, aim.reference
+        old, reference = self.state.profile, refresh_plan.reference
         if reference is None and correction is not None:
-            fitted = StoredBank(aim.bank.queries, correction.fitted.potentials, aim.bank.targets)
+            fitted = StoredBank(
+                refresh_plan.bank.queries, correction.fitted.potentials, refresh_plan.bank.targets
+            )
             self.lease.check()
             reference = self._referenced(fitted)
         return old.model_copy(
             update={
-                "estimator": to_dict(correction.fitted.estimator if correction else aim.estimator),
+                "estimator": to_dict(correction.fitted.estimator if correction else refresh_plan.estimator),
                 "slot": old.standby,
                 "standby": old.slot,
-                "centre": centre,
+                "mean_bias": mean_bias,
                 "bank": reference,
                 "epoch": old.epoch + 1,
-                "strength": aim.strength,
+                "strength": refresh_plan.strength,
                 "refreshed_at": _now(),
                 "former": None if self.is_new else _former(old),
             }
@@ -231,7 +256,7 @@ class Refreshing:
         self.store.save_bank(old.collection, bank, self.state.metric)
         return old if is_old else reference
 
-    def _carried_out(self, aim: Aim) -> dict[str, Any]:
+    def _carried_out(self, refresh_plan: RefreshPlan) -> dict[str, Any]:
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput("no biases are on their way")
@@ -239,28 +264,28 @@ class Refreshing:
             renewal = self._renewal(writer)
             filled = renewal.fill_pending()
             scanned, written = renewal.run()
-            placement_of(self.store, self.info, self._told(self.state)).settle()
+            bias_location_of(self.store, self.info, self._told(self.state)).wait_visible()
             fresh = incoming.profile.model_copy(update={"refreshed_at": _now()})
             leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
             moved = {"incoming": None, "outgoing": leaving}
             state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
-            state = self._measured_anew(state, aim)
+            state = self._measured_anew(state, refresh_plan)
             state = keep_nearest(self.store, self.info.name, state)
             unused = {*self.state.profile.banks} - {*state.profile.banks}
             self._spare.note(unused)
             self._write_state(state)
-        self._let_go(state)
+        self._release_lease(state)
         self._spare.drop(self._spare.noted())
         Renewal.forget(self.store, self.info.name)
         return {
             "mode": "full",
-            "reason": aim.reason,
+            "reason": refresh_plan.reason,
             "scanned": scanned,
             "written": written + filled,
             "epoch": fresh.epoch,
         }
 
-    def _let_go(self, state: CollectionState) -> CollectionState:
+    def _release_lease(self, state: CollectionState) -> CollectionState:
         """The state without biases that no client reads any more, once all have heard of the new ones."""
         if state.outgoing is None:
             return state
@@ -274,36 +299,38 @@ class Refreshing:
     def _spare(self) -> SpareBanks:
         return SpareBanks(self.store, self.info.name)
 
-    def _fitted(self, aim: Aim) -> Correction:
+    def _fitted(self, refresh_plan: RefreshPlan) -> Correction:
         """On the bank, and on the gallery where the estimator learns from that; warm where it is the same
         estimator as before."""
         info, parts = self.info, []
-        placement = placement_of(self.store, info, self.state)
-        for partition in info.partitions if aim.estimator.needs_gallery else ():
+        bias_location = bias_location_of(self.store, info, self.state)
+        for partition in info.partitions if refresh_plan.estimator.needs_gallery else ():
             keys = self.store.keys(info.name, partition=partition)
             for part in chunks(keys, self.store.chunk_rows(info), "reading the gallery", self.progress):
-                parts.append(placement.read(part, partition).vectors)
+                parts.append(bias_location.read(part, partition).vectors)
         return Correction.fit(
             self.state.layout,
-            aim.estimator,
-            aim.bank.queries,
+            refresh_plan.estimator,
+            refresh_plan.bank.queries,
             gallery=np.concatenate(parts) if parts else None,
-            target_bank=aim.bank.targets,
-            start=aim.bank.potentials if is_same(aim.estimator, self.state.profile.estimator) else None,
+            target_bank=refresh_plan.bank.targets,
+            start=refresh_plan.bank.potentials
+            if is_same(refresh_plan.estimator, self.state.profile.estimator)
+            else None,
             fit=fit_on_ray if self.engine == "ray" else None,
         )
 
-    def _measured_anew(self, state: CollectionState, aim: Aim) -> CollectionState:
+    def _measured_anew(self, state: CollectionState, refresh_plan: RefreshPlan) -> CollectionState:
         """The state with what candidates miss of the answers that these biases give."""
-        if state.beside is None:
+        if state.reranking is None:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.progress)
-        correction = restored(self.store, state, state.profile)
+        correction = load_correction(self.store, state, state.profile)
         candidates, missed, measured = measure(
-            gallery, correction, aim.bank.queries, state.profile.strength, state.beside.allowed
+            gallery, correction, refresh_plan.bank.queries, state.profile.strength, state.reranking.allowed
         )
         found = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
-        return state.model_copy(update={"beside": state.beside.model_copy(update=found)})
+        return state.model_copy(update={"reranking": state.reranking.model_copy(update=found)})
 
     # -- what all of it needs -----------------------------------------------------------------------------
 
@@ -345,8 +372,8 @@ class Refreshing:
 
 
 def _settled(old: float, biases: Floats) -> float:
-    """The old centre while it is within one standard deviation of the new mean, so that rows whose bias did
-    not move need no rewriting; else the new mean."""
+    """The old mean bias while it is within one standard deviation of the new mean, so that rows whose bias
+    did not move need no rewriting; else the new mean."""
     if not len(biases):
         return old
     mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
@@ -355,7 +382,7 @@ def _settled(old: float, biases: Floats) -> float:
 
 def _former(profile: Profile) -> Former:
     return Former(
-        estimator=profile.estimator, centre=profile.centre, strength=profile.strength, bank=profile.bank
+        estimator=profile.estimator, mean_bias=profile.mean_bias, strength=profile.strength, bank=profile.bank
     )
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from milvus_hubness.correction import Correction
-from milvus_hubness.errors import InvalidInput, Stopped
+from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.jobs.engines import Engine
 from milvus_hubness.jobs.migration.throttle import Throttle
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import bias_location_of
 from milvus_hubness.jobs.progress import Progress, chunks
-from milvus_hubness.jobs.restored import Banks, restored_by_slot
+from milvus_hubness.jobs.restored import Banks, load_corrections
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.operations.row_writer import RowWriter
@@ -63,23 +63,23 @@ class Renewal:
 
     def fill_pending(self, waiting: Waiting | None = None) -> int:
         """Write every profile's biases, and those of an unfinished refresh, to the rows without a bias, and
-        return how many rows there were. waiting: their keys, if they were read already. Raises Stopped,
+        return how many rows there were. waiting: their keys, if they were read already. Raises Cancelled,
         LeaseLost."""
-        placement = placement_of(self.store, self.info, self.state, self.writer)
+        bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
         if waiting is None:
-            waiting = {partition: placement.pending(partition) for partition in self.info.partitions}
+            waiting = {partition: bias_location.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
             return 0
         corrections, written = self._for_new_rows, 0
         for partition, keys in waiting.items():
             for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
                 self._admit(len(part))
-                written += placement.write(part, partition, corrections, self.state.profile.epoch)
+                written += bias_location.write(part, partition, corrections, self.state.profile.epoch)
         return written
 
     def run(self) -> tuple[int, int]:
         """Rows scanned and rows written by this refresh, those of earlier runs of it counted too. Raises
-        Stopped, LeaseLost."""
+        Cancelled, LeaseLost."""
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput(f"no biases of {self.info.name!r} are on their way")
@@ -108,20 +108,20 @@ class Renewal:
     ) -> int:
         """The biases that are on their way for rows where they are off, all biases for rows without any."""
         self._admit(0)
-        placement = placement_of(self.store, self.info, self.state, self.writer)
-        placed = placement.read(keys, partition)
-        wanted = corrections[coming.slot].centred(placed.vectors)
-        off = (np.abs(wanted - placed.biases[:, coming.slot]) > self.tolerance) & ~placed.pending
+        bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
+        biased_rows = bias_location.read(keys, partition)
+        wanted = corrections[coming.slot].centred(biased_rows.vectors)
+        off = (np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.tolerance) & ~biased_rows.pending
         if off.any():
-            moved = placed.only(off)
+            moved = biased_rows.only(off)
             self._admit(len(moved.batch))
             epoch = coming.epoch if self.names_epoch else None
-            placement.put(moved, partition, {coming.slot: wanted[off]}, epoch)
-            placement.mend(moved, partition, corrections, epoch)
-        bare = placed.only(placed.pending).batch.keys
+            bias_location.put(moved, partition, {coming.slot: wanted[off]}, epoch)
+            bias_location.repair(moved, partition, corrections, epoch)
+        bare = biased_rows.only(biased_rows.pending).batch.keys
         if bare:
             self._admit(len(bare))
-            placement.write(bare, partition, corrections, self.state.profile.epoch)
+            bias_location.write(bare, partition, corrections, self.state.profile.epoch)
         return int(off.sum()) + len(bare)
 
     @property
@@ -137,7 +137,7 @@ class Renewal:
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
         # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
-        return restored_by_slot(
+        return load_corrections(
             self.store, self.state, self.engine, self.banks, unchecked=[self.state.active]
         )
 
@@ -148,7 +148,7 @@ class Renewal:
 
     def _admit(self, rows: int) -> None:
         if self.stop.is_set():
-            raise Stopped(f"stopped as asked: the next refresh of {self.info.name!r} carries on from here")
+            raise Cancelled(f"stopped as asked: the next refresh of {self.info.name!r} carries on from here")
         if not rows:
             return
         self.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)

@@ -1,4 +1,4 @@
-"""How finely the stored form tells the nearest rows of a query apart."""
+"""How finely the augmented form tells the nearest rows of a query apart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Scores = npt.NDArray[np.float64]
 class Resolution:
     """On `rows` rows and `queries` queries: in_order, the share of the queries whose ten nearest are in the
     raw order at strength 0; gap, by how much neighbours among them differ in score (L2: squared distance),
-    and error, by how much the stored form's score is off, both in the median."""
+    and error, by how much the augmented form's score is off, both in the median."""
 
     rows: int
     queries: int
@@ -35,7 +35,7 @@ class Resolution:
     error: float
 
     def require(self, field: str) -> None:
-        """Raises CannotMigrate where the stored form does not tell rows apart under L2."""
+        """Raises CannotMigrate where the augmented form does not tell rows apart under L2."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
                 f"field {field!r} has rows that float32 does not tell apart: the {NEAREST} nearest of a "
@@ -48,7 +48,7 @@ class Resolution:
         """What a plan says of it."""
         if self.in_order >= REMARKED:
             return []
-        reason = "" if dtype == "float32" else f", as the stored form is rounded to {dtype} once more"
+        reason = "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
         return [
             f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
             f"nearest among {self.rows:,} rows{reason}"
@@ -62,16 +62,16 @@ class Resolution:
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
     """Measure it on at most MEASURED_ROWS vectors (n, d) and MEASURED_QUERIES queries (m, d), spread evenly,
     as a server computes in float32. None where there are fewer than a dozen usable rows, or no query."""
-    rows = _some(vectors[~layout.unsound(vectors)], MEASURED_ROWS)
-    asked = rounded(_some(queries[~layout.unsound(queries)], MEASURED_QUERIES), dtype)
-    if len(rows) < NEAREST + 2 or not len(asked):
+    rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
+    query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
+    if len(rows) < NEAREST + 2 or not len(query_vectors):
         return None
-    layout = layout.measured_on(rows, asked)
+    layout = layout.measured_on(rows, query_vectors)
     form = form_of(layout, dtype)
-    stored = decode(form.stored(layout.augment(rows, np.zeros(len(rows)))), dtype)
-    products = decode(form.asked(layout.wrap(asked, 0.0)), dtype) @ stored.T
-    found = layout.scores(products, asked, 0.0) * (-1 if layout.metric == "L2" else 1)
-    exact = _exact(layout, rows, asked)
+    stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
+    products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
+    found = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
+    exact = _exact(layout, rows, query_vectors)
     order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
     nearest = np.take_along_axis(exact, order, 1)
     theirs = np.argsort(-found, axis=1, kind="stable")[:, :NEAREST]
@@ -80,7 +80,7 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     errors = np.abs(np.take_along_axis(found, order, 1) - nearest)
     return Resolution(
         len(rows),
-        len(asked),
+        len(query_vectors),
         float(same.all(axis=1).mean()),
         float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0,
         float(np.median(errors)),
@@ -89,12 +89,14 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
 
 def _exact(layout: Layout, rows: Floats, queries: Floats) -> Scores:
     """(m, n) scores of the user's metric, the higher the nearer, in float64."""
-    wide, asked = rows.astype(np.float64), queries.astype(np.float64)
+    wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
     if layout.metric == "L2":
-        return -np.stack([np.square(wide - query).sum(axis=1) for query in asked])
+        return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
     if layout.metric == "COSINE":
-        wide, asked = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, asked))
-    return np.asarray(asked @ wide.T)
+        wide, query_vectors = (
+            each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, query_vectors)
+        )
+    return np.asarray(query_vectors @ wide.T)
 
 
 def _some(rows: Floats, count: int) -> Floats:

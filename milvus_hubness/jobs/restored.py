@@ -16,7 +16,7 @@ Banks = Mapping[BankReference, StoredBank]
 NONE_READ: Banks = MappingProxyType({})
 
 
-def restored(
+def load_correction(
     store: Store,
     state: CollectionState,
     profile: Profile,
@@ -34,12 +34,12 @@ def restored(
         kept.queries,
         kept.potentials,
         target_bank=kept.targets,
-        centre=profile.centre,
+        mean_bias=profile.mean_bias,
     )
     return on_engine(correction, engine, store, profile.bank, kept.targets)
 
 
-def restored_by_slot(
+def load_corrections(
     store: Store,
     state: CollectionState,
     engine: Engine = "local",
@@ -51,13 +51,13 @@ def restored_by_slot(
     in or out. unchecked: profiles whose bank is used as it is, though it was edited by hand."""
     corrections: dict[int, Correction] = {}
     for name, profile in state.profiles.items():
-        correction = restored(store, state, profile, engine, banks, checked=name not in unchecked)
+        correction = load_correction(store, state, profile, engine, banks, checked=name not in unchecked)
         corrections |= {profile.slot: correction, profile.standby: correction}
     if leaving := state.outgoing:
         checked = leaving.name not in unchecked
-        corrections[leaving.profile.slot] = restored(
+        corrections[leaving.profile.slot] = load_correction(
             store, state, leaving.profile, engine, banks, checked=checked
         )
     if coming := state.incoming:
-        corrections[coming.profile.slot] = restored(store, state, coming.profile, engine, banks)
+        corrections[coming.profile.slot] = load_correction(store, state, coming.profile, engine, banks)
     return corrections

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import bias_location_of
 from milvus_hubness.jobs.progress import Progress, chunks
 from milvus_hubness.jobs.shadow import Labelled
 from milvus_hubness.layout import Floats
@@ -44,7 +44,7 @@ def sampled(
 ) -> Sample:
     """20,000 rows, or all where there are fewer, and with them those that labels name."""
     rng = np.random.default_rng(seed)
-    placement = placement_of(store, info, state)
+    bias_location = bias_location_of(store, info, state)
     named = {key for keys in labels.keys for key in keys} if labels else set()
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
@@ -56,11 +56,11 @@ def sampled(
         picked = {known[i] for i in rng.choice(len(known), share, replace=False)} if share else set()
         wanted = [key for key in known if key in picked or key in named]
         for part in chunks(wanted, store.chunk_rows(info), "reading a sample", progress):
-            placed = placement.read(part, partition)
-            sound = ~state.layout.unsound(placed.vectors)
-            keys += [key for key, usable in zip(placed.batch.keys, sound, strict=True) if usable]
-            vectors.append(placed.vectors[sound])
-            biases.append(placed.biases[sound])
+            biased_rows = bias_location.read(part, partition)
+            valid = ~state.layout.invalid(biased_rows.vectors)
+            keys += [key for key, usable in zip(biased_rows.batch.keys, valid, strict=True) if usable]
+            vectors.append(biased_rows.vectors[valid])
+            biases.append(biased_rows.biases[valid])
     slots = np.concatenate(biases) if biases else np.empty((0, state.slots), np.float32)
     return Sample(keys, np.concatenate(vectors), slots)
 

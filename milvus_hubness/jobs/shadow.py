@@ -41,7 +41,7 @@ class Labelled(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Shadow:
+class RefreshEvaluation:
     """skewness of N_10 under "raw", "old" and "new" biases, each fitted without the held-out queries;
     overlap: the mean share of the old ten best that are among the new. r1: R@1 of the labelled queries in the
     same three ways, and gains the 95% intervals of "new" over "raw" and "old"; empty without labels.
@@ -68,7 +68,7 @@ def judge(
     labelled: Labelled | None = None,
     *,
     seed: int = 0,
-) -> Shadow | None:
+) -> RefreshEvaluation | None:
     """Both, fitted without the held-out fifth of the new bank, on these queries and a sample (n, d) of the
     gallery. Labels decide where they are given, else the skewness does.
 
@@ -76,27 +76,29 @@ def judge(
     """
     rng = np.random.default_rng(seed)
     queries = new.bank.queries.vectors
-    asked = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
-    if len(asked) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
+    query_vectors = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
+    if len(query_vectors) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
         return None
-    was, will_be = (_apart(layout, sample, each, asked) for each in (old, new))
+    was, will_be = (_apart(layout, sample, each, query_vectors) for each in (old, new))
     if was is None or will_be is None:
         return None
     biases = [np.zeros(len(sample), np.float32), was, will_be]
     items = layout.reduce_items(sample)
-    outcome = assess(layout.reduce_queries(asked), items, biases)
+    outcome = assess(layout.reduce_queries(query_vectors), items, biases)
     skews = {
         name: round(skewness(k_occurrence(found, len(sample))), 3)
         for name, found in zip(("raw", "old", "new"), outcome.found, strict=True)
     }
     r1, gains = {}, {}
     if labelled is not None:
-        told = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
-        r1 = dict(zip(("raw", "old", "new"), told.hits.mean(axis=1).round(4).tolist(), strict=True))
-        gains = {name: paired_difference(told.hits[i], told.hits[2]) for i, name in ((0, "raw"), (1, "old"))}
-    return Shadow(
+        result = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
+        r1 = dict(zip(("raw", "old", "new"), result.hits.mean(axis=1).round(4).tolist(), strict=True))
+        gains = {
+            name: paired_difference(result.hits[i], result.hits[2]) for i, name in ((0, "raw"), (1, "old"))
+        }
+    return RefreshEvaluation(
         items=len(sample),
-        queries=len(asked),
+        queries=len(query_vectors),
         skewness=skews,
         overlap=round(_overlap(outcome), 4),
         r1=r1,
@@ -105,11 +107,11 @@ def judge(
     )
 
 
-def _apart(layout: Layout, sample: Floats, standing: Standing, asked: Floats) -> Floats | None:
-    """(n,) biases of the sample at their strength, fitted without `asked`; None where too few queries are
-    left to fit on."""
+def _apart(layout: Layout, sample: Floats, standing: Standing, query_vectors: Floats) -> Floats | None:
+    """(n,) biases of the sample at their strength, fitted without `search_request`; None where too few
+    queries are left to fit on."""
     bank = standing.bank.queries
-    known = {row.tobytes() for row in asked}
+    known = {row.tobytes() for row in query_vectors}
     others = np.array([row.tobytes() not in known for row in bank.vectors])
     if others.sum() < FEWEST_HELD_OUT:
         return None

@@ -1,4 +1,4 @@
-"""What a collection says of its own correction."""
+"""The state of a collection's correction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from milvus_hubness.jobs.migration import steering
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import bias_location_of
 from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.operations.row_writer import open_batches
@@ -16,13 +16,13 @@ from milvus_hubness.stores.base import CollectionInfo, Store
 
 @dataclass(frozen=True)
 class Status:
-    """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias.
-    where: "vectors", those of the second field `stored_in` where there is one, "fields", or "side" with the
-    collection `side`; candidates and missed: see state.Beside.
-    profiles: the field's sets of biases, the active one of which is told of. fields: all corrected ones.
-    age_seconds: since the last refresh. write_intents: rows that the log of write intents holds;
-    open_batches: batch records of a job that is at work or was killed. Everything but the first four and
-    these is None where nothing is corrected."""
+    """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias. where:
+    "vectors", those of the second field `second_vector` where there is one, "fields", or "side" with the
+    collection `side`; candidates and missed: see state.CandidateReranking. profiles: the field's sets of
+    biases, the active one of which is told of. fields: all corrected ones. age_seconds: since the last
+    refresh. write_intents: rows that the log of write intents holds; open_batches: batch records of a job
+    that is at work or was killed. Everything but the first four and these is None where nothing is
+    corrected."""
 
     collection: str
     rows: int
@@ -38,7 +38,7 @@ class Status:
     strength: float | None = None
     bank: dict[str, Any] | None = None
     where: str | None = None
-    stored_in: str | None = None
+    second_vector: str | None = None
     side: str | None = None
     candidates: int | None = None
     missed: float | None = None
@@ -65,7 +65,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     if state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
     profile = state.profile
-    beside, placement = state.beside, placement_of(store, info, state)
+    reranking, bias_location = state.reranking, bias_location_of(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
         collection=info.name,
@@ -77,16 +77,16 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         field=state.field,
         metric=state.metric,
         dim=state.dim,
-        width=state.dim if state.beside else state.layout.width,
+        width=state.dim if state.reranking else state.layout.width,
         estimator=profile.estimator,
         strength=profile.strength,
         bank=profile.bank.model_dump(),
-        where="vectors" if beside is None else "side" if beside.side else "fields",
-        stored_in=state.stored_in,
-        side=beside.side if beside else None,
-        candidates=beside.candidates if beside else None,
-        missed=beside.missed if beside else None,
-        pending=sum(len(placement.pending(partition)) for partition in info.partitions),
+        where="vectors" if reranking is None else "side" if reranking.side else "fields",
+        second_vector=state.second_vector,
+        side=reranking.side if reranking else None,
+        candidates=reranking.candidates if reranking else None,
+        missed=reranking.missed if reranking else None,
+        pending=sum(len(bias_location.pending(partition)) for partition in info.partitions),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),
@@ -108,9 +108,9 @@ def repair(store: Store, collection: str, *, client_ttl: float | None = None) ->
 
 def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
     """What jobs that are at work, or were killed, keep of writes to the collection."""
-    if info.journal is None:
+    if info.intent_log is None:
         return {}
     return {
-        "write_intents": store.count_notes(info.journal),
+        "write_intents": store.count_notes(info.intent_log),
         "open_batches": len(open_batches(store, info.name)),
     }

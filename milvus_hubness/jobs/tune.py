@@ -1,4 +1,4 @@
-"""Should this collection be corrected, and with what? Asked of its own rows, and kept with it."""
+"""Should this collection be corrected, and with what? SearchRequest of its own rows, and kept with it."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from milvus_hubness.jobs.progress import Progress, silent
 from milvus_hubness.jobs.rebuild import REBUILD_SHARE
 from milvus_hubness.jobs.refresh import DEFAULT_TOLERANCE, refresh
 from milvus_hubness.jobs.sample import Labels
-from milvus_hubness.jobs.shadow import Shadow
+from milvus_hubness.jobs.shadow import RefreshEvaluation
 from milvus_hubness.jobs.status import status
 from milvus_hubness.operations.lease import lease_on, leasing
 from milvus_hubness.quality.drift import Drift
@@ -35,7 +35,7 @@ class Duty:
 
     field, profile: as `refresh` has them. bank, target_bank, estimator: what biases are to come from, None
     for what is in use. live: when sampled queries are taken into the bank, where no other is given. labels,
-    force, refit, back, rebuild_share, plan, tolerance, client_ttl, engine: of
+    force, refit, revert, rebuild_share, plan, tolerance, client_ttl, engine: of
     `refresh`. rows_per_second: that are
     written, None for no limit.
     """
@@ -50,7 +50,7 @@ class Duty:
     labels: Labels | None = None
     force: bool = False
     refit: bool = False
-    back: bool = False
+    revert: bool = False
     rebuild_share: float = REBUILD_SHARE
     plan: bool = False
     tolerance: float = DEFAULT_TOLERANCE
@@ -65,9 +65,9 @@ class Kept:
     where a copy, `collection`, took over, "refused" where the new biases were judged worse. rows: of the
     collection; pending: those without a bias, before. scanned, changed, skipped: rows looked at, written, and
     left as they were right. bias_age_seconds: since the biases were last known to be right. judged: None
-    where no new biases were made, or there was too little to judge by. drift, living: None and empty where
-    they were not looked at. planned: this would be done, nothing was. write_intents:
-    rows that a killed job had left in the log of write intents."""
+    where no new biases were made, or there was too little to judge by. drift, online_banks: None and empty
+    where they were not looked at. planned: this would be done, nothing was. write_intents: rows that a killed
+    job had left in the log of write intents."""
 
     collection: str
     action: Action
@@ -80,9 +80,9 @@ class Kept:
     epoch: int
     bias_age_seconds: float
     seconds: float
-    judged: Shadow | None = None
+    judged: RefreshEvaluation | None = None
     drift: Drift | None = None
-    living: dict[str, int] = field(default_factory=dict)
+    online_banks: dict[str, int] = field(default_factory=dict)
     planned: bool = False
     write_intents: int = 0
 
@@ -111,7 +111,7 @@ def keep_up(
 ) -> Kept:
     """Compute the biases that are missing or outdated, alone: a lease is held meanwhile.
 
-    stop: once it is set, Stopped is raised between two batches, and the next call carries on. Raises as
+    stop: once it is set, Cancelled is raised between two batches, and the next call carries on. Raises as
     `refresh` does.
     """
     began = time.perf_counter()
@@ -137,7 +137,7 @@ def keep_up(
             labels=duty.labels,
             force=duty.force,
             refit=duty.refit,
-            back=duty.back,
+            revert=duty.revert,
             rebuild_share=duty.rebuild_share,
             plan=duty.plan,
             tolerance=duty.tolerance,
@@ -165,7 +165,7 @@ def keep_up(
         seconds=round(time.perf_counter() - began, 2),
         judged=done.judged,
         drift=moved,
-        living=_counts(taken),
+        online_banks=_counts(taken),
         planned=done.planned,
         write_intents=before.write_intents,
     )

@@ -33,6 +33,6 @@ def positive_number(name: str, value: Any) -> float:
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raises InvalidParameter unless `value` is among `known`."""
+    """Raises InvalidParameter unless `value` is among `cached`."""
     if value not in known:
         raise InvalidParameter(f"{name} are among {', '.join(known)}, not {value!r}")

@@ -18,8 +18,8 @@ def cache_bytes(level: int, system: Path = SYSTEM) -> int:
     sysfs; those of `USUAL` where it does not tell."""
     for index in sorted(system.glob("index*")):
         try:
-            told, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-            if int(told) == level and kind != "Instruction":
+            result, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            if int(result) == level and kind != "Instruction":
                 return int(size.rstrip("".join(UNITS))) * UNITS.get(size[-1:], 1) or USUAL[level]
         except (OSError, ValueError):
             continue

@@ -114,15 +114,16 @@ def _launch(
     X: torch.Tensor,
     B: torch.Tensor,
     w: torch.Tensor,
-    beside: torch.Tensor,
+    second: torch.Tensor,
     sums: torch.Tensor,
     scale: float,
 ) -> None:
-    """Fills sums (splits, n); beside: the shift (n,) that the kernel reads, or the maxima that it writes."""
+    """Fills sums (splits, n); executor: the shift (n,) that the kernel reads, or the maxima that it
+    writes."""
     tile = SUMMING[X.dtype]
     with _on(X.device):
         kernel[triton.cdiv(len(X), tile.BM), len(sums)](
-            X, B, w, beside, sums, len(X), len(B), X.shape[1], scale, **_options(X, tile)
+            X, B, w, second, sums, len(X), len(B), X.shape[1], scale, **_options(X, tile)
         )
 
 
@@ -160,12 +161,12 @@ class Survivors(NamedTuple):
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
     """(n,) means of the k largest products, summed in float64."""
-    way = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
+    threshold = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
     means = operands.empty(operands.X.shape[0])
     for part, x in operands.rows(ROWS):
         exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         found = torch.empty(len(x), dtype=torch.float64, device=x.device)
-        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, way, indices=False):
+        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=False):
             rows, width = some.values.shape
             with _on(x.device):
                 triton_kernels.mean_of_largest[(rows,)](
@@ -181,14 +182,14 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Values (n, k), falling, and indices (n, k) int64 of the k largest products."""
-    way = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
+    threshold = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
     for part, x in operands.rows(ROWS):
         exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         best = torch.empty(len(x), k, device=x.device)
         places = torch.empty(len(x), k, dtype=torch.int64, device=x.device)
-        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, way, indices=True):
+        for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=True):
             best[some.part], chosen = some.values.topk(k, dim=1)
             places[some.part] = some.indices.gather(1, chosen).long()
             exact[some.part] = some.exact
@@ -199,29 +200,29 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _survivors(
-    X: torch.Tensor, B: torch.Tensor, k: int, way: Threshold | None, *, indices: bool
+    X: torch.Tensor, B: torch.Tensor, k: int, threshold: Threshold | None, *, indices: bool
 ) -> Iterator[Survivors]:
     """Rows of X a part at a time, as many as their survivors have memory; none without a way."""
-    if way is None:
+    if threshold is None:
         return
     m, tile = len(B), KEEPING[X.dtype]
-    drawn = torch.randperm(m, generator=torch.Generator().manual_seed(0))[: way.sample]
+    drawn = torch.randperm(m, generator=torch.Generator().manual_seed(0))[: threshold.sample]
     sample = B[drawn.to(B.device)].T
-    at_once = max(1, SURVIVORS_AT_ONCE[X.device.type] // way.room)
+    at_once = max(1, SURVIVORS_AT_ONCE[X.device.type] // threshold.room)
     for start in range(0, len(X), at_once):
         part = slice(start, start + at_once)
         x = X[part]
-        shape = len(x), way.room
+        shape = len(x), threshold.room
         values = torch.full(shape, -torch.inf, device=X.device)
         places = torch.zeros(shape if indices else 0, dtype=torch.int32, device=X.device)
         counts = torch.zeros(len(x), dtype=torch.int32, device=X.device)
         grid = triton.cdiv(len(x), tile.BM), _splits(len(x), m, tile, X.device)
         with _on(X.device):
             triton_kernels.keep_survivors[grid](
-                x, B, _thresholds(x, sample, way.rank), values, places, counts,
-                len(x), m, X.shape[1], way.room, INDICES=indices, **_options(X, tile)
+                x, B, _thresholds(x, sample, threshold.rank), values, places, counts,
+                len(x), m, X.shape[1], threshold.room, INDICES=indices, **_options(X, tile)
             )  # fmt: skip
-        yield Survivors(part, values, places, (counts <= way.room) & (counts >= k))
+        yield Survivors(part, values, places, (counts <= threshold.room) & (counts >= k))
 
 
 def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tensor:

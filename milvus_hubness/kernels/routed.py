@@ -44,9 +44,9 @@ LEAST_LEARNED, LEAST_SPREAD = 16, 1e-5
 
 
 class Look(NamedTuple):
-    """Into lists whose centre lies no farther than `reach` below the place (a score) expected of a row's k-th
-    largest. steps: around it, where A is summed up. weights: (4,) of 1, the place found, the width of the
-    fall there and the place expected, which give what is looked for."""
+    """Into lists whose centroid lies no farther than `reach` below the place (a score) expected of a row's
+    k-th largest. steps: around it, where A is summed up. weights: (4,) of 1, the place found, the width of
+    the fall there and the place expected, which give what is looked for."""
 
     reach: float
     steps: tuple[float, ...]
@@ -89,8 +89,8 @@ class RoutedBank:
             wide[:, d : d + 2] = 1
             wide[len(part) :, d + 2] = FAR
             self._lists.append(wide.to(self._dtype))
-        centres = torch.zeros(count, d).index_add_(0, own, bank) / sizes.clamp_min(1)[:, None]
-        self._centres = centres.to(self._dtype)
+        centroids = torch.zeros(count, d).index_add_(0, own, bank) / sizes.clamp_min(1)[:, None]
+        self._centres = centroids.to(self._dtype)
         self._share = sizes / m
         scale = self._centres.float().std(0).norm()
         self._sharpness = 2 / float(scale) if scale > 0 else 1.0

@@ -98,7 +98,7 @@ class Entry(BaseModel):
         clock, and its process is not known to be gone."""
         if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
             return False
-        return not self.owner.is_known_dead
+        return not self.owner.is_dead
 
     def __str__(self) -> str:
         until = f", until {self.expires_at:%H:%M:%S} UTC unless renewed" if self.expires_at else ""
@@ -441,7 +441,9 @@ class Lease:
 
 def lease_on(store: Store, info: CollectionInfo) -> Lease:
     """Return the lease that every job takes that changes biases: on the collection and on those beside it."""
-    sides = [state.beside.side for state in info.states.values() if state.beside and state.beside.side]
+    sides = [
+        state.reranking.side for state in info.states.values() if state.reranking and state.reranking.side
+    ]
     return Lease(store, info.name, *sides)
 
 

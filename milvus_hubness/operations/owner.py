@@ -42,7 +42,7 @@ class Owner(BaseModel):
         )
 
     @property
-    def is_known_dead(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether the process is gone for certain: it ran in this boot and this PID namespace, and no
         process here has its number and its start time."""
         if not (self.boot_id and self.pid_namespace and self.started):

@@ -32,12 +32,12 @@ from pydantic import BaseModel, ConfigDict
 from milvus_hubness.errors import NotCaughtUp, name_some
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.owner import LEDGER
-from milvus_hubness.state import CollectionState, Journal
+from milvus_hubness.state import CollectionState, WriteIntentLog
 from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note, Record, Store
 
 BATCHES = "batches"
 HAS_BIAS = ""
-SETTLE_SECONDS, SETTLE_PAUSE = 5.0, 0.05
+VISIBLE_SECONDS, VISIBLE_PAUSE = 5.0, 0.05
 """How long a write may take after its note, and the time between two looks at it."""
 REPAIR_ROUNDS = 20
 COMPACT_SECONDS = 60.0
@@ -123,18 +123,18 @@ def _canonical(value: Any) -> Any:
 
 
 class RowWriter:
-    """Rewrites rows of the collection `info`. state: of the field whose biases are written. journal: where
+    """Rewrites rows of the collection `info`. state: of the field whose biases are written. intent_log: where
     clients note what they write; None if no row of the collection itself is rewritten."""
 
     def __init__(
-        self, lease: Lease, info: CollectionInfo, state: CollectionState, journal: Journal | None
+        self, lease: Lease, info: CollectionInfo, state: CollectionState, intent_log: WriteIntentLog | None
     ) -> None:
-        self._lease, self._info, self._journal = lease, info, journal
+        self._lease, self._info, self._intent_log = lease, info, intent_log
         self._content = RowContent.of(info, state)
         self._parts = 0
         self._compacted_at = time.monotonic()
         self._unused: frozenset[str] = frozenset()
-        self._settled: set[Note] = set()
+        self._applied: set[Note] = set()
         self.repaired = 0
         """Rows that had to be repaired."""
 
@@ -150,33 +150,33 @@ class RowWriter:
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
         """As Store.fetch, of rows that are rewritten then: whatever was noted and written before is in what
         is read, and is not replayed over it. A client may be between its note and its write: it is waited
-        for, but no longer than SETTLE_SECONDS. Then somebody else has written the row since."""
+        for, but no longer than VISIBLE_SECONDS. Then somebody else has written the row since."""
         store = self._lease.store
 
         def fetch() -> Batch:
-            return store.fetch(self._info.name, keys, self._content.field, partition=partition)
+            return store.get(self._info.name, keys, self._content.field, partition=partition)
 
-        if self._journal is None or not store.replaces_rows():
+        if self._intent_log is None or not store.replaces_rows():
             return fetch()
         # A strongly consistent read mostly waits, so the rows are read beside the notes, and again if there
         # were any.
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(fetch)
-            noted = self._settle(keys, partition)
+            noted = self._wait_applied(keys, partition)
         return fetch() if noted else reading.result()
 
-    def _settle(self, keys: Sequence[Key], partition: str | None) -> bool:
+    def _wait_applied(self, keys: Sequence[Key], partition: str | None) -> bool:
         """Wait until the rows show what was noted of them. Return whether anything new was noted."""
-        assert self._journal is not None
-        repair = _Repair(self._lease.store, self._info.name, self._journal, self._content, self._settled)
-        before = len(self._settled)
-        until = time.monotonic() + SETTLE_SECONDS
-        while unsettled := repair.unsettled(keys, partition):
+        assert self._intent_log is not None
+        repair = _Repair(self._lease.store, self._info.name, self._intent_log, self._content, self._applied)
+        before = len(self._applied)
+        until = time.monotonic() + VISIBLE_SECONDS
+        while unapplied := repair.unapplied(keys, partition):
             if time.monotonic() > until:
-                self._settled.update(unsettled)
+                self._applied.update(unapplied)
             else:
-                time.sleep(SETTLE_PAUSE)
-        return len(self._settled) > before
+                time.sleep(VISIBLE_PAUSE)
+        return len(self._applied) > before
 
     def close(self) -> None:
         """Remove the record of the last batch."""
@@ -195,20 +195,20 @@ class RowWriter:
             rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
         getattr(store, method)(self._info.name, batch, self._content.field, changed, partition=partition)
-        if self._journal is not None:
-            repair = _Repair(store, self._info.name, self._journal, self._content, self._settled)
+        if self._intent_log is not None:
+            repair = _Repair(store, self._info.name, self._intent_log, self._content, self._applied)
             self.repaired += repair.run(rows, partition, lambda: self._record(rows, partition))
-            self._compact(self._journal)
+            self._compact(self._intent_log)
 
-    def _compact(self, journal: Journal) -> None:
+    def _compact(self, intent_log: WriteIntentLog) -> None:
         """Drop noted rows that later notes have replaced, once they were unused for a while: a client may be
         between its note and its write."""
         if time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
-            self._unused = self._lease.store.compact_notes(journal, self._unused)
+            self._unused = self._lease.store.compact_notes(intent_log, self._unused)
             self._compacted_at = time.monotonic()
 
     def _record(self, rows: dict[Key, set[Digest]], partition: str | None) -> None:
-        if self._journal is None:
+        if self._intent_log is None:
             return
         fields = sorted({name for digests in rows.values() for digest in digests for name in digest})
         records = []
@@ -243,13 +243,13 @@ def open_batches(store: Store, collection: str) -> list[BatchRecord]:
     return [BatchRecord.model_validate_json(each.body) for each in found]
 
 
-def repair_left(store: Store, collection: str, journal: Journal) -> int:
+def repair_left(store: Store, collection: str, intent_log: WriteIntentLog) -> int:
     """Repair the batches that killed jobs left, and remove their records. Returns how many rows had to be
     repaired. store: that of the lease, whose former holders are fenced."""
     repaired = 0
     for record in open_batches(store, collection):
         rows = record.digests()
-        repair = _Repair(store, collection, journal, record.content, set())
+        repair = _Repair(store, collection, intent_log, record.content, set())
         # Replayed rows need not be recorded again: the record stays until all are repaired.
         repaired += repair.run(rows, record.partition, lambda: None)
     drop_batches(store, collection)
@@ -262,21 +262,26 @@ def drop_batches(store: Store, collection: str) -> None:
 
 
 class _Repair:
-    """Does again what clients noted of rows that a job has rewritten. settled: notes whose writes were made
+    """Does again what clients noted of rows that a job has rewritten. applied: notes whose writes were made
     before the job read the rows."""
 
     def __init__(
-        self, store: Store, collection: str, journal: Journal, content: RowContent, settled: set[Note]
+        self,
+        store: Store,
+        collection: str,
+        intent_log: WriteIntentLog,
+        content: RowContent,
+        applied: set[Note],
     ) -> None:
-        self._store, self._collection, self._journal = store, collection, journal
-        self._content, self._settled = content, settled
+        self._store, self._collection, self._intent_log = store, collection, intent_log
+        self._content, self._applied = content, applied
 
-    def unsettled(self, keys: Sequence[Key], partition: str | None) -> list[Note]:
+    def unapplied(self, keys: Sequence[Key], partition: str | None) -> list[Note]:
         """Return the notes of these keys that the rows do not show, and take the others as settled."""
         notes = [
             note
-            for note in self._store.notes(self._journal, keys, partition=partition)
-            if note not in self._settled
+            for note in self._store.notes(self._intent_log, keys, partition=partition)
+            if note not in self._applied
         ]
         if not notes:
             return []
@@ -286,26 +291,26 @@ class _Repair:
             for note in notes
             if _shows(held.get(note.key, ABSENT), noted.get(note.key, {}).get(note.row or "", ABSENT))
         }
-        self._settled |= shown
+        self._applied |= shown
         return [note for note in notes if note not in shown]
 
     def run(self, rows: dict[Key, set[Digest]], partition: str | None, record: Any) -> int:
         """rows: for each key the digests of what the job may have left there; those of replayed rows are
         added. record: keeps them, before they are written."""
         keys: Iterable[Key] = rows
-        seen = set(self._settled)
+        seen = set(self._applied)
         repaired: set[Key] = set()
         for _ in range(REPAIR_ROUNDS):
-            notes = self._store.notes(self._journal, list(keys), partition=partition)
+            notes = self._store.notes(self._intent_log, list(keys), partition=partition)
             notes = [note for note in notes if note not in seen]
             if not notes:
                 return len(repaired)
             chosen, seen_now = self._chosen(notes, rows, partition, record)
             seen |= seen_now
             if chosen:
-                done = self._store.repeat(self._collection, self._journal, chosen)
+                done = self._store.replay(self._collection, self._intent_log, chosen)
                 repaired |= {note.key for note in done}
-                self._settled.update(chosen)
+                self._applied.update(chosen)
             # Of the other rows none was written, so none of their clients' writes can have been undone.
             keys = [note.key for note in notes if note in chosen or note not in seen_now]
             if not keys:
@@ -340,12 +345,12 @@ class _Repair:
     ) -> tuple[dict[Key, Digest], dict[Key, dict[str, Digest]]]:
         """The digests of the rows that notes are of, and of all rows that were noted of them."""
         field, keys = self._content.field, [note.key for note in notes]
-        held = self._store.fetch(self._collection, keys, field, partition=partition)
+        held = self._store.get(self._collection, keys, field, partition=partition)
         return dict(zip(held.keys, self._content.digests(held), strict=True)), self._noted(keys)
 
     def _noted(self, keys: Sequence[Key]) -> dict[Key, dict[str, Digest]]:
         """For each key the digests of all rows that were noted of it, by the names of these."""
-        names, batch = self._store.noted(self._collection, self._journal, keys, self._content.field)
+        names, batch = self._store.noted(self._collection, self._intent_log, keys, self._content.field)
         found: dict[Key, dict[str, Digest]] = {}
         for key, name, digest in zip(batch.keys, names, self._content.digests(batch), strict=True):
             found.setdefault(key, {})[name] = digest

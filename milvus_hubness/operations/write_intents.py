@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from milvus_hubness.errors import LeaseLost, Stopped
+from milvus_hubness.errors import Cancelled, LeaseLost
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import RowWriter, drop_batches, open_batches, repair_left
 from milvus_hubness.state import CollectionState
@@ -35,7 +35,7 @@ def rewriting(
     state: of the field whose biases are written. Biases that are on their way must be announced before this,
     so that every row that is noted has them. client_ttl: the longest state_ttl of a client that writes, in
     seconds; so long is waited before the first row may be read. stop: once it is set, the wait ends with
-    Stopped.
+    Cancelled.
 
     If the work within fails or is stopped, the last batch is repaired before clients are told to stop noting.
     A job that is killed leaves them noting: the next one repairs its last batch. If all biases lie in side
@@ -48,24 +48,24 @@ def rewriting(
         return
     lease.check()
     announced = store.info(info.name, counted=False)
-    former = announced.journal
+    former = announced.intent_log
     if former is not None and store.exists(former.collection):
         # Its job may have been killed before all clients had heard of it.
         _wait(client_ttl, stop)
         repair_left(store, info.name, former)
     lease.check()
-    journal = store.create_journal(announced)
+    intent_log = store.create_intent_log(announced)
     lease.check()
-    store.write_journal(info.name, journal)
+    store.write_intent_log(info.name, intent_log)
     try:
-        for left in store.journals(info.name):
-            if left.collection != journal.collection:
-                store.drop_journal(left, lease.look)
+        for left in store.intent_logs(info.name):
+            if left.collection != intent_log.collection:
+                store.drop_intent_log(left, lease.look)
         _wait(client_ttl, stop)
     except BaseException:
-        store.end_journal(info.name, journal)
+        store.end_intent_log(info.name, intent_log)
         raise
-    writer = RowWriter(lease, info, state, journal)
+    writer = RowWriter(lease, info, state, intent_log)
     try:
         yield writer
     except (LeaseLost, GeneratorExit):
@@ -73,24 +73,26 @@ def rewriting(
     except BaseException:
         # A write that was broken off may arrive yet: not after the repair.
         lease.renew_fences()
-        repair_left(store, info.name, journal)
-        store.end_journal(info.name, journal)
+        repair_left(store, info.name, intent_log)
+        store.end_intent_log(info.name, intent_log)
         raise
     lease.check()
     writer.close()
-    store.end_journal(info.name, journal)
+    store.end_intent_log(info.name, intent_log)
 
 
 def repair(lease: Lease, collection: str, *, client_ttl: float) -> int:
     """Repair what killed jobs left, and have clients note no more. Returns how many rows were repaired."""
     store = lease.store
     info = store.info(collection, counted=False)
-    if info.journal is None:
+    if info.intent_log is None:
         return 0
     _wait(client_ttl, None)
-    repaired = repair_left(store, info.name, info.journal) if store.exists(info.journal.collection) else 0
+    repaired = (
+        repair_left(store, info.name, info.intent_log) if store.exists(info.intent_log.collection) else 0
+    )
     lease.check()
-    store.end_journal(info.name, info.journal)
+    store.end_intent_log(info.name, info.intent_log)
     return repaired
 
 
@@ -98,10 +100,10 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
     """Drop the log of a collection that stays, once the last batch of a killed job is repaired: no job will
     rewrite its rows any more."""
     store = lease.store
-    if info.journal is not None:
-        if store.exists(info.journal.collection):
-            repair_left(store, info.name, info.journal)
-        store.write_journal(info.name, None)
+    if info.intent_log is not None:
+        if store.exists(info.intent_log.collection):
+            repair_left(store, info.name, info.intent_log)
+        store.write_intent_log(info.name, None)
     drop_log(lease, info.name)
 
 
@@ -110,17 +112,17 @@ def drop_log(lease: Lease, collection: str) -> None:
     store = lease.store
     if open_batches(store, collection):
         drop_batches(store, collection)
-    for journal in store.journals(collection):
-        store.drop_journal(journal, lease.look)
+    for intent_log in store.intent_logs(collection):
+        store.drop_intent_log(intent_log, lease.look)
 
 
 def rewrites_rows(state: CollectionState) -> bool:
     """Whether new biases of a field are written into rows of the collection itself."""
-    return state.beside is None or state.beside.side is None
+    return state.reranking is None or state.reranking.side is None
 
 
 def _wait(seconds: float, stop: threading.Event | None) -> None:
     if stop is None:
         time.sleep(seconds)
     elif stop.wait(seconds):
-        raise Stopped("stopped while clients were told of the job")
+        raise Cancelled("stopped while clients were told of the job")

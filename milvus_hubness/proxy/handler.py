@@ -18,7 +18,7 @@ from milvus_hubness.client.steps import drive_async
 from milvus_hubness.errors import HubnessError, ServerUnavailable
 from milvus_hubness.proxy.answers import refusal, request_of, response_of, status_in
 from milvus_hubness.proxy.callers import Caller
-from milvus_hubness.proxy.metadata import Metadata, passed_on, wish_in, word
+from milvus_hubness.proxy.metadata import Metadata, overrides_in, passed_on, word
 from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.proxy.sessions import Sessions
@@ -155,7 +155,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         caller = Caller(context.time_remaining())
         collection = request.oldName if method == "RenameCollection" else request.collection_name
         with session.pools.entered(str(collection)) as pool:
-            operation = REWRITTEN[method](session.operations, request, wish_in(metadata))
+            operation = REWRITTEN[method](session.operations, request, overrides_in(metadata))
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from milvus_hubness.client import hybrid
 from milvus_hubness.client.beside import rewrite_of
-from milvus_hubness.client.knowledge import Known
+from milvus_hubness.client.knowledge import CachedState
 from milvus_hubness.client.rewrite import Question, Rewrite
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.proxy.joining import joined
-from milvus_hubness.proxy.parameters import SearchParameters, Wish
+from milvus_hubness.proxy.parameters import Overrides, SearchParameters
 from milvus_hubness.proxy.picking import hits_of, pick
 from milvus_hubness.proxy.reading import ColumnReading, pairs_of
 from milvus_hubness.proxy.searching import WireSearching, rewritten_request
@@ -27,64 +27,68 @@ _OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 class WireHybrid(WireSearching):
     """HybridSearch."""
 
-    def hybrid_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+    def hybrid_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
         """A SearchResults for a HybridSearchRequest, each request in it on a corrected field by the corrected
         score.
 
-        wish: where the requests themselves say nothing. Raises as `search_wire` does, and
+        overrides: where the requests themselves say nothing. Raises as `search_wire` does, and
         UnsupportedOperation where answers must be merged here and cannot be.
         """
-        wishes = [SearchParameters(each.search_params).wish.over(wish) for each in request.requests]
+        overrides_of_parts = [
+            SearchParameters(each.search_params).overrides.over(overrides) for each in request.requests
+        ]
 
-        def call(known: Known) -> Operation[Any]:
-            if not known.states:
+        def call(cached: CachedState) -> Operation[Any]:
+            if not cached.states:
                 return (yield Send("HybridSearch", request))
             sent = type(request)()
             sent.CopyFrom(request)
             asked: list[tuple[Rewrite, Question, Any]] = []
-            states = [known.searched(SearchParameters(each.search_params).field) for each in request.requests]
-            for named in {each.profile for each in wishes}:
+            states = [
+                cached.searched(SearchParameters(each.search_params).field) for each in request.requests
+            ]
+            for named in {each.profile for each in overrides_of_parts}:
                 hybrid.require_profile(named, [state for state in states if state])
-            for place, (state, own) in enumerate(zip(states, wishes, strict=True)):
+            for place, (state, own) in enumerate(zip(states, overrides_of_parts, strict=True)):
                 if state is None:
                     continue
-                rewrite = rewrite_of(state, known.reading)
+                rewrite = rewrite_of(state, cached.reading)
                 part = request.requests[place]
-                question = yield from self._question(known, state, part, _of(own, state))
+                question = yield from self._question(cached, state, part, _of(own, state))
                 asked.append((rewrite, question, sent.requests[place]))
             ranker = _ranker(request)
             if hybrid.must_merge(ranker, [(rewrite, question) for rewrite, question, _ in asked]):
-                return (yield from self._merged_here(known, states, wishes, ranker, request))
+                return (yield from self._merged_here(cached, states, overrides_of_parts, ranker, request))
             for rewrite, question, part in asked:
                 part.CopyFrom(rewritten_request(part, rewrite, question))
-            fields = known.reading.fields(list(request.output_fields))
+            fields = cached.reading.fields(list(request.output_fields))
             sent.output_fields[:] = fields.requested or []
             response = yield Send("HybridSearch", sent)
-            ColumnReading(tuple(known.states.values())).columns_out(response.results, fields)
+            ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
             for rewrite, question, _ in asked:
-                self._sample(known, rewrite.state, question.profile, question.data)
+                self._sample(cached, rewrite.state, question.profile, question.data)
             return response
 
         return self._as_it_is(request.collection_name, None, call)
 
     def _merged_here(
         self,
-        known: Known,
+        cached: CachedState,
         states: Sequence[CollectionState | None],
-        wishes: Sequence[Wish],
+        overrides_of_parts: Sequence[Overrides],
         ranker: hybrid.Ranker,
         request: Any,
     ) -> Operation[Any]:
         """A search for each request, and their answers merged."""
-        told = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
-        if told.get("group_by_field"):
+        result = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
+        if result.get("group_by_field"):
             raise UnsupportedOperation(
                 "grouping a hybrid search whose answers are merged by the proxy: fields of metric COSINE or "
                 "L2 with a weighted ranker, gates, and biases beside vectors are; use an RRF ranker on others"
             )
         answers: list[Any] = []
         metrics: list[str] = []
-        for state, own, each in zip(states, wishes, request.requests, strict=True):
+        for state, own, each in zip(states, overrides_of_parts, request.requests, strict=True):
             answers.append((yield from self.search_wire(_alone(each, request), _of(own, state))))
             if state:
                 metrics.append(state.metric)
@@ -98,17 +102,19 @@ class WireHybrid(WireSearching):
         for count in counts:
             parts.append(found[:count])
             found = found[count:]
-        offset = int(told.get("offset") or 0)
-        page = slice(offset, offset + int(told.get("limit") or DEFAULT_LIMIT))
-        decimals = told.get("round_decimal")
+        offset = int(result.get("offset") or 0)
+        page = slice(offset, offset + int(result.get("limit") or DEFAULT_LIMIT))
+        decimals = result.get("round_decimal")
         chosen = hybrid.merge(parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
         pick(first.results, chosen)
         return first
 
 
-def _of(wish: Wish, state: CollectionState | None) -> Wish:
-    """The wish for one of several fields, of which this need not have the profile."""
-    return Wish(wish.strength, wish.profile if state and wish.profile in state.profiles else None)
+def _of(overrides: Overrides, state: CollectionState | None) -> Overrides:
+    """The overrides for one of several fields, of which this need not have the profile."""
+    return Overrides(
+        overrides.strength, overrides.profile if state and overrides.profile in state.profiles else None
+    )
 
 
 def _alone(part: Any, request: Any) -> Any:
@@ -138,9 +144,9 @@ def _ranker(request: Any) -> hybrid.Ranker:
             params = {name: _plain(value) for name, value in pairs_of(function.params).items()}
             strategy, normalise = str(params.get("reranker", "")).lower(), False
         else:
-            told = pairs_of(request.rank_params)
-            params = json.loads(told.get("params") or "{}")
-            strategy, normalise = str(_plain(told.get("strategy", "rrf"))).lower(), True
+            result = pairs_of(request.rank_params)
+            params = json.loads(result.get("params") or "{}")
+            strategy, normalise = str(_plain(result.get("strategy", "rrf"))).lower(), True
         return hybrid.Ranker(
             strategy,
             tuple(map(float, params.get("weights", ()))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from milvus_hubness.proxy.parameters import Wish
+from milvus_hubness.proxy.parameters import Overrides
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 STRENGTH, PROFILE = "hubness-strength", "hubness-profile"
@@ -28,6 +28,6 @@ def word(metadata: Iterable[Any] | None, name: str) -> str:
     return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
 
 
-def wish_in(metadata: Iterable[Any] | None) -> Wish:
+def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
     """How searches are to be corrected that say nothing themselves. Raises InvalidParameter."""
-    return Wish.told(word(metadata, STRENGTH), word(metadata, PROFILE))
+    return Overrides.parsed(word(metadata, STRENGTH), word(metadata, PROFILE))

@@ -16,7 +16,7 @@ _METRIC, _PARAMS, _FIELD = "metric_type", "params", "anns_field"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Overrides:
     """How a search is to be corrected, where it says so itself. strength: w; None takes the profile's.
     profile: a set of biases by name; None takes the active one."""
 
@@ -24,7 +24,7 @@ class Wish:
     profile: str | None = None
 
     @classmethod
-    def told(cls, strength: Any, profile: Any) -> Wish:
+    def parsed(cls, strength: Any, profile: Any) -> Overrides:
         """From words. Raises InvalidParameter."""
         try:
             weight = None if strength in (None, "") else float(strength)
@@ -32,14 +32,14 @@ class Wish:
             raise InvalidParameter(f"strength must be a number, got {strength!r}") from None
         return cls(weight, str(profile) if profile else None)
 
-    def over(self, other: Wish) -> Wish:
+    def over(self, other: Overrides) -> Overrides:
         """This one, and where it says nothing the other."""
         strength = other.strength if self.strength is None else self.strength
-        return Wish(strength, self.profile or other.profile)
+        return Overrides(strength, self.profile or other.profile)
 
 
 class SearchParameters:
-    """The pairs of a search, without those that are for this package: `wish` has them."""
+    """The pairs of a search, without those that are for this package: `overrides` has them."""
 
     def __init__(self, pairs: Iterable[Any]) -> None:
         """Raises InvalidParameter where they are no parameters."""
@@ -49,7 +49,7 @@ class SearchParameters:
             name: self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE)
         }
         zero = told[STRENGTH] is None and STRENGTH in self._inner
-        self.wish = Wish.told(0.0 if zero else told[STRENGTH], told[PROFILE])
+        self.overrides = Overrides.parsed(0.0 if zero else told[STRENGTH], told[PROFILE])
 
     @property
     def field(self) -> str | None:

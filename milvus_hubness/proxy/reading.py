@@ -26,11 +26,11 @@ class ColumnReading:
 
     def columns_out(self, message: Any, fields: FieldRequest) -> None:
         """The fields_data and output_fields of a message with the vectors that the user gave and without what
-        is hidden, in place. Raises StateError where the vectors are not in the stored form."""
+        is hidden, in place. Raises StateError where the vectors are not in augmented form."""
         columns = message.fields_data
         for state in self.states:
             column = column_named(columns, state.field)
-            if column is not None and not state.keeps_vectors:
+            if column is not None and not state.leaves_vectors:
                 _read_back(state, column, columns)
         _keep(columns, [each for each in columns if each.field_name not in fields.hidden])
         shown = [name for name in message.output_fields if name not in fields.hidden]
@@ -39,7 +39,7 @@ class ColumnReading:
     def index_out(self, indexes: Any) -> None:
         """Index descriptions with the user's metrics, and without the index of a second field, in place."""
         by_field = {state.field: state for state in self.states}
-        ours = {state.stored_in for state in self.states if state.stored_in}
+        ours = {state.second_vector for state in self.states if state.second_vector}
         _keep(indexes, [each for each in indexes if each.field_name not in ours])
         for index in indexes:
             if index.field_name in by_field:
@@ -87,7 +87,7 @@ def _read_back(state: CollectionState, column: Any, columns: Any) -> None:
     norms = None
     if state.norm_field:
         norms = np.array(column_named(columns, state.norm_field).scalars.double_data.data, np.float64)
-    vectors = rounded(state.layout.strip(state.form.joined(stored), norms), state.dtype)
+    vectors = rounded(state.layout.decode_vectors(state.form.joined(stored), norms), state.dtype)
     put_vectors(column, encode(vectors, state.dtype), state.dim, state.dtype)
 
 

@@ -11,17 +11,17 @@ import numpy as np
 from pymilvus.grpc_gen import common_pb2
 
 from milvus_hubness.client.arguments import GROUPED, ORDERED, expect_whole_hits
-from milvus_hubness.client.beside import BesideRewrite, rewrite_of
-from milvus_hubness.client.knowledge import Known
+from milvus_hubness.client.beside import RerankingRewrite, rewrite_of
+from milvus_hubness.client.knowledge import CachedState
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.reading import FieldRequest
-from milvus_hubness.client.rewrite import Asked, Question, Rewrite
+from milvus_hubness.client.rewrite import Question, Rewrite, SearchRequest
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.halves import BYTES, Dtype, decode
 from milvus_hubness.layout import Floats
 from milvus_hubness.proxy.joining import joined
-from milvus_hubness.proxy.parameters import SearchParameters, Wish
+from milvus_hubness.proxy.parameters import Overrides, SearchParameters
 from milvus_hubness.proxy.picking import hits_of, keys_of, pick
 from milvus_hubness.proxy.reading import ColumnReading, pairs_of
 from milvus_hubness.proxy.steps import Send
@@ -37,56 +37,56 @@ PLACEHOLDERS: dict[Dtype, int] = {
 class WireSearching(Operations):
     """Search."""
 
-    def search_wire(self, request: Any, wish: Wish) -> Operation[Any]:
+    def search_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
         """A SearchResults for a SearchRequest, ranked by the corrected score where its field carries biases.
 
-        wish: where the request itself says nothing. Raises DimensionMismatch, InvalidInput, InvalidParameter,
-        and UnsupportedOperation where the server would look at scores before they are corrected.
-        """
+        overrides: where the request itself says nothing. Raises DimensionMismatch, InvalidInput,
+        InvalidParameter, and UnsupportedOperation where the server would look at scores before they are
+        corrected."""
         given = SearchParameters(request.search_params)
-        asked_for = given.wish.over(wish)
+        requested = given.overrides.over(overrides)
 
-        def call(known: Known) -> Operation[Any]:
-            expect_whole_hits(list(request.output_fields), known.states, options_of(request))
-            state = known.searched(given.field)
+        def call(cached: CachedState) -> Operation[Any]:
+            expect_whole_hits(list(request.output_fields), cached.states, options_of(request))
+            state = cached.searched(given.field)
             if state is None:
-                return (yield from self._uncorrected(known, request))
-            question = yield from self._question(known, state, request, asked_for)
-            rewrite = rewrite_of(state, known.reading)
+                return (yield from self._uncorrected(cached, request))
+            question = yield from self._question(cached, state, request, requested)
+            rewrite = rewrite_of(state, cached.reading)
             rewrite.expect_answerable(
                 replace(question, offset=given.number("offset", 0)), options_of(request)
             )
             answer = self._in_the_servers_order
             if _reorders(rewrite, question):
-                question = yield from self._of_candidates(known, rewrite, question, request)
+                question = yield from self._of_candidates(cached, rewrite, question, request)
                 answer = self._in_an_order_of_ours
             answers = []
             for each in rewrite.apart(question):
-                response, fields = yield from answer(known, rewrite, each, request)
-                ColumnReading(tuple(known.states.values())).columns_out(response.results, fields)
+                response, fields = yield from answer(cached, rewrite, each, request)
+                ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
                 answers.append(response)
             if request.WhichOneof("search_input") != "ids":
-                self._sample(known, state, question.profile, question.data)
+                self._sample(cached, state, question.profile, question.data)
             return joined(answers)
 
         return self._as_it_is(request.collection_name, None, call)
 
-    def _uncorrected(self, known: Known, request: Any) -> Operation[Any]:
-        if not known.states:
+    def _uncorrected(self, cached: CachedState, request: Any) -> Operation[Any]:
+        if not cached.states:
             return (yield Send("Search", request))
         sent, given = _copy(request), SearchParameters(request.search_params)
-        named = known.uncorrected({"anns_field": given.field}).get("anns_field")
+        named = cached.uncorrected({"anns_field": given.field}).get("anns_field")
         if named:
             given.name_field(named)
         given.write(sent.search_params)
-        fields = known.reading.fields(list(request.output_fields))
+        fields = cached.reading.fields(list(request.output_fields))
         sent.output_fields[:] = fields.requested or []
         response = yield Send("Search", sent)
-        ColumnReading(tuple(known.states.values())).columns_out(response.results, fields)
+        ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
         return response
 
     def _question(
-        self, known: Known, state: CollectionState, request: Any, wish: Wish
+        self, cached: CachedState, state: CollectionState, request: Any, overrides: Overrides
     ) -> Operation[Question]:
         given = SearchParameters(request.search_params)
         if request.search_by_primary_keys:
@@ -97,7 +97,7 @@ class WireSearching(Operations):
             level = level_of(request)
             as_asked = {} if level is None else {"consistency_level": level}
             keys = keys_of(request.ids)
-            found = yield from self._vectors(request.collection_name, known, state, keys, as_asked)
+            found = yield from self._vectors(request.collection_name, cached, state, keys, as_asked)
             queries: Any = decode(found, state.dtype)
         else:
             queries = queries_in(request.placeholder_group, state)
@@ -107,12 +107,12 @@ class WireSearching(Operations):
             search_params=given.for_rewrite(),
             output_fields=list(request.output_fields),
             round_decimal=given.number("round_decimal", -1),
-            strength=self._strength if wish.strength is None else wish.strength,
-            profile=wish.profile,
+            strength=self._strength if overrides.strength is None else overrides.strength,
+            profile=overrides.profile,
         )
 
     def _of_candidates(
-        self, known: Known, rewrite: Rewrite, question: Question, request: Any
+        self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[Question]:
         """The question as its candidates are corrected: with its page, and the bank where it is gated."""
         given = SearchParameters(request.search_params)
@@ -129,7 +129,7 @@ class WireSearching(Operations):
         return question
 
     def _in_the_servers_order(
-        self, known: Known, rewrite: Rewrite, question: Question, request: Any
+        self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[tuple[Any, FieldRequest]]:
         """The answer whose rows are those of the server's, and which of their fields to hide."""
         fields = rewrite.reading.fields(question.output_fields)
@@ -140,19 +140,21 @@ class WireSearching(Operations):
         return response, fields
 
     def _in_an_order_of_ours(
-        self, known: Known, rewrite: Rewrite, question: Question, request: Any
+        self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[tuple[Any, FieldRequest]]:
         """The same where rows are put in order, or left out, once they have been found."""
-        asked, state = rewrite.ask(question), rewrite.state
-        response = yield Send("Search", _sent(request, rewrite, asked))
-        hits = hits_of(response.results, () if asked.biases_of or not state.beside else state.slot_fields)
-        if asked.biases_of:
+        search_request, state = rewrite.ask(question), rewrite.state
+        response = yield Send("Search", _sent(request, rewrite, search_request))
+        hits = hits_of(
+            response.results, () if search_request.biases_of or not state.reranking else state.slot_fields
+        )
+        if search_request.biases_of:
             keys = list(dict.fromkeys(keys_of(response.results.ids)))
             as_asked = {"consistency_level": level_of(request)}
-            biases = yield from self._side_biases(asked.biases_of, known.key_field, keys, as_asked)
-            chosen = asked.answer(hits, biases)
+            biases = yield from self._side_biases(search_request.biases_of, cached.key_field, keys, as_asked)
+            chosen = search_request.answer(hits, biases)
         else:
-            chosen = asked.answer(hits)
+            chosen = search_request.answer(hits)
         pick(response.results, chosen)
         return response, rewrite.reading.fields(question.output_fields)
 
@@ -164,7 +166,7 @@ def level_of(request: Any) -> int | None:
 
 def _reorders(rewrite: Rewrite, question: Question) -> bool:
     """Whether the server's order is not the one that is asked for."""
-    beside = isinstance(rewrite, BesideRewrite) and rewrite.strength(question) != 0
+    beside = isinstance(rewrite, RerankingRewrite) and rewrite.strength(question) != 0
     return beside or rewrite.is_gated(question)
 
 
@@ -211,8 +213,8 @@ def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
 def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any:
     """The request as it is asked of the stored vectors, its output fields as they were. Raises as
     Rewrite.ask does."""
-    asked = rewrite.ask(question)
-    return _put(request, rewrite, asked.data, asked.search_params)
+    search_request = rewrite.ask(question)
+    return _put(request, rewrite, search_request.data, search_request.search_params)
 
 
 def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping[str, Any]) -> Any:
@@ -220,7 +222,7 @@ def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping
     given.take(search_params)
     if not request.HasField("search_aggregation"):  # Its hits are inside of buckets: the server rounds them.
         given.put("round_decimal", -1)
-    if given.field or rewrite.state.stored_in:
+    if given.field or rewrite.state.second_vector:
         given.name_field(rewrite.state.searched_field)
     given.write(sent.search_params)
     sent.placeholder_group = placeholder_group(data, rewrite.state.dtype)
@@ -228,13 +230,13 @@ def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping
     return sent
 
 
-def _sent(request: Any, rewrite: Rewrite, asked: Asked) -> Any:
-    sent = _put(request, rewrite, asked.data, asked.search_params)
+def _sent(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> Any:
+    sent = _put(request, rewrite, search_request.data, search_request.search_params)
     given = SearchParameters(sent.search_params)
-    given.put("topk", asked.limit)
-    given.put("offset", asked.offset)
+    given.put("topk", search_request.limit)
+    given.put("offset", search_request.offset)
     given.write(sent.search_params)
-    sent.output_fields[:] = asked.output_fields or []
+    sent.output_fields[:] = search_request.output_fields or []
     return sent
 
 
@@ -243,7 +245,7 @@ def _score(results: Any, rewrite: Rewrite, question: Question) -> None:
     if rewrite.state.metric != "L2" and question.round_decimal < 0:
         return
     scores = np.array(results.scores, np.float64)
-    if rewrite.state.metric == "L2" and rewrite.state.beside is None:
+    if rewrite.state.metric == "L2" and rewrite.state.reranking is None:
         weight, queries, start = rewrite.strength(question), rewrite.queries(question), 0
         for number, count in enumerate(results.topks):
             of_one = slice(start, start + count)

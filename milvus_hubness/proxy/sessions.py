@@ -102,8 +102,8 @@ class Session:
             database = self._client._generate_call_context().get_db_name()
             self._client._get_connection()._invalidate_schema(collection, db_name=database)
 
-    def _put_samples(self, traffic: str, samples: Sequence[Sample]) -> None:
-        put_samples(self._connected(), traffic, samples, WRITE_SECONDS)
+    def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
+        put_samples(self._connected(), samples_collection, samples, WRITE_SECONDS)
 
 
 class Sessions:
@@ -127,7 +127,7 @@ class Sessions:
         return session
 
     def forget(self) -> None:
-        """Have every session ask anew what collections say of themselves."""
+        """Have every session ask anew the collection states."""
         for session in self._kept.values():
             session.operations.forget()
 

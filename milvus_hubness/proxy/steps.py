@@ -25,6 +25,6 @@ class Refused(MilvusException):  # type: ignore[misc]
     """The server refused a request. response: the message in which it said so."""
 
     def __init__(self, response: Any, status: Any) -> None:
-        told = MilvusException.from_status(status)
-        super().__init__(told.code, told.message, told.compatible_code)
+        result = MilvusException.from_status(status)
+        super().__init__(result.code, result.message, result.compatible_code)
         self.response = response

@@ -11,10 +11,10 @@ import numpy as np
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness.client.beside import rewrite_of
-from milvus_hubness.client.knowledge import Known
+from milvus_hubness.client.knowledge import CachedState
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Operation
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, JournalFailed, UnsupportedOperation
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.layout import Floats
 from milvus_hubness.proxy.columns import column_named, put_vectors, vectors_in
 from milvus_hubness.proxy.picking import keys_of, put_keys
@@ -32,54 +32,55 @@ class WireWriting(Operations):
         bias. method: the name of either in the protocol.
 
         Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
-        InvalidInput, UnsupportedOperation, JournalFailed, MirrorFailed.
+        InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
         """
         by_row = _ByRow(method, request)
 
-        def call(known: Known) -> Operation[Any]:
-            if known.journal is not None or any(state.beside for state in known.states.values()):
+        def call(cached: CachedState) -> Operation[Any]:
+            if cached.intent_log is not None or any(state.reranking for state in cached.states.values()):
                 written, _ = yield from self._written(*by_row.arguments())
                 return by_row.result(written)
-            if known.mirror is not None:
-                by_row.arguments()  # What the mirror cannot be given, nobody is.
-            if not known.states:
+            if cached.dual_write is not None:
+                by_row.arguments()  # What the copy cannot be given, nobody is.
+            if not cached.states:
                 return (yield Send(method, request))
             sent = type(request)()
             sent.CopyFrom(request)
-            for state in known.states.values():
-                yield from self._fill(known, state, sent, are_new=method == "Insert")
+            for state in cached.states.values():
+                yield from self._fill(cached, state, sent, are_new=method == "Insert")
             return (yield Send(method, sent))
 
-        def again(known: Known) -> Operation[Any]:
+        def again(cached: CachedState) -> Operation[Any]:
             if by_row.adds:
-                raise JournalFailed(
+                raise WriteIntentFailed(
                     f"written to {request.collection_name!r} so slowly that a refresh, which began since, "
                     "may have undone it: read the rows again, and repeat the update where it is missing"
                 )
             written, _ = yield from self._written(*by_row.arguments(again=True))
             return by_row.result(written)
 
-        first, _, known = yield from self._noted(request.collection_name, None, call, again)
-        if known.mirror is not None:
+        first, _, cached = yield from self._noted(request.collection_name, None, call, again)
+        if cached.dual_write is not None:
             args = by_row.arguments()
-            yield from self._mirrored(known, keys_of(first.IDs), *args[1:])
+            yield from self._dual_written(cached, keys_of(first.IDs), *args[1:])
         return first
 
     def delete_wire(self, request: Any) -> Operation[Any]:
-        """A MutationResult for a DeleteRequest. Raises JournalFailed, MirrorFailed, UnsupportedOperation."""
+        """A MutationResult for a DeleteRequest. Raises WriteIntentFailed, DualWriteFailed,
+        UnsupportedOperation."""
         collection = request.collection_name
-        known = yield from self.known(collection)
-        if known.journal is None and known.mirror is None:
+        cached = yield from self.cached_state(collection)
+        if cached.intent_log is None and cached.dual_write is None:
 
-            def call(known: Known) -> Operation[Any]:
+            def call(cached: CachedState) -> Operation[Any]:
                 return (yield Send("Delete", request))
 
-            def again(known: Known) -> Operation[Any]:
+            def again(cached: CachedState) -> Operation[Any]:
                 yield from self._deleted_by_filter(request)
                 return None
 
-            first, _, known = yield from self._noted(collection, None, call, again)
-            if known.mirror is not None:
+            first, _, cached = yield from self._noted(collection, None, call, again)
+            if cached.dual_write is not None:
                 yield from self._deleted_by_filter(request)
             return first
         done = yield from self._deleted_by_filter(request)
@@ -96,8 +97,10 @@ class WireWriting(Operations):
         partition = request.partition_name or None
         return (yield from self.delete(request.collection_name, None, None, request.expr, partition, options))
 
-    def _fill(self, known: Known, state: CollectionState, sent: Any, *, are_new: bool) -> Operation[None]:
-        """Put the stored form of a field, and its hidden columns, into what is sent."""
+    def _fill(
+        self, cached: CachedState, state: CollectionState, sent: Any, *, are_new: bool
+    ) -> Operation[None]:
+        """Put the augmented form of a field, and its hidden columns, into what is sent."""
         columns = sent.fields_data
         _expect_none_of_ours(columns, state)
         column = column_named(columns, state.field)
@@ -115,14 +118,14 @@ class WireWriting(Operations):
         biases = yield from self._biases(
             sent.collection_name, state, vectors, "compute", None, are_new=are_new
         )
-        cells = yield from self._cells(sent.collection_name, state, vectors, "compute")
+        locality_hints = yield from self._locality_hints(sent.collection_name, state, vectors, "compute")
         slots = np.zeros((len(vectors), state.slots), np.float32)
         for slot, of_slot in biases.items():
             slots[:, slot] = of_slot
-        rewrite = rewrite_of(state, known.reading)
-        stored = rewrite.form.stored(rewrite.layout.augment(vectors, slots, cells))
-        if state.stored_in:
-            column = columns.add(type=column.type, field_name=state.stored_in)
+        rewrite = rewrite_of(state, cached.reading)
+        stored = rewrite.form.encode_rows(rewrite.layout.augment(vectors, slots, locality_hints))
+        if state.second_vector:
+            column = columns.add(type=column.type, field_name=state.second_vector)
         put_vectors(column, stored, rewrite.form.width, state.dtype)
         _add_hidden(columns, state, vectors, slots[:, state.shown_slot])
 

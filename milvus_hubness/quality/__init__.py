@@ -2,7 +2,7 @@
 
 from milvus_hubness.quality.bootstrap import Interval, confidence_interval, paired_difference
 from milvus_hubness.quality.hubness import (
-    Hubness,
+    HubnessSummary,
     antihubs,
     hubness_summary,
     k_occurrence,
@@ -26,7 +26,7 @@ from milvus_hubness.quality.soundness import Suspicion, suspicions
 from milvus_hubness.quality.tuning import Tuning, tune
 
 __all__ = [
-    "Hubness",
+    "HubnessSummary",
     "Interval",
     "PositiveRanks",
     "RecallGate",

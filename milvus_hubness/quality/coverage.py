@@ -41,30 +41,30 @@ def bank_coverage(
     the modalities, bank queries far from every item, does not count as a gap in the coverage.
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
     """
-    asked, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
-    counts = k_occurrence(nearest(asked, items, k, device=device), len(items), k)
-    similarity: Vectors = np.asarray(topk_mean(items, asked, 1, device=device), np.float32)
+    query_vectors, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
+    counts = k_occurrence(nearest(query_vectors, items, k, device=device), len(items), k)
+    similarity: Vectors = np.asarray(topk_mean(items, query_vectors, 1, device=device), np.float32)
     return Coverage(counts, similarity, *_regions(items, device))
 
 
 def _regions(items: Vectors, device: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Clusters by k-means, found on a sample: the nearest centre has the largest r·c − ½‖c‖²."""
+    """Clusters by k-means, found on a sample: the nearest centroid has the largest r·c − ½‖c‖²."""
     rng = np.random.default_rng(0)
     wanted = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION)
     sample = items[np.sort(rng.permutation(len(items))[:SAMPLE])]
-    centres = sample[rng.permutation(len(sample))[:wanted]]
+    centroids = sample[rng.permutation(len(sample))[:wanted]]
     for _ in range(ROUNDS):
-        own = _nearest_centre(sample, centres, device)
-        sums = np.zeros(centres.shape)
+        own = _nearest_centroid(sample, centroids, device)
+        sums = np.zeros(centroids.shape)
         np.add.at(sums, own, sample)
-        sizes = np.bincount(own, minlength=len(centres))[:, None]
-        centres = np.where(sizes > 0, sums / np.maximum(sizes, 1), centres).astype(np.float32)
-    kept, region = np.unique(_nearest_centre(items, centres, device), return_inverse=True)
-    centres = centres[kept]
-    off = np.square(items - centres[region]).sum(1)
+        sizes = np.bincount(own, minlength=len(centroids))[:, None]
+        centroids = np.where(sizes > 0, sums / np.maximum(sizes, 1), centroids).astype(np.float32)
+    kept, region = np.unique(_nearest_centroid(items, centroids, device), return_inverse=True)
+    centroids = centroids[kept]
+    off = np.square(items - centroids[region]).sum(1)
     order = np.lexsort((off, region))
-    return region, order[np.searchsorted(region[order], np.arange(len(centres)))]
+    return region, order[np.searchsorted(region[order], np.arange(len(centroids)))]
 
 
-def _nearest_centre(items: Vectors, centres: Vectors, device: str) -> npt.NDArray[np.int64]:
-    return nearest(items, centres, 1, np.square(centres).sum(1) / 2, device=device)[:, 0]
+def _nearest_centroid(items: Vectors, centroids: Vectors, device: str) -> npt.NDArray[np.int64]:
+    return nearest(items, centroids, 1, np.square(centroids).sum(1) / 2, device=device)[:, 0]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from milvus_hubness.quality.bootstrap import Interval
-from milvus_hubness.quality.hubness import Hubness
+from milvus_hubness.quality.hubness import HubnessSummary
 
 
 class Bin(NamedTuple):
@@ -71,7 +71,7 @@ class Point(NamedTuple):
     """The search at one strength; recall: R@1, where positives are known."""
 
     strength: float
-    hubness: Hubness
+    hubness: HubnessSummary
     recall: Interval | None
 
 
@@ -101,7 +101,8 @@ class BankReach(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Hubness before (strength 0) and after correction at `strength`; recall and retrieval need positives.
+    """HubnessSummary before (strength 0) and after correction at `strength`; recall and retrieval need
+    positives.
 
     gain: R@1 after less R@1 before, paired. retrieval_*: as `retrieval_summary` has it.
     """
@@ -111,8 +112,8 @@ class Diagnosis:
     n_items: int
     k: int
     strength: float
-    before: Hubness
-    after: Hubness
+    before: HubnessSummary
+    after: HubnessSummary
     histogram: list[Bin]
     hubs: list[Hub]
     antihubs: Antihubs

@@ -15,7 +15,7 @@ from milvus_hubness.quality.search import first_k
 Counts = npt.NDArray[np.int64]
 
 
-class Hubness(NamedTuple):
+class HubnessSummary(NamedTuple):
     """Measures of one k-occurrence distribution; see the functions of the same names."""
 
     skewness: float
@@ -78,9 +78,9 @@ def top_hubs(
     return [(item if keys is None else keys[item], int(values[item])) for item in order]
 
 
-def hubness_summary(counts: npt.ArrayLike) -> Hubness:
+def hubness_summary(counts: npt.ArrayLike) -> HubnessSummary:
     """All measures of a k-occurrence distribution (n_items,)."""
-    return Hubness(
+    return HubnessSummary(
         skewness(counts), kurtosis(counts), robin_hood(counts), int(_checked(counts).max()), antihubs(counts)
     )
 

@@ -1,4 +1,4 @@
-"""What re-ranking of candidates misses: corrected answers that the raw search does not bring up."""
+"""What re-ranking of candidates max_miss_rate: corrected answers that the raw search does not bring up."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ def raw_places(
     where there are fewer items. Memory: some 2^25 scores at a time.
     """
     cpu = torch.device("cpu")
-    asked, gallery, subtracted = (as_tensor(each, torch.float32, cpu) for each in (queries, items, biases))
+    query_vectors, gallery, subtracted = (
+        as_tensor(each, torch.float32, cpu) for each in (queries, items, biases)
+    )
     depth = min(DEPTH, len(gallery))
     found = [torch.empty((0, depth), dtype=torch.int64)]
     with full_precision(cpu):
-        for part in torch.split(asked, max(1, TILE_SCORES // max(1, len(gallery)))):
+        for part in torch.split(query_vectors, max(1, TILE_SCORES // max(1, len(gallery)))):
             scores = part @ gallery.T
             best = torch.topk(scores - strength * subtracted, depth, dim=1).indices
             own = torch.gather(scores, 1, best)

@@ -49,9 +49,9 @@ def ranks(
     Raises InvalidInput (no query, no item, positives that point nowhere or of another number than the
     queries), DimensionMismatch, NonFiniteVectors.
     """
-    asked, stored = with_bias(queries, gallery, bias)
-    items, starts = checked_positives(positives, len(asked), len(stored))
-    operands = Operands.of(asked, stored, device)
+    query_vectors, stored = with_bias(queries, gallery, bias)
+    items, starts = checked_positives(positives, len(query_vectors), len(stored))
+    operands = Operands.of(query_vectors, stored, device)
     found = np.empty(len(items), np.int64)
     rows, _ = operands.tile_shape(columns=len(stored))
     with full_precision(operands.device):

@@ -1,4 +1,4 @@
-"""The recall gate of a migration: what the stored form costs an ANN index, measured on a sample.
+"""The recall gate of a migration: what the augmented form costs an ANN index, measured on a sample.
 
 recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own kind of index
 over r, over <r, b − c> and over <r − μ, b − c>, each held against the exact top k of the same scores. μ is
@@ -91,8 +91,8 @@ def measure_recall(
     at_most: int | None = None,
     k: int = 10,
     value: int | None = None,
-    link: bool = True,
-    cells: npt.ArrayLike | None = None,
+    graph_hint: bool = True,
+    locality_hints: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> RecallGate:
     """What recall@k the index finds in each form, and at which ef or nprobe it is the raw one again.
@@ -100,39 +100,52 @@ def measure_recall(
     vectors (n, d) as the user inserted them, biases (n,) b − c, queries (m, d), m ≥ 2; rows that no bias can
     be computed for, and such queries, are left out. rows_total: of the collection, n unless given. at_most:
     rows to measure, `affordable_rows` unless given and never more than ROWS; of the queries it is QUERIES,
-    all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given. link: with a link
-    column where the width has one to spare, see Layout. cells: (n, c) what the layout's cell columns hold,
-    zeros unless given.
+    all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given. graph_hint: with a
+    graph hint column where the width has one to spare, see Layout. locality_hints: (n, c) what the layout's
+    locality hint columns hold, zeros unless given.
 
     About 10 s on two cores. In a sample the nearest are easier to find than in the whole: compare the three
     recalls with each other. Raises DimensionMismatch, InvalidParameter, FaissConflict, and InvalidInput where
     fewer than two rows or queries are left.
     """
-    rows, asked = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
+    rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
     subtracted = np.asarray(biases, np.float32)
     if subtracted.shape != (len(rows),):
         raise DimensionMismatch(f"{len(rows)} vectors need as many biases, got shape {subtracted.shape}")
     spec = IndexSpec.of(index_type, index_params)
     rng = np.random.default_rng(seed)
     limit = affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
-    chosen = _drawn(np.flatnonzero(~layout.unsound(rows)), min(limit, ROWS), rng)
-    asked = asked[_drawn(np.flatnonzero(~layout.unsound(asked)), QUERIES, rng)]
-    if len(chosen) < 2 or len(asked) < 2:
-        raise InvalidInput(f"recall needs two sound rows and queries, got {len(chosen)} and {len(asked)}")
+    chosen = _drawn(np.flatnonzero(~layout.invalid(rows)), min(limit, ROWS), rng)
+    query_vectors = query_vectors[_drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)]
+    if len(chosen) < 2 or len(query_vectors) < 2:
+        raise InvalidInput(
+            f"recall needs two valid rows and queries, got {len(chosen)} and {len(query_vectors)}"
+        )
     total = max(len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total))
     spec = spec.for_sample(len(chosen), total)
-    columns = np.zeros((len(rows), layout.cell_count)) if cells is None else np.asarray(cells)
+    columns = (
+        np.zeros((len(rows), layout.locality_hint_count))
+        if locality_hints is None
+        else np.asarray(locality_hints)
+    )
     if len(columns) != len(rows):
         raise DimensionMismatch(f"{len(rows)} vectors need as many rows of cells, got {len(columns)}")
     rows, subtracted, columns = rows[chosen], subtracted[chosen], columns[chosen]
     k = min(whole_number("k", k), len(rows))
     value = _checked_value(value, spec, k)
 
-    scores = layout.reduce_queries(asked).astype(np.float64) @ layout.reduce_items(rows).astype(np.float64).T
-    raw = _Form(*_raw(layout, rows, asked), scores, k, spec).recalls(value)
+    scores = (
+        layout.reduce_queries(query_vectors).astype(np.float64)
+        @ layout.reduce_items(rows).astype(np.float64).T
+    )
+    raw = _Form(*_raw(layout, rows, query_vectors), scores, k, spec).recalls(value)
     scores -= subtracted
-    stored = _Form(*_stored(layout, rows, subtracted, asked, link, columns), "IP", scores, k, spec)
-    centred = _Form(*_centred(layout, rows, subtracted, asked, link, columns), "IP", scores, k, spec)
+    stored = _Form(
+        *_stored(layout, rows, subtracted, query_vectors, graph_hint, columns), "IP", scores, k, spec
+    )
+    centred = _Form(
+        *_centred(layout, rows, subtracted, query_vectors, graph_hint, columns), "IP", scores, k, spec
+    )
     recalls = {STORED: stored.recalls(value), CENTRED: centred.recalls(value)}
 
     needed, picked = _needed(stored, raw, value), STORED
@@ -141,7 +154,7 @@ def measure_recall(
         needed, picked = _needed(centred, raw, value), CENTRED
     return RecallGate(
         rows=len(rows),
-        queries=len(asked),
+        queries=len(query_vectors),
         k=k,
         index_type=index_type,
         index_params=spec.params,
@@ -189,29 +202,39 @@ class _Form:
         return recalls
 
 
-def _raw(layout: Layout, rows: Floats, asked: Floats) -> tuple[Floats, Floats, Literal["IP", "L2"]]:
+def _raw(layout: Layout, rows: Floats, query_vectors: Floats) -> tuple[Floats, Floats, Literal["IP", "L2"]]:
     """As the user's own index has them: COSINE is the inner product of unit vectors."""
     if layout.metric == "L2":
-        return rows, asked, "L2"
-    return layout.reduce_items(rows), layout.reduce_queries(asked), "IP"
+        return rows, query_vectors, "L2"
+    return layout.reduce_items(rows), layout.reduce_queries(query_vectors), "IP"
 
 
 def _stored(
-    layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool, cells: npt.NDArray[Any]
+    layout: Layout,
+    rows: Floats,
+    biases: Floats,
+    query_vectors: Floats,
+    graph_hint: bool,
+    locality_hints: npt.NDArray[Any],
 ) -> tuple[Floats, Floats]:
-    fitted = layout.measured_on(rows, asked, link=link)
-    return fitted.augment(rows, biases, cells), fitted.wrap(asked)
+    fitted = layout.measured_on(rows, query_vectors, graph_hint=graph_hint)
+    return fitted.augment(rows, biases, locality_hints), fitted.encode_queries(query_vectors)
 
 
 def _centred(
-    layout: Layout, rows: Floats, biases: Floats, asked: Floats, link: bool, cells: npt.NDArray[Any]
+    layout: Layout,
+    rows: Floats,
+    biases: Floats,
+    query_vectors: Floats,
+    graph_hint: bool,
+    locality_hints: npt.NDArray[Any],
 ) -> tuple[Floats, Floats]:
     if layout.metric == "L2":
         mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return _stored(layout, rows - mean, biases, asked - mean, link, cells)
-    stored, wrapped = _stored(layout, rows, biases, asked, link, cells)
+        return _stored(layout, rows - mean, biases, query_vectors - mean, graph_hint, locality_hints)
+    stored, encoded = _stored(layout, rows, biases, query_vectors, graph_hint, locality_hints)
     stored[:, : layout.dim] -= stored[:, : layout.dim].mean(axis=0, dtype=np.float64).astype(np.float32)
-    return stored, wrapped
+    return stored, encoded
 
 
 def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:

@@ -64,19 +64,19 @@ def diagnose(
 
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
     """
-    asked, stored = with_bias(queries, gallery, bias)
+    query_vectors, stored = with_bias(queries, gallery, bias)
     _expect(len(stored), keys=keys, fields=fields)
-    _expect(len(asked), query_texts=query_texts)
+    _expect(len(query_vectors), query_texts=query_texts)
     strength, *others = (_strength(value) for value in (strength, *strengths))
     searches = {}
     for value in sorted({0.0, strength, *others}):
-        asked[:, -1] = -value
-        searches[value] = _Search.of(asked, stored, k, positives, device)
+        query_vectors[:, -1] = -value
+        searches[value] = _Search.of(query_vectors, stored, k, positives, device)
     before, after = searches[0.0], searches[strength]
     pair = _Pair(before, after, keys, fields, query_texts)
     return Diagnosis(
         title=title,
-        n_queries=len(asked),
+        n_queries=len(query_vectors),
         n_items=len(stored),
         k=k,
         strength=strength,
@@ -103,9 +103,11 @@ class _Search:
     ranks: PositiveRanks | None
 
     @classmethod
-    def of(cls, asked: Vectors, stored: Vectors, k: int, positives: Positives | None, device: str) -> _Search:
-        found = nearest(asked, stored, k, device=device)
-        placed = None if positives is None else ranks(asked, stored, positives, device=device)
+    def of(
+        cls, query_vectors: Vectors, stored: Vectors, k: int, positives: Positives | None, device: str
+    ) -> _Search:
+        found = nearest(query_vectors, stored, k, device=device)
+        placed = None if positives is None else ranks(query_vectors, stored, positives, device=device)
         return cls(found, k_occurrence(found, len(stored), k), placed)
 
     def recall(self) -> Interval | None:

@@ -26,11 +26,11 @@ def nearest(
     queries (n_queries, d), gallery (n_items, d); bias (n_items,), none unless given; 1 ≤ k ≤ n_items.
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
     """
-    asked, stored = with_bias(queries, gallery, bias)
+    query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
     if k > len(stored):
         raise InvalidParameter(f"k = {k} nearest were asked for and the gallery has {len(stored)} items")
-    indices: npt.NDArray[np.int64] = topk(asked, stored, k, device=device).indices
+    indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k, device=device).indices
     return indices
 
 
@@ -38,17 +38,19 @@ def with_bias(
     queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None
 ) -> tuple[Vectors, Vectors]:
     """<q, −1> and <r, b>, whose inner products are the corrected scores; as they are without a bias."""
-    asked, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
-    if asked.shape[1] != stored.shape[1]:
+    query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
+    if query_vectors.shape[1] != stored.shape[1]:
         raise DimensionMismatch(
-            f"the queries have dimension {asked.shape[1]}, the gallery has {stored.shape[1]}"
+            f"the queries have dimension {query_vectors.shape[1]}, the gallery has {stored.shape[1]}"
         )
     if bias is None:
-        return asked, stored
+        return query_vectors, stored
     if np.shape(bias) != (len(stored),):
         raise DimensionMismatch(f"biases must have shape ({len(stored)},) and have {np.shape(bias)}")
     column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
-    return np.hstack([asked, np.full((len(asked), 1), -1, np.float32)]), np.hstack([stored, column])
+    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack(
+        [stored, column]
+    )
 
 
 def first_k(retrieved: npt.NDArray[Any], k: int) -> npt.NDArray[Any]:

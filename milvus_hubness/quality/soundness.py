@@ -59,7 +59,7 @@ def shift(bank: Vectors, queries: Vectors) -> float:
 def suspicions(
     bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0, device: str = "auto"
 ) -> list[Suspicion]:
-    """What speaks against a bank; nothing for a sound one. queries: what is really asked, where known.
+    """What speaks against a bank; nothing for a good one. queries: what is really asked, where known.
 
     A bank is narrow if its queries' nearest items are fewer than `NARROW` of what evenly spread queries would
     reach, or, where queries are known, fewer than `NARROWER` of what as many of those reach. It is chosen
@@ -76,10 +76,10 @@ def suspicions(
         expected = seen.reached / seen.share
     else:
         n = min(len(queries), len(order))
-        asked = reach(queries[:n], gallery, device=device)
+        query_vectors = reach(queries[:n], gallery, device=device)
         alike = reach(bank[order[:n]], gallery, device=device)
-        narrow, usual = alike.reached < NARROWER * asked.reached, "the queries asked reach"
-        expected = seen.reached * asked.reached / alike.reached
+        narrow, usual = alike.reached < NARROWER * query_vectors.reached, "the queries asked reach"
+        expected = seen.reached * query_vectors.reached / alike.reached
     found = []
     if narrow:
         found.append(

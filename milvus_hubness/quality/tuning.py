@@ -127,14 +127,18 @@ def tune(
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
-    asked, wanted = _checked_queries(bank, queries, positives, len(items))
-    fitted, asked, wanted = _apart(bank, asked, wanted, rng)
+    query_vectors, wanted = _checked_queries(bank, queries, positives, len(items))
+    fitted, query_vectors, wanted = _apart(bank, query_vectors, wanted, rng)
     items, wanted = _some_items(items, wanted, rng)
-    found = suspicions(bank.vectors, items, None if queries is None else asked, seed=seed, device=device)
+    found = suspicions(
+        bank.vectors, items, None if queries is None else query_vectors, seed=seed, device=device
+    )
     trials = sweep(fitted, items, targets, progress=progress, device=device)
     raw = Trial(trials[-1].estimator, 0.0, np.zeros(len(items), np.float32))
-    outcome = assess(asked, items, [raw.bias, *(trial.bias for trial in trials)], wanted, device=device)
-    chosen, judged = decide(trials, outcome, asked, items, wanted, seed=seed, device=device)
+    outcome = assess(
+        query_vectors, items, [raw.bias, *(trial.bias for trial in trials)], wanted, device=device
+    )
+    chosen, judged = decide(trials, outcome, query_vectors, items, wanted, seed=seed, device=device)
     alone = bool(found) or judged.verdict == "leave it alone"
     return Tuning(
         verdict="leave it alone" if alone else judged.verdict,
@@ -148,7 +152,7 @@ def tune(
         labelled=wanted is not None,
         bank_size=len(bank),
         items=len(items),
-        queries=len(asked),
+        queries=len(query_vectors),
         seed=seed,
     )
 
@@ -188,41 +192,42 @@ def _checked_queries(
             raise InvalidInput("positives were given without the queries that they belong to")
         bank.require(at_least=2 * FEWEST_QUERIES)
         return None, None
-    asked = as_vectors(queries, "the queries")
-    bank.expect_dim(asked.shape[1], "a query")
-    if len(asked) < FEWEST_QUERIES:
+    query_vectors = as_vectors(queries, "the queries")
+    bank.expect_dim(query_vectors.shape[1], "a query")
+    if len(query_vectors) < FEWEST_QUERIES:
         raise InvalidInput(
-            f"a correction cannot be judged by fewer than {FEWEST_QUERIES} queries; given: {len(asked)}"
+            f"a correction cannot be judged by fewer than {FEWEST_QUERIES} queries; given: "
+            f"{len(query_vectors)}"
         )
     if positives is None:
-        return asked, None
-    numbers, starts = checked_positives(positives, len(asked), n_items)
-    return asked, np.split(numbers, starts[1:-1])
+        return query_vectors, None
+    numbers, starts = checked_positives(positives, len(query_vectors), n_items)
+    return query_vectors, np.split(numbers, starts[1:-1])
 
 
 def _apart(
     bank: QueryBank,
-    asked: Vectors | None,
+    query_vectors: Vectors | None,
     wanted: list[npt.NDArray[np.int64]] | None,
     rng: np.random.Generator,
 ) -> tuple[QueryBank, Vectors, list[npt.NDArray[np.int64]] | None]:
     """A bank to fit and queries to ask, none of them in both."""
-    if asked is None:
+    if query_vectors is None:
         order = rng.permutation(len(bank))
         half = len(bank) // 2
         fit, ask = bank.vectors[order[half:]], bank.vectors[order[:half][:MOST_QUERIES]]
         return QueryBank(fit, bank.source), ask, None
-    if len(asked) > MOST_QUERIES:
-        some = np.sort(rng.permutation(len(asked))[:MOST_QUERIES])
-        asked = asked[some]
+    if len(query_vectors) > MOST_QUERIES:
+        some = np.sort(rng.permutation(len(query_vectors))[:MOST_QUERIES])
+        query_vectors = query_vectors[some]
         wanted = None if wanted is None else [wanted[query] for query in some]
-    known = {row.tobytes() for row in asked}
+    known = {row.tobytes() for row in query_vectors}
     other = np.array([row.tobytes() not in known for row in bank.vectors])
     if not other.any():
         raise InvalidInput(
             "the bank holds nothing but the queries: a bias must not be judged by what it was fitted on"
         )
-    return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), asked, wanted
+    return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, wanted
 
 
 def _some_items(

@@ -96,16 +96,16 @@ def judge_labelled(
     variance = (float(np.var(cross_fitted - raw)) + 1 / n) / n
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
     expected = (interval.estimate / variance + prior / PRIOR_GAIN**2) / (1 / variance + 1 / PRIOR_GAIN**2)
-    told = (
+    result = (
         f"on {n} labelled queries, each judged by a choice made without it, R@1 changes by "
         f"{100 * interval.estimate:+.1f} points (95% interval {100 * interval.low:+.1f} to "
         f"{100 * interval.high:+.1f})"
     )
     if expected <= 0:
-        return Judgement("leave it alone", 0.0, f"{told}: no gain is to be expected", interval)
+        return Judgement("leave it alone", 0.0, f"{result}: no gain is to be expected", interval)
     if interval.low <= 0:
-        told += f"; the interval holds 0, but by what is usual {100 * expected:+.1f} is to be expected"
-    return Judgement("apply weakly" if strength < WEAK else "apply", strength, told, interval)
+        result += f"; the interval holds 0, but by what is usual {100 * expected:+.1f} is to be expected"
+    return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, interval)
 
 
 def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) -> Judgement:
@@ -115,15 +115,15 @@ def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) 
     Both must fall by more than `FALL_TO_TRY`; where the mix falls by no more than `FALL_TO_APPLY`, half the
     strength is applied.
     """
-    told = (
+    result = (
         f"on queries held out the share of answers that hubs have too many goes from {100 * raw:.1f}% to "
         f"{100 * mixed:.1f}%, and to {100 * default:.1f}% under the default Blend"
     )
     if relative_fall(raw, mixed, default) <= FALL_TO_TRY:
-        return Judgement("leave it alone", 0.0, f"{told}: there is no hubness that a bias takes away", None)
+        return Judgement("leave it alone", 0.0, f"{result}: there is no hubness that a bias takes away", None)
     if relative_fall(raw, mixed) <= FALL_TO_APPLY:
-        return Judgement("apply weakly", strength / 2, f"{told}: little, so half the strength", None)
-    return Judgement("apply weakly" if strength < WEAK else "apply", strength, told, None)
+        return Judgement("apply weakly", strength / 2, f"{result}: little, so half the strength", None)
+    return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, None)
 
 
 def relative_fall(raw: float, *corrected: float) -> float:

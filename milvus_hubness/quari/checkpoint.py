@@ -113,8 +113,8 @@ class Checkpoint:
     def expect_encoder(self, encoder: str | None) -> None:
         """Raises EncoderMismatch where both name an encoder and not the same, or only the caller does."""
         if encoder is not None and encoder != self.encoder:
-            told = "does not say for which" if self.encoder is None else f"was trained for {self.encoder!r}"
-            raise EncoderMismatch(f"the network {told}, and is to be used with vectors of {encoder!r}")
+            result = "does not say for which" if self.encoder is None else f"was trained for {self.encoder!r}"
+            raise EncoderMismatch(f"the network {result}, and is to be used with vectors of {encoder!r}")
 
     def facts(self) -> dict[str, Any]:
         """What is known of it, for people and JSON."""
@@ -143,10 +143,10 @@ class Checkpoint:
             facts["optimizer_steps"] = dict(self.resumption.steps)
         tensors = {name: each.contiguous() for name, each in tensors.items()}
         facts["digest"] = _digest(facts, tensors)
-        beside = Path(f"{os.fspath(path)}.partial")
+        temporary = Path(f"{os.fspath(path)}.partial")
         try:
-            save_file(tensors, beside, {HEADER: json.dumps(facts)})
-            os.replace(beside, path)
+            save_file(tensors, temporary, {HEADER: json.dumps(facts)})
+            os.replace(temporary, path)
         except (OSError, SafetensorError) as error:
             raise UnreadableFile(f"cannot write {path}: {error}") from None
 

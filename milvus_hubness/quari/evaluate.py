@@ -55,7 +55,7 @@ def evaluate(
     gallery: Vectors,
     answers: npt.NDArray[np.int64],
     *,
-    asked: Vectors | None = None,
+    query_vectors: Vectors | None = None,
     stored: Vectors | None = None,
     bias: npt.NDArray[np.float32] | None = None,
 ) -> Evaluation:
@@ -67,12 +67,12 @@ def evaluate(
     """
     if len(queries) < 2:
         raise InvalidInput(f"an evaluation needs at least two pairs, not {len(queries)}")
-    asked = unit(queries) if asked is None else asked
+    query_vectors = unit(queries) if query_vectors is None else query_vectors
     stored = unit(gallery) if stored is None else stored
-    raw = ranks(asked, stored, answers).best
-    before = raw if bias is None else ranks(asked, stored, answers, bias).best
+    raw = ranks(query_vectors, stored, answers).best
+    before = raw if bias is None else ranks(query_vectors, stored, answers, bias).best
     count = min(reranker.candidates, len(gallery))
-    candidates = nearest(asked, stored, count, bias)
+    candidates = nearest(query_vectors, stored, count, bias)
     after, seconds = before.copy(), 0.0
     for start in range(0, len(queries), QUERIES_AT_ONCE):
         part = slice(start, start + QUERIES_AT_ONCE)

@@ -1,6 +1,6 @@
 """What training pairs near to a query say of it. Ours: it is no part of QuARI as published.
 
-A map W that is best for all queries leaves an error for each: of a training pair (q_i, c_i) it is
+A map W that is best for all queries leaves an error for row: of a training pair (q_i, c_i) it is
 
     e_i = S c_i / ‖S c_i‖ − W q_i / ‖W q_i‖
 

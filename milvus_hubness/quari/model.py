@@ -131,8 +131,10 @@ class Quari(nn.Module):
 
     def errors(self, queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
         """(m, d) what the anchors leave between queries (m, d) and the items (m, d) that answer them."""
-        aims = items if self.item_map is None else items @ self.item_map.T
-        return functional.normalize(aims, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
+        targets = items if self.item_map is None else items @ self.item_map.T
+        return functional.normalize(targets, dim=1) - functional.normalize(
+            self.anchored(queries).query, dim=1
+        )
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
         """queries (m, d), of any length above 0: only their direction counts. hidden: as `Memory` has it."""
@@ -169,7 +171,7 @@ def whole(S: torch.Tensor) -> Static:
 
 def truncated(S: torch.Tensor, count: int) -> Static:
     """S (d, d), its lengths by the `count` eigenvectors of SᵀS whose values are farthest from the rest's, and
-    for the rest by the mean of theirs."""
+    for the rest by the mean of them."""
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
     kept, rest = order[:count], order[count:]

@@ -86,8 +86,8 @@ class QuariReranker:
         found: list[Floats] = []
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             with self._at_work() as device:
-                asked = as_tensor(queries[start : start + QUERIES_AT_ONCE], torch.float32, device)
-                adaptation = self.network(asked)
+                query_vectors = as_tensor(queries[start : start + QUERIES_AT_ONCE], torch.float32, device)
+                adaptation = self.network(query_vectors)
                 for which, own in enumerate(items[start : start + QUERIES_AT_ONCE]):
                     one = slice(which, which + 1)
                     alone = adaptation._replace(
@@ -106,8 +106,8 @@ class QuariReranker:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
             with self._at_work() as device:
-                asked = as_tensor(queries[part], torch.float32, device)
-                found[part] = transformed_queries(self.network(asked)).cpu().numpy()
+                query_vectors = as_tensor(queries[part], torch.float32, device)
+                found[part] = transformed_queries(self.network(query_vectors)).cpu().numpy()
         norms = np.linalg.norm(found, axis=1, keepdims=True)
         return np.asarray(found * (lengths / np.where(norms > 0, norms, 1)), np.float32)
 

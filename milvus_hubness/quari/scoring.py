@@ -44,8 +44,8 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
     """(m, d) Tᵀq', whose inner product with r is q'·T r."""
     query, U, V, static = adaptation
-    back = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0]
-    return back if static is None else back + _seen(static, query)
+    revert = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0]
+    return revert if static is None else revert + _seen(static, query)
 
 
 def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:

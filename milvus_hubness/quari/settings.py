@@ -12,7 +12,7 @@ from milvus_hubness.kernels.arguments import finite_number, positive_number, who
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's settings unless told otherwise.
+    """The paper's settings unless set otherwise.
 
     epochs: at most; patience: how many without a better validation MRR end it before. batch: pairs in a step.
     learning_rate, least_rate: where the cosine begins and ends. weight_decay: of AdamW.

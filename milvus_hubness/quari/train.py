@@ -289,13 +289,13 @@ def _expect_memory_of_use(config: QuariConfig, settings: TrainingSettings, pairs
 
 
 def _expect_same(earlier: Checkpoint, begun: Checkpoint) -> None:
-    told: dict[str, tuple[Any, Any]] = {
+    result: dict[str, tuple[Any, Any]] = {
         "pairs": (earlier.trained_on, begun.trained_on),
         "encoder": (earlier.encoder, begun.encoder),
         **_differences(earlier.config.to_dict(), begun.config.to_dict()),
         **_differences(earlier.settings.to_dict(), begun.settings.to_dict()),
     }
-    other = [name for name, (before, now) in told.items() if before != now]
+    other = [name for name, (before, now) in result.items() if before != now]
     if other:
         raise InvalidInput(f"the training to be resumed was begun with other {', '.join(other)}")
     if earlier.resumption is None:

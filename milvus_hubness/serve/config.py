@@ -79,8 +79,7 @@ class ServerTable(_Table):
 
 
 class HttpTable(_Table):
-    """listen: HOST:PORT of the page, the metrics and the probes; this machine's loopback unless told
-    otherwise."""
+    """listen: HOST:PORT of the page, the metrics and the probes; this machine's loopback by default."""
 
     listen: Annotated[str, AfterValidator(_address)] = DEFAULT_LISTEN
 

@@ -83,8 +83,8 @@ class ConfigFile:
         """An error with a line for each fault, in the order of the file."""
         placed = [(self._lines.line(fault.path) or 1, fault) for fault in faults]
         placed.sort(key=lambda each: each[0])
-        told = [f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in placed]
-        return InvalidConfig("\n".join(told))
+        result = [f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in placed]
+        return InvalidConfig("\n".join(result))
 
 
 def _without(given: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from datetime import timedelta
 from pydantic import ValidationError
 
 from milvus_hubness.operations.owner import LEDGER
-from milvus_hubness.serve.look import Look
+from milvus_hubness.serve.look import Reconciliation
 from milvus_hubness.stores.base import Record, Store
 
 KEPT = 500
@@ -21,20 +21,20 @@ class History:
 
     def __init__(self, label: str) -> None:
         self._group = f"history/{label}"
-        self._kept: tuple[Look, ...] = ()
-        self._latest: Look | None = None
-        self._unwritten: tuple[Look, ...] = ()
+        self._kept: tuple[Reconciliation, ...] = ()
+        self._latest: Reconciliation | None = None
+        self._unwritten: tuple[Reconciliation, ...] = ()
         self._unchecked = SPARE
         self._oldest = 0.0
-        self._of_known_age: Look | None = None
+        self._of_recorded_age: Reconciliation | None = None
 
     @property
-    def kept(self) -> tuple[Look, ...]:
+    def kept(self) -> tuple[Reconciliation, ...]:
         """In the order of their time."""
         return self._kept
 
     @property
-    def looks(self) -> tuple[Look, ...]:
+    def outcomes(self) -> tuple[Reconciliation, ...]:
         """Those kept and the latest one."""
         return (*self._kept, self._latest) if self._latest else self._kept
 
@@ -43,30 +43,30 @@ class History:
         found = []
         for record in store.records(LEDGER, self._group):
             try:
-                found.append(Look.model_validate_json(record.body))
+                found.append(Reconciliation.model_validate_json(record.body))
             except ValidationError:
                 continue
-        self._kept = tuple(sorted(found, key=lambda look: look.at)[-KEPT:])
+        self._kept = tuple(sorted(found, key=lambda outcome: outcome.at)[-KEPT:])
         self._latest = None
-        known = [look for look in self._kept if look.bias_age_seconds is not None]
-        self._of_known_age = known[-1] if known else None
+        known = [outcome for outcome in self._kept if outcome.bias_age_seconds is not None]
+        self._of_recorded_age = known[-1] if known else None
 
-    def add(self, look: Look) -> None:
-        if look.result == "busy":
+    def add(self, outcome: Reconciliation) -> None:
+        if outcome.result == "busy":
             return
-        last = self._of_known_age
+        last = self._of_recorded_age
         if last is not None and last.bias_age_seconds is not None:
-            grown = last.bias_age_seconds + (look.at - last.at).total_seconds()
+            grown = last.bias_age_seconds + (outcome.at - last.at).total_seconds()
             self._oldest = max(self._oldest, grown)
-        if look.bias_age_seconds is not None:
-            self._of_known_age = look
-        look = look.model_copy(update={"oldest_seconds": self._oldest})
-        if self._has_alike(look):
-            self._latest = look
+        if outcome.bias_age_seconds is not None:
+            self._of_recorded_age = outcome
+        outcome = outcome.model_copy(update={"oldest_seconds": self._oldest})
+        if self._has_alike(outcome):
+            self._latest = outcome
             return
         self._oldest, self._latest = 0.0, None
-        self._kept = (*self._kept, look)[-KEPT:]
-        self._unwritten = (*self._unwritten, look)[-KEPT:]
+        self._kept = (*self._kept, outcome)[-KEPT:]
+        self._unwritten = (*self._unwritten, outcome)[-KEPT:]
 
     def write(self, store: Store) -> None:
         """What was added since it was last written. Raises StoreError."""
@@ -74,11 +74,11 @@ class History:
             return
         records = [
             Record(
-                f"{self._group}/{look.at.isoformat(timespec='microseconds')}",
+                f"{self._group}/{outcome.at.isoformat(timespec='microseconds')}",
                 self._group,
-                look.model_dump_json(exclude_defaults=True),
+                outcome.model_dump_json(exclude_defaults=True),
             )
-            for look in self._unwritten
+            for outcome in self._unwritten
         ]
         store.put_records(LEDGER, records)
         self._unwritten = ()
@@ -93,11 +93,11 @@ class History:
             store.drop_records(LEDGER, self._group, keys[:-KEPT])
         self._unchecked = 0
 
-    def _has_alike(self, look: Look) -> bool:
+    def _has_alike(self, outcome: Reconciliation) -> bool:
         """Whether one like it is kept since something came of a look, and not ten minutes ago."""
         for kept in reversed(self._kept):
-            if kept.is_eventful or look.at - kept.at >= QUIET:
+            if kept.is_eventful or outcome.at - kept.at >= QUIET:
                 return False
-            if (kept.result, kept.message) == (look.result, look.message):
-                return not look.is_eventful
+            if (kept.result, kept.message) == (outcome.result, outcome.message):
+                return not outcome.is_eventful
         return False

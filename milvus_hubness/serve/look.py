@@ -16,7 +16,7 @@ ACTIONS: tuple[str, ...] = get_args(Action)
 UNFINISHED = "unfinished"
 
 
-class Look(BaseModel):
+class Reconciliation(BaseModel):
     """at: when it was over. result: "busy" where another process was at work on the collection, "stopped"
     where this one was asked to end. action: as `Kept` has it, "unfinished" unless the result is "ok".
     message: why, or what went wrong. oldest_seconds: what the age of the biases had grown to since the look
@@ -40,11 +40,11 @@ class Look(BaseModel):
     skewness: dict[str, float] = {}
     overlap: float | None = None
     drift: float | None = None
-    living: dict[str, int] = {}
+    online_banks: dict[str, int] = {}
     write_intents: int = 0
 
     @classmethod
-    def of(cls, kept: Kept) -> Look:
+    def of(cls, kept: Kept) -> Reconciliation:
         return cls(
             at=now(),
             result="ok",
@@ -61,7 +61,7 @@ class Look(BaseModel):
             skewness=kept.skewness,
             overlap=kept.overlap,
             drift=kept.drift.statistic if kept.drift else None,
-            living=kept.living,
+            online_banks=kept.online_banks,
             write_intents=kept.write_intents,
         )
 
@@ -78,7 +78,7 @@ class Look(BaseModel):
 
 @dataclass(frozen=True)
 class Course:
-    """A look under way: what it is doing, and how many rows of how many that is done with."""
+    """A look under threshold: what it is doing, and how many rows of how many that is done with."""
 
     since: datetime
     doing: str = ""

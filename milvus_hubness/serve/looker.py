@@ -1,4 +1,4 @@
-"""One look at a set of biases: what is due is done, and whatever comes of it is a `Look`."""
+"""One look at a set of biases: what is due is done, and whatever comes of it is a `Reconciliation`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from milvus_hubness.banks import QueryBank
-from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, Stopped, StoreError
+from milvus_hubness.errors import Cancelled, HubnessError, LeaseHeld, LeaseLost, StoreError
 from milvus_hubness.jobs.bank_source import read_bank
 from milvus_hubness.jobs.pairs import read_pairs
 from milvus_hubness.jobs.progress import Progress
@@ -22,12 +22,12 @@ from milvus_hubness.jobs.upkeep import Duty, Kept
 from milvus_hubness.operations.lease import Lease, LeasePolicy
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.config_checks import BankFile
-from milvus_hubness.serve.look import Look, Result, now
+from milvus_hubness.serve.look import Reconciliation, Result, now
 from milvus_hubness.stores.base import Store
 
 OpenStore = Callable[[], Store]
 
-Wish = Literal["share", "pending", "full"]
+Task = Literal["share", "pending", "full"]
 """What to look for: rows that wait, once they are so many, or at any rate; or another bank or method too."""
 
 
@@ -40,7 +40,7 @@ class Keep(Protocol):
     def __call__(self, store: Store, duty: Duty, *, stop: threading.Event, progress: Progress) -> Kept: ...
 
 
-class Looker:
+class Reconciler:
     """folder: from which files are meant. open_store: called at the first look, and again after the database
     failed. stop: set to have a look end soon."""
 
@@ -70,19 +70,19 @@ class Looker:
         """Whether the database answered when it was last asked."""
         return self._opened is not None
 
-    def look(self, wish: Wish, progress: Progress, *, alone: bool) -> Look | None:
+    def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
         """None where fewer rows wait than "share" is about. alone: be the only service that looks after this,
         from now on until `release`."""
         began = time.perf_counter()
         result: Result
         try:
             if alone:
-                self._be_alone()
-            if wish == "share" and not self._share_waits():
+                self._acquire()
+            if task == "share" and not self._share_waits():
                 return None
-            duty = self._duty(full=wish == "full")
-            return Look.of(self._keep(self.store, duty, stop=self._stop, progress=progress))
-        except Stopped as error:
+            duty = self._duty(full=task == "full")
+            return Reconciliation.of(self._keep(self.store, duty, stop=self._stop, progress=progress))
+        except Cancelled as error:
             result, message = "stopped", str(error)
         except (LeaseHeld, LeaseLost) as error:
             result, message = "busy", str(error)
@@ -93,14 +93,14 @@ class Looker:
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             result, message = "failed", f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
-        return Look(at=now(), result=result, message=message, seconds=time.perf_counter() - began)
+        return Reconciliation(at=now(), result=result, message=message, seconds=time.perf_counter() - began)
 
     def release(self) -> None:
         """Let another service look after this."""
         self._held.close()
         self._lease = None
 
-    def _be_alone(self) -> None:
+    def _acquire(self) -> None:
         """Raises LeaseHeld where another service is there."""
         if self._lease is None:
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)

@@ -16,7 +16,7 @@ from prometheus_client import (
 )
 
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.serve.look import ACTIONS, RESULTS, UNFINISHED, Look, now
+from milvus_hubness.serve.look import ACTIONS, RESULTS, UNFINISHED, Reconciliation, now
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
@@ -28,7 +28,7 @@ class ServiceMetrics:
     """Counts in a registry of its own. All begin with milvus_hubness_ and, but for ready, have the labels
     collection, field and profile, as the configuration names them.
 
-    last_success_timestamp_seconds, rows, pending_rows (found by the last look), write_intents,
+    last_success_timestamp_seconds, rows, pending_rows (found by the last run), write_intents,
     rows_scanned_total,
     rows_changed_total, rows_skipped_total, bias_age_seconds, skewness (by its label biases, "raw", "old" and
     "new"), overlap_ratio, drift_ratio, refreshes_total (by action and result), refresh_seconds (a histogram),
@@ -46,9 +46,9 @@ class ServiceMetrics:
         gauge, counter = self._gauge, self._counter
         self._success = gauge("last_success_timestamp_seconds", "When a look last succeeded.")
         self._rows = gauge("rows", "Rows of the collection.")
-        self._pending = gauge("pending_rows", "Rows without a bias that the last look found.")
+        self._pending = gauge("pending_rows", "Rows without a bias that the last run found.")
         self._intents = gauge(
-            "write_intents", "Rows in the log of write intents that a killed job had left at the last look."
+            "write_intents", "Rows in the log of write intents that a killed job had left at the last run."
         )
         self._age = gauge("bias_age_seconds", "Age of the biases.")
         self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
@@ -87,24 +87,24 @@ class ServiceMetrics:
         for reason in REASONS:
             self._missed.labels(*labels, reason)
 
-    def remember(self, table: CollectionTable, looks: Iterable[Look]) -> None:
+    def remember(self, table: CollectionTable, outcomes: Iterable[Reconciliation]) -> None:
         """What looks of an earlier process found; nothing is counted."""
         with self._lock:
-            for look in looks:
-                self._measure(_labels(table), look)
+            for outcome in outcomes:
+                self._measure(_labels(table), outcome)
 
-    def looked(self, table: CollectionTable, look: Look, failures: int) -> None:
+    def reconciled(self, table: CollectionTable, outcome: Reconciliation, failures: int) -> None:
         """failures: how many looks have failed in a row."""
         labels = _labels(table)
         with self._lock:
             self._failures.labels(*labels).set(failures)
-            self._measure(labels, look)
-            self._refreshes.labels(*labels, look.action, look.result).inc()
-            self._seconds.labels(*labels).observe(look.seconds)
-            self._scanned.labels(*labels).inc(look.scanned)
-            self._changed.labels(*labels).inc(look.changed)
-            self._skipped.labels(*labels).inc(look.skipped)
-            self._busy.labels(*labels).inc(look.result == "busy")
+            self._measure(labels, outcome)
+            self._refreshes.labels(*labels, outcome.action, outcome.result).inc()
+            self._seconds.labels(*labels).observe(outcome.seconds)
+            self._scanned.labels(*labels).inc(outcome.scanned)
+            self._changed.labels(*labels).inc(outcome.changed)
+            self._skipped.labels(*labels).inc(outcome.skipped)
+            self._busy.labels(*labels).inc(outcome.result == "busy")
 
     def missed(self, table: CollectionTable, reason: str, count: int) -> None:
         """reason: one of REASONS."""
@@ -121,21 +121,21 @@ class ServiceMetrics:
                 self._age.labels(*labels).set(age + (now() - at).total_seconds())
             return generate_latest(self._registry).decode()
 
-    def _measure(self, labels: tuple[str, ...], look: Look) -> None:
-        if look.result != "ok":
+    def _measure(self, labels: tuple[str, ...], outcome: Reconciliation) -> None:
+        if outcome.result != "ok":
             return
-        self._success.labels(*labels).set(look.at.timestamp())
-        self._rows.labels(*labels).set(look.rows)
-        self._pending.labels(*labels).set(look.pending)
-        self._intents.labels(*labels).set(look.write_intents)
-        if look.bias_age_seconds is not None:
-            self._ages[labels] = look.bias_age_seconds, look.at
-        for biases, skewness in look.skewness.items():
+        self._success.labels(*labels).set(outcome.at.timestamp())
+        self._rows.labels(*labels).set(outcome.rows)
+        self._pending.labels(*labels).set(outcome.pending)
+        self._intents.labels(*labels).set(outcome.write_intents)
+        if outcome.bias_age_seconds is not None:
+            self._ages[labels] = outcome.bias_age_seconds, outcome.at
+        for biases, skewness in outcome.skewness.items():
             self._skewness.labels(*labels, biases).set(skewness)
-        if look.drift is not None:
-            self._drift.labels(*labels).set(look.drift)
-        if look.overlap is not None:
-            self._overlap.labels(*labels).set(look.overlap)
+        if outcome.drift is not None:
+            self._drift.labels(*labels).set(outcome.drift)
+        if outcome.overlap is not None:
+            self._overlap.labels(*labels).set(outcome.overlap)
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
         return Gauge(f"milvus_hubness_{name}", documentation, (*LABELS, *labels), registry=self._registry)

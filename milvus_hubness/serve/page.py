@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from milvus_hubness.charts import Line, Mark, number, timeline
 from milvus_hubness.pages import page_template
-from milvus_hubness.serve.look import Look
+from milvus_hubness.serve.look import Reconciliation
 from milvus_hubness.serve.view import CollectionView, ServiceView
 from milvus_hubness.serve.wording import UNITS, ago, ahead, span
 
@@ -89,17 +89,20 @@ def _state(view: CollectionView) -> tuple[str, str]:
     return ("weak", "the new biases were refused") if last.action == "refused" else ("good", "up to date")
 
 
-def _trouble(view: CollectionView) -> Look | None:
+def _trouble(view: CollectionView) -> Reconciliation | None:
     """Return what goes wrong, or why new biases are not in use."""
     last = view.last
     return view.failing or (last if last and (last.result == "busy" or last.action == "refused") else None)
 
 
 def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
-    known = next((look for look in (view.last, *reversed(view.looks)) if look and look.result == "ok"), None)
+    known = next(
+        (outcome for outcome in (view.last, *reversed(view.outcomes)) if outcome and outcome.result == "ok"),
+        None,
+    )
     return [
         ("Last success", ago(view.last_success, at) if view.last_success else "none yet"),
-        ("Next look", ahead(view.next_look, at) if view.next_look else "after the start"),
+        ("Next run", ahead(view.next_run, at) if view.next_run else "after the start"),
         ("Rows", number(known.rows) if known else "–"),
         ("Rows that waited", number(known.pending) if known else "–"),
         ("Epoch", number(known.epoch) if known else "–"),
@@ -112,7 +115,7 @@ def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
 class _Run:
     """Looks in a row that came to the same. rows: scanned, changed and skipped in all of them."""
 
-    last: Look
+    last: Reconciliation
     what: str
     tone: str
     times: int
@@ -120,31 +123,36 @@ class _Run:
     seconds: float
 
 
-def _runs(looks: Sequence[Look]) -> list[_Run]:
+def _runs(outcomes: Sequence[Reconciliation]) -> list[_Run]:
     """Return the latest looks that did something or failed, the last one first."""
-    shown = [look for look in reversed(looks) if look.is_eventful or look.result == "failed"]
-    runs = [list(run) for _, run in groupby(shown, key=lambda look: (look.result, look.action, look.message))]
+    shown = [outcome for outcome in reversed(outcomes) if outcome.is_eventful or outcome.result == "failed"]
+    runs = [
+        list(run)
+        for _, run in groupby(shown, key=lambda outcome: (outcome.result, outcome.action, outcome.message))
+    ]
     return [_run(run) for run in runs[:SHOWN_RUNS]]
 
 
-def _run(looks: Sequence[Look]) -> _Run:
-    last = looks[0]
+def _run(outcomes: Sequence[Reconciliation]) -> _Run:
+    last = outcomes[0]
     return _Run(
         last=last,
         what=ACTIONS.get(last.action, last.action) if last.result == "ok" else last.result,
         tone="bad" if last.result == "failed" else "weak" if last.action == "refused" else "",
-        times=len(looks),
-        rows=[sum(getattr(look, name) for look in looks) for name in ("scanned", "changed", "skipped")],
-        seconds=sum(look.seconds for look in looks),
+        times=len(outcomes),
+        rows=[
+            sum(getattr(outcome, name) for outcome in outcomes) for name in ("scanned", "changed", "skipped")
+        ],
+        seconds=sum(outcome.seconds for outcome in outcomes),
     )
 
 
-def skewness_chart(looks: Sequence[Look], until: datetime) -> Markup | None:
+def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
     """Return the skewness without correction and with the biases in use, at each look that measured it, and
     new biases that were refused as rings; None if it was never measured."""
-    measured = [look for look in looks if look.skewness]
-    raw = [(look.at, look.skewness.get("raw")) for look in measured]
-    in_use = [(look.at, look.skewness_now) for look in measured]
+    measured = [outcome for outcome in outcomes if outcome.skewness]
+    raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
+    in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
     lines = [
         Line(f"{name} {points[-1][1]:.2f}", kind, _held(points, until))
         for name, kind, values in (("raw", "before", raw), ("in use", "after", in_use))
@@ -153,27 +161,29 @@ def skewness_chart(looks: Sequence[Look], until: datetime) -> Markup | None:
     if not lines:
         return None
     marks = [
-        Mark(look.at, look.skewness["new"], "refused", f"refused {look.skewness['new']:.2f}")
-        for look in measured
-        if look.action == "refused" and "new" in look.skewness
+        Mark(outcome.at, outcome.skewness["new"], "refused", f"refused {outcome.skewness['new']:.2f}")
+        for outcome in measured
+        if outcome.action == "refused" and "new" in outcome.skewness
     ]
     return timeline(
-        "Skewness over time", lines, looks[0].at, until, lambda value: f"{value:.4g}", marks, least=0
+        "Skewness over time", lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks, least=0
     )
 
 
-def age_chart(looks: Sequence[Look], until: datetime) -> Markup | None:
+def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
     """Return the age of the biases before and after each look, of very many looks only the first; None if it
     is not known."""
-    known = [(look, look.bias_age_seconds) for look in looks if look.bias_age_seconds is not None]
+    known = [
+        (outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None
+    ]
     if not known:
         return None
     points: list[tuple[datetime, float]] = []
-    for look, age in known:
-        if look.oldest_seconds:
-            points.append((look.at, look.oldest_seconds))
+    for outcome, age in known:
+        if outcome.oldest_seconds:
+            points.append((outcome.at, outcome.oldest_seconds))
         if len(known) <= MOST_TEETH or not points:
-            points.append((look.at, age))
+            points.append((outcome.at, age))
     last, last_age = known[-1]
     current = last_age + (until - last.at).total_seconds()
     points.append((until, current))
@@ -183,7 +193,7 @@ def age_chart(looks: Sequence[Look], until: datetime) -> Markup | None:
     return timeline(
         "Age of the biases over time",
         [line],
-        looks[0].at,
+        outcomes[0].at,
         until,
         lambda value: f"{value:.4g} {unit}",
         least=0,

@@ -1,16 +1,15 @@
-"""The service: keepers, their schedules, and what they show over HTTP.
+"""The service: workers, their schedules, and what they show over HTTP.
 
 | event    | facts                                                                                  |
-|----------|----------------------------------------------------------------------------------------|
-| started  | url                                                                                    |
-| waiting  | message: the database does not answer yet                                              |
-| ready    | every collection was looked at                                                         |
-| looked   | collection, and those of `Look`                                                        |
-| missed   | collection, reason, count: scheduled looks that the next one makes up for              |
-| warning  | collection, message                                                                    |
-| stopping | looks that are under way end after their batch                                         |
-| stopped  |                                                                                        |
-"""
+|----------|----------------------------------------------------------------------------------------| |
+started  | url                                                                                    | | waiting
+| message: the database does not answer yet                                              | | ready    | every
+collection was looked at                                                         | | looked   | collection,
+and those of `Reconciliation`                                                        | | missed   |
+collection, reason, count: scheduled runs that the next one makes up for              | | warning  |
+collection, message                                                                    | | stopping | looks
+that are under way end after their batch                                         | | stopped  |
+|"""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ from milvus_hubness.jobs.migration.events import Event, Events, Listener
 from milvus_hubness.jobs.upkeep import keep_up
 from milvus_hubness.serve.config_checks import database_faults
 from milvus_hubness.serve.config_file import ConfigFile
-from milvus_hubness.serve.keeper import Keeper
-from milvus_hubness.serve.look import Look, now
-from milvus_hubness.serve.looker import Keep, Looker, OpenStore
+from milvus_hubness.serve.keeper import Worker
+from milvus_hubness.serve.look import Reconciliation, now
+from milvus_hubness.serve.looker import Keep, OpenStore, Reconciler
 from milvus_hubness.serve.metrics import ServiceMetrics
-from milvus_hubness.serve.ticker import Ticker
+from milvus_hubness.serve.ticker import Scheduler
 from milvus_hubness.serve.view import CollectionView, ServiceView
 from milvus_hubness.stores.base import Store
 
@@ -36,7 +35,7 @@ CONNECT_SECONDS = 2.0
 
 
 class Service:
-    """database: its address, as it may be shown. open_store: called by each keeper for itself. listeners:
+    """database: its address, as it may be shown. open_store: called by each worker for itself. listeners:
     told of the events above."""
 
     def __init__(
@@ -56,9 +55,9 @@ class Service:
         self._no_database = "the database"
         self._is_keeping = self._was_ready = False
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._keepers = [
-            Keeper(
-                Looker(table, file.folder, open_store, keep, self._stop),
+        self._workers = [
+            Worker(
+                Reconciler(table, file.folder, open_store, keep, self._stop),
                 self._events,
                 self._metrics,
                 locks[table.name],
@@ -66,12 +65,12 @@ class Service:
             )
             for table in file.config.collection
         ]
-        self._ticker = Ticker(self._keepers, file.config.zone, self._missed)
+        self._scheduler = Scheduler(self._workers, file.config.zone, self._missed)
 
     def stop(self) -> None:
         """Have `run` or `once` return soon: looks end after the batch that is under way. From any thread."""
         if not self._stop.is_set():
-            self._events.tell("stopping")
+            self._events.report("stopping")
             self._stop.set()
 
     def run(self) -> None:
@@ -83,21 +82,21 @@ class Service:
 
         routes = service_routes(self.view, self.is_alive, self._metrics)
         with HttpServer(self._file.config.http.listen, routes, name="milvus-hubness-http") as server:
-            self._events.tell("started", url=server.url)
+            self._events.report("started", url=server.url)
             self._await_database()
             if not self._stop.is_set():
                 self._keep_up()
-        self._events.tell("stopped")
+        self._events.report("stopped")
 
-    def once(self) -> list[Look]:
+    def once(self) -> list[Reconciliation]:
         """One look at everything, in turn. Raises StoreError, and InvalidConfig for what the database has
         not."""
         self._check(self._open_store())
-        return [look for keeper in self._keepers if (look := keeper.look("full")) is not None]
+        return [outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None]
 
     def is_alive(self) -> bool:
         """Whether everything that should run does."""
-        running = self._ticker.is_running and all(keeper.is_alive for keeper in self._keepers)
+        running = self._scheduler.is_running and all(worker.is_alive for worker in self._workers)
         return running or not self._is_keeping or self._stop.is_set()
 
     def view(self) -> ServiceView:
@@ -108,14 +107,14 @@ class Service:
             at=now(),
             waiting_for=self._waiting_for(),
             collections=tuple(
-                CollectionView.of(keeper, self._ticker.next_look(keeper)) for keeper in self._keepers
+                CollectionView.of(worker, self._scheduler.next_run(worker)) for worker in self._workers
             ),
         )
 
     def _waiting_for(self) -> str:
         if not self._is_keeping:
             return self._no_database
-        unseen = [keeper.table.label for keeper in self._keepers if not keeper.standing().is_ready]
+        unseen = [worker.table.label for worker in self._workers if not worker.standing().is_ready]
         return f"a first look at {', '.join(unseen)}" if unseen else ""
 
     def _await_database(self) -> None:
@@ -127,7 +126,7 @@ class Service:
             except StoreError as error:
                 if self._no_database != str(error):
                     self._no_database = str(error)
-                    self._events.tell("waiting", message=str(error))
+                    self._events.report("waiting", message=str(error))
                 self._stop.wait(CONNECT_SECONDS)
 
     def _check(self, store: Store) -> None:
@@ -136,20 +135,25 @@ class Service:
 
     def _keep_up(self) -> None:
         self._is_keeping = True
-        for keeper in self._keepers:
-            keeper.start()
-        self._ticker.start()
+        for worker in self._workers:
+            worker.start()
+        self._scheduler.start()
         self._stop.wait()
-        self._ticker.stop()
-        for keeper in self._keepers:
-            keeper.join()
+        self._scheduler.stop()
+        for worker in self._workers:
+            worker.join()
 
-    def _missed(self, keeper: Keeper, reason: str, count: int) -> None:
-        self._metrics.missed(keeper.table, reason, count)
-        self._events.tell("missed", collection=keeper.table.label, reason=reason, count=count)
+    def _missed(self, worker: Worker, reason: str, count: int) -> None:
+        self._metrics.missed(worker.table, reason, count)
+        self._events.report("missed", collection=worker.table.label, reason=reason, count=count)
 
     def _heard(self, event: Event) -> None:
         """The last of the first looks."""
-        if event.name == "looked" and not self._was_ready and self._is_keeping and not self._waiting_for():
+        if (
+            event.name == "reconciled"
+            and not self._was_ready
+            and self._is_keeping
+            and not self._waiting_for()
+        ):
             self._was_ready = True
-            self._events.tell("ready")
+            self._events.report("ready")

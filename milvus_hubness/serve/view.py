@@ -9,35 +9,35 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.serve.keeper import Keeper
-from milvus_hubness.serve.look import Course, Look
+from milvus_hubness.serve.keeper import Worker
+from milvus_hubness.serve.look import Course, Reconciliation
 
 
 @dataclass(frozen=True)
 class CollectionView:
-    """last, failing, failures: as `Standing` has them. next_look: by schedule. looks: of `History`."""
+    """last, failing, failures: as `Standing` has them. next_run: by schedule. outcomes: of `History`."""
 
     table: CollectionTable
     running: Course | None
-    last: Look | None
+    last: Reconciliation | None
     last_success: datetime | None
-    failing: Look | None
+    failing: Reconciliation | None
     failures: int
-    next_look: datetime | None
-    looks: tuple[Look, ...]
+    next_run: datetime | None
+    outcomes: tuple[Reconciliation, ...]
 
     @classmethod
-    def of(cls, keeper: Keeper, next_look: datetime | None) -> CollectionView:
-        standing = keeper.standing()
+    def of(cls, worker: Worker, next_run: datetime | None) -> CollectionView:
+        standing = worker.standing()
         return cls(
-            table=keeper.table,
+            table=worker.table,
             running=standing.running,
             last=standing.last,
             last_success=standing.last_success,
             failing=standing.failing,
             failures=standing.failures,
-            next_look=next_look,
-            looks=keeper.history.looks,
+            next_run=next_run,
+            outcomes=worker.history.outcomes,
         )
 
 
@@ -77,6 +77,6 @@ def _plain(view: CollectionView) -> dict[str, Any]:
         "last_success": to_jsonable_python(view.last_success),
         "failing": to_jsonable_python(view.failing),
         "failures": view.failures,
-        "next_look": to_jsonable_python(view.next_look),
-        "history": to_jsonable_python(view.looks),
+        "next_run": to_jsonable_python(view.next_run),
+        "history": to_jsonable_python(view.outcomes),
     }

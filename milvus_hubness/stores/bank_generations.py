@@ -81,7 +81,7 @@ def parts_of(reference: BankReference) -> list[str]:
     return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
 
 
-def stored_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
     """Return the bank in the rows of `parts_of(reference)`, in any order: vectors (n, d), and the other
     fields. Raises EmptyBank where there are no queries."""
     numbers = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
@@ -137,7 +137,7 @@ class BankGenerations(ABC):
     def drop(self, collection: str) -> None: ...
 
     @abstractmethod
-    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None: ...
+    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None: ...
 
     @abstractmethod
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None: ...
@@ -198,7 +198,7 @@ class BankGenerations(ABC):
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
         """As Store.load_bank."""
         batch = self._read_bank_rows(reference, parts_of(reference))
-        bank = stored_bank(reference, self.database, batch.vectors, batch.rows)
+        bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
         return validated(reference, bank) if checked else bank
 
     def save_nearest(
@@ -254,7 +254,7 @@ class BankGenerations(ABC):
     def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
         """Return whether these rows are exactly those that the reference names."""
         try:
-            bank = stored_bank(reference, self.database, stored.vectors, stored.rows)
+            bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
         except EmptyBank:
             return False
         return holds(reference, bank)
@@ -305,4 +305,4 @@ class BankGenerations(ABC):
         for start in range(0, len(batch), ROWS_PER_WRITE):
             rows = slice(start, start + ROWS_PER_WRITE)
             part = Batch(batch.keys[rows], batch.vectors[rows], batch.rows[rows])
-            self.write(collection, part, self.bank_field)
+            self.upsert(collection, part, self.bank_field)

@@ -15,13 +15,13 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import Floats, Metric
 from milvus_hubness.state import (
-    STORED_FIELD,
+    SECOND_VECTOR_FIELD,
     BankReference,
     CollectionState,
-    Journal,
-    Living,
-    Mirror,
+    DualWrite,
+    OnlineBank,
     TuningRecord,
+    WriteIntentLog,
 )
 
 Key = int | str
@@ -35,21 +35,22 @@ def is_fence(alias: str) -> bool:
     return _FENCE.search(alias) is not None
 
 
-_JOURNAL = re.compile(r"__journal_[0-9a-f]{8}$")
+_INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
 _LONGEST_NAME = 200
-"""Characters of a collection's name in that of its journal: Milvus allows 255 in all."""
+"""Characters of a collection's name in that of its intent_log: Milvus allows 255 in all."""
 
 
-def journal_name(collection: str) -> str:
-    """Return a new name for a journal of a collection."""
-    return f"{collection[:_LONGEST_NAME]}__journal_{uuid.uuid4().hex[:8]}"
+def intent_log_name(collection: str) -> str:
+    """Return a new name for a write-intent log of a collection."""
+    return f"{collection[:_LONGEST_NAME]}__write_intents_{uuid.uuid4().hex[:8]}"
 
 
-def journals_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's journals, whole or in part, among those of all collections."""
+def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
+    """Return the names of a collection's write-intent logs, whole or in part, among those of all
+    collections."""
     found = {name.removesuffix("_rows") for name in names}
     stem = collection[:_LONGEST_NAME]
-    return sorted(n for n in found if (end := _JOURNAL.search(n)) and n[: end.start()] == stem)
+    return sorted(n for n in found if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
 
 
 class Fences(Protocol):
@@ -87,12 +88,11 @@ class CollectionInfo:
 
     name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
     partitions: names that rows must be copied into, or that tell keys apart which have no order among
-    themselves; (None,) where the database places rows by itself and all keys have one order.
-    states: of the corrected vector fields, by name. schema: the database's own description, opaque to the
-    jobs. mirror: where a migration has its writers write too. journal: where a refresh has them write first.
-    living: the banks that take in live queries. identity: by which the
-    database tells the collection from another of its name; empty if it does not.
-    """
+    themselves; (None,) where the database places rows by itself and all keys have one order. states: of the
+    corrected vector fields, by name. schema: the database's own description, opaque to the jobs. dual_write:
+    where a migration has its writers write too. intent_log: where a refresh has them write first.
+    online_banks: the banks that take in live queries. identity: by which the database tells the collection
+    from another of its name; empty if it does not."""
 
     name: str
     key_field: str
@@ -104,15 +104,19 @@ class CollectionInfo:
     tuning: TuningRecord | None
     is_bank: bool
     schema: dict[str, Any]
-    mirror: Mirror | None = None
-    journal: Journal | None = None
-    living: tuple[Living, ...] = ()
+    dual_write: DualWrite | None = None
+    intent_log: WriteIntentLog | None = None
+    online_banks: tuple[OnlineBank, ...] = ()
     identity: str = ""
 
     @property
     def users_fields(self) -> dict[str, VectorField]:
-        """The vector fields but for those that hold the stored form beside another."""
-        return {name: each for name, each in self.vector_fields.items() if not name.startswith(STORED_FIELD)}
+        """The vector fields but for those that hold the augmented form beside another."""
+        return {
+            name: each
+            for name, each in self.vector_fields.items()
+            if not name.startswith(SECOND_VECTOR_FIELD)
+        }
 
     @property
     def state(self) -> CollectionState | None:
@@ -143,9 +147,9 @@ class CollectionInfo:
             )
         return next(iter(self.states.values()), None)
 
-    def living_of(self, field: str, profile: str) -> Living | None:
-        """How the bank of this profile lives; None where it does not."""
-        found = (each for each in self.living if (each.field, each.profile) == (field, profile))
+    def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
+        """The online bank of this profile; None without one."""
+        found = (each for each in self.online_banks if (each.field, each.profile) == (field, profile))
         return next(found, None)
 
 
@@ -188,7 +192,7 @@ class Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class Traffic:
+class QuerySamples:
     """Samples of live queries. vectors (n, d) float32, as they were asked; (0, 0) where there are none."""
 
     vectors: Floats
@@ -207,9 +211,9 @@ class Record:
 @dataclass(frozen=True)
 class Note:
     """What a client was last about to do with the row of a key. partition: of the row, where it named one.
-    row: what the journal calls the row as it was to be written; None where it was to be deleted. changed: the
-    fields that this partial update, and those noted just before it, change; empty for a whole row. id: of
-    this note; the next one of the same key has another."""
+    row: what the write-intent log calls the row as it was to be written; None where it was to be deleted.
+    changed: the fields that this partial update, and those noted just before it, change; empty for a whole
+    row. id: of this note; the next one of the same key has another."""
 
     key: Key
     partition: str | None
@@ -280,14 +284,14 @@ class Store(Protocol):
         """Raise InvalidParameter if a copy of the source's field cannot have the index that is planned."""
         ...
 
-    def takes_link(self, source: CollectionInfo, field: str) -> bool:
-        """Whether a link column, whose numbers lie apart from those of the vector, costs the field's index
-        nothing. See Layout."""
+    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
+        """Whether a graph hint column, whose numbers lie apart from those of the vector, costs the field's
+        index nothing. See Layout."""
         ...
 
-    def takes_cells(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the field's index divides rows into cells or links them, and cell columns cost it nothing.
-        See Layout."""
+    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
+        """Whether the field's index divides rows into cells or links them, and locality hint columns cost it
+        nothing. See Layout."""
         ...
 
     def units_moved(self) -> int:
@@ -305,7 +309,7 @@ class Store(Protocol):
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         """An empty `target` with the fields, indexes, partitions and properties of `source`, its vector field
-        in the stored form, the hidden fields beside it. Of one that an interrupted call left, what is missing
+        in augmented form, the hidden fields beside it. Of one that an interrupted call left, what is missing
         is made. Raises CollectionExists where `target` is no copy of `source` still to be filled."""
         ...
 
@@ -321,27 +325,27 @@ class Store(Protocol):
         """The fields that hold biases beside vectors, 0 in every row and pending."""
         ...
 
-    def stored_field(
+    def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
     ) -> Literal["there", "can be added"]:
-        """Whether `source` has a second vector field that can hold the stored form of `field`, with the
+        """Whether `source` has a second vector field that can hold the augmented form of `field`, with the
         fields that go with it. Raises CannotMigrate with the reason where it has not and cannot be given it.
         """
         ...
 
-    def stored_field_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         """What the user should know of a second vector field."""
         ...
 
-    def add_stored_field(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
         """The second vector field and those that go with it, as far as they are missing."""
         ...
 
-    def serve_stored_field(self, source: CollectionInfo, state: CollectionState) -> None:
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
         """The second field indexed as the first is, but by inner product, and loaded."""
         ...
 
-    def drop_stored_field(self, collection: str, state: CollectionState) -> bool:
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         """Take the second field and those that go with it away. Whether the database can."""
         ...
 
@@ -400,17 +404,15 @@ class Store(Protocol):
         one; None where no key can be greater."""
         ...
 
-    def fetch(
-        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
-    ) -> Batch:
+    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """The rows that are still there, in the order of `keys`."""
         ...
 
-    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """Insert or replace, acknowledged on return."""
         ...
 
-    def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """As `write`, of rows whose keys the collection has never held: that costs the database less."""
         ...
 
@@ -452,15 +454,15 @@ class Store(Protocol):
         """Rows as the database counts them, duplicates and all."""
         ...
 
-    def finish(self, collection: str) -> None:
+    def flush(self, collection: str) -> None:
         """Everything written is durable, indexed and loaded on return."""
         ...
 
-    def serve(self, collection: str) -> None:
+    def load(self, collection: str) -> None:
         """What is durable is indexed and loaded on return."""
         ...
 
-    def settle(self, collection: str) -> None:
+    def wait_visible(self, collection: str) -> None:
         """Everything written is seen by every search on return."""
         ...
 
@@ -468,77 +470,77 @@ class Store(Protocol):
 
     def drop_state(self, collection: str, state: CollectionState) -> None: ...
 
-    def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
+    def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
         """Have the collection's writers write to another too, or no more."""
         ...
 
-    def create_journal(self, source: CollectionInfo) -> Journal:
-        """A journal that takes whatever rows `source` takes, with no notes in it for its job. Where one lies
-        beside the collection that still fits, it is that one."""
+    def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
+        """A write-intent log that takes whatever rows `source` takes, with no notes in it for its job. Where
+        one lies beside the collection that still fits, it is that one."""
         ...
 
-    def write_journal(self, collection: str, journal: Journal | None) -> None:
+    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
         """Have the collection's writers note what they write there first, or no more."""
         ...
 
-    def end_journal(self, collection: str, journal: Journal) -> None:
+    def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """Have the collection's writers note no more, and forget what they noted for this job and those
-        before it. Where to make a journal takes long, it stays for the next."""
+        before it. Where to make a write-intent log takes long, it stays for the next."""
         ...
 
-    def journals(self, collection: str) -> list[Journal]:
+    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
         """All that were made for this collection and are there, in whole or in part. Good for dropping."""
         ...
 
     def notes(
-        self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
+        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
     ) -> list[Note]:
         """The last note of each of these keys that there is one of, in that partition; without keys, of all
         in all partitions."""
         ...
 
     def noted(
-        self, collection: str, journal: Journal, keys: Sequence[Key], field: str
+        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
         """All rows that clients noted of these keys, the last one of each and earlier ones, as `fetch` would
         return them, and the name of each. Only where `replaces_rows`."""
         ...
 
-    def compact_notes(self, journal: Journal, unused: frozenset[str]) -> frozenset[str]:
+    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
         """Drop the noted rows of these names, unless a note names them by now; return the names of all others
         that no note names."""
         ...
 
-    def count_notes(self, journal: Journal) -> int:
+    def count_notes(self, intent_log: WriteIntentLog) -> int:
         """How many rows the log of write intents holds in memory."""
         ...
 
-    def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
+    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
         """Do again what notes say, where the collection does not hold it; acknowledged on return. Returns the
         notes of which that was so, without those that another note has replaced meanwhile."""
         ...
 
-    def drop_journal(self, journal: Journal, check: Callable[[], None]) -> None:
-        """check: raises LeaseLost; called when no other job takes this journal any more. Raises
+    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
+        """check: raises LeaseLost; called when no other job takes this write-intent log any more. Raises
         CollectionExists where something else has its name."""
         ...
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
 
-    def write_living(self, collection: str, living: Sequence[Living]) -> None:
+    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
         """Have the collection say that these banks live, and no others."""
         ...
 
-    def create_traffic(self, traffic: str, dim: int) -> None:
+    def create_query_samples(self, samples_collection: str, dim: int) -> None:
         """A collection for samples of live queries, unless it is there. Raises CollectionExists where the
         name is taken, DimensionMismatch where it holds others."""
         ...
 
-    def read_traffic(self, traffic: str, profile: str) -> Traffic:
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         """The samples of one profile; none where there is no such collection."""
         ...
 
-    def drop_samples(self, traffic: str, numbers: Sequence[int]) -> None:
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
         """Samples of these numbers; those that are not there are no error."""
         ...
 
@@ -595,14 +597,15 @@ class Store(Protocol):
         that `reference` names stay as they are; the returned reference names the new ones."""
         ...
 
-    def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
-        """The keys of the k rows with the largest inner products with each of `asked` (m, width), by the
-        database's own search."""
+    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+        """The keys of the k rows with the largest inner products with each of `search_request` (m, width), by
+        the database's own search."""
         ...
 
-    def bank_scores(self, reference: BankReference, asked: Floats, k: int) -> Floats:
-        """(m, k) inner products, falling, or −½ the squared distances under L2, of `asked` (m, d) with the
-        nearest queries of a bank, by the database's own search and the index that the bank has there.
+    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
+        """(m, k) inner products, falling, or −½ the squared distances under L2, of `search_request` (m, d)
+        with the nearest queries of a bank, by the database's own search and the index that the bank has
+        there.
 
         Raises BankTooSmall where it finds fewer."""
         ...

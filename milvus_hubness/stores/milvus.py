@@ -22,16 +22,16 @@ from milvus_hubness.errors import (
 from milvus_hubness.layout import Floats
 from milvus_hubness.redaction import redacted
 from milvus_hubness.state import (
-    MIRROR_PROPERTY,
+    DUAL_WRITE_PROPERTY,
     SIDE_FIELD,
     TUNING_PROPERTY,
     BankReference,
     CollectionState,
-    Mirror,
+    DualWrite,
     TuningRecord,
-    read_journal,
-    read_living,
-    read_mirror,
+    read_dual_write,
+    read_intent_log,
+    read_online_banks,
     read_states,
     read_tuning,
 )
@@ -40,10 +40,10 @@ from milvus_hubness.stores.bank_generations import BANK_PROPERTY
 from milvus_hubness.stores.base import CollectionInfo, Key, VectorField, is_fence
 from milvus_hubness.stores.milvus_banks import queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
-from milvus_hubness.stores.milvus_journal import MilvusJournal
+from milvus_hubness.stores.milvus_journal import MilvusWriteIntents
 from milvus_hubness.stores.milvus_rpc import connect, translated
 from milvus_hubness.stores.milvus_second_field import MilvusSecondField
-from milvus_hubness.stores.milvus_traffic import MilvusTraffic
+from milvus_hubness.stores.milvus_traffic import MilvusQuerySamples
 
 __all__ = ["MilvusStore", "connect"]
 
@@ -55,7 +55,7 @@ SIDE_PROPERTY = "hubness_side"
 """In a collection that holds biases: the collection that they are of."""
 
 
-class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
+class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuerySamples):
     """A Store over a plain MilvusClient, see `connect`."""
 
     # -- what is there ------------------------------------------------------------------------------
@@ -79,9 +79,9 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 tuning=read_tuning(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
                 schema=schema,
-                mirror=read_mirror(schema["properties"]),
-                journal=read_journal(schema["properties"]),
-                living=read_living(schema["properties"]),
+                dual_write=read_dual_write(schema["properties"]),
+                intent_log=read_intent_log(schema["properties"]),
+                online_banks=read_online_banks(schema["properties"]),
                 identity=str(schema["collection_id"] or ""),
             )
 
@@ -97,13 +97,13 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         milvus_indexes.validate_index(planned, source, self._version)
 
-    def takes_link(self, source: CollectionInfo, field: str) -> bool:
+    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         """Milvus's quantisers give each column, or each few, a range of its own."""
         return True
 
-    def takes_cells(self, source: CollectionInfo, field: str) -> bool:
+    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         vector = source.vector_fields[field]
-        return milvus_schema.takes_cells(vector.index_type, vector.dtype)
+        return milvus_schema.takes_locality_hints(vector.index_type, vector.dtype)
 
     def units_moved(self) -> int:
         return 0
@@ -117,12 +117,12 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
         bytes_per_row = ROW_OVERHEAD_BYTES + sum(4 * field.dim for field in source.vector_fields.values())
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
-    def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
+    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
         found: list[list[Key]] = []
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
-            data = milvus_schema.form_of(schema, field).asked(asked)
+            data = milvus_schema.form_of(schema, field).encode_queries(query_vectors)
             for start in range(0, len(data), QUERIES_PER_REQUEST):
                 results = self.client.search(
                     collection,
@@ -135,16 +135,16 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
                 found += [[hit["entity"][key_field] for hit in hits] for hits in results]
         return found
 
-    def bank_scores(self, reference: BankReference, asked: Floats, k: int) -> Floats:
-        scores = np.empty((len(asked), k), np.float32)
+    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
+        scores = np.empty((len(query_vectors), k), np.float32)
         with translated(reference.collection):
             self.client.load_collection(reference.collection)
             [index] = self.client.list_indexes(reference.collection, field_name="vector")
             metric = self.client.describe_index(reference.collection, index)["metric_type"]
-            for start in range(0, len(asked), QUERIES_PER_REQUEST):
+            for start in range(0, len(query_vectors), QUERIES_PER_REQUEST):
                 results = self.client.search(
                     reference.collection,
-                    data=list(asked[start : start + QUERIES_PER_REQUEST]),
+                    data=list(query_vectors[start : start + QUERIES_PER_REQUEST]),
                     anns_field="vector",
                     filter=queries_between(reference, 0, reference.count),
                     limit=k,
@@ -180,7 +180,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
             self.client.load_collection(target)
 
     def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        placement = (
+        bias_location = (
             {"num_partitions": source.schema["num_partitions"]}
             if milvus_schema.has_partition_key(source.schema)
             else {}
@@ -191,7 +191,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
             properties=milvus_schema.copy_properties(source, state),
             num_shards=source.schema["num_shards"],
             consistency_level=source.schema["consistency_level"],
-            **placement,
+            **bias_location,
         )
 
     # -- biases beside the vectors ----------------------------------------------------------------------
@@ -219,7 +219,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
             return False
         with translated(side):
             properties = self.client.describe_collection(side)["properties"]
-        used = any(state.beside and state.beside.side == side for state in source.states.values())
+        used = any(state.reranking and state.reranking.side == side for state in source.states.values())
         if properties.get(SIDE_PROPERTY) != source.name or used:
             raise CollectionExists(f"the name {side!r} is taken: give another with --side-name")
         return True
@@ -242,12 +242,12 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
 
     # -- what is done to a whole collection -------------------------------------------------------------
 
-    def finish(self, collection: str) -> None:
+    def flush(self, collection: str) -> None:
         with translated(collection):
             self.client.flush(collection)
-        self.serve(collection)
+        self.load(collection)
 
-    def serve(self, collection: str) -> None:
+    def load(self, collection: str) -> None:
         with translated(collection):
             for index in self.client.list_indexes(collection):
                 is_building = retry_if_result(_is_building)
@@ -269,22 +269,22 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
         return redacted(" ".join(reason.split())) or "it gives no reason"
 
     def show_imported(self, collection: str) -> None:
-        self.finish(collection)
+        self.flush(collection)
         with translated(collection):
             self.client.refresh_load(collection)
 
-    def settle(self, collection: str) -> None:
+    def wait_visible(self, collection: str) -> None:
         self.count(collection)
 
     def write_state(self, collection: str, state: CollectionState) -> None:
         with translated(collection):
             self._alter_properties(collection, {state.property_name: state.to_json()})
 
-    def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
+    def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
         # As in `drop_state`: what says nothing stands for what is not there.
         with translated(collection):
-            said = mirror.model_dump_json() if mirror else ""
-            self._alter_properties(collection, {MIRROR_PROPERTY: said})
+            said = dual_write.model_dump_json() if dual_write else ""
+            self._alter_properties(collection, {DUAL_WRITE_PROPERTY: said})
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         with translated(collection):
@@ -328,7 +328,7 @@ class MilvusStore(MilvusBulk, MilvusJournal, MilvusSecondField, MilvusTraffic):
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
         state = info.states.get(field)
-        if state is not None and not state.keeps_vectors:
+        if state is not None and not state.leaves_vectors:
             raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
         return QueryBank(vectors, source=f"milvus:{collection}")
 

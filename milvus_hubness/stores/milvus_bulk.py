@@ -88,7 +88,7 @@ class MilvusBulk(MilvusLedger):
         writer = self.import_writer(collection, folder, ONE_FILE)
         form = milvus_schema.form_of(writer.described, field)
         for batch in batches:
-            vectors = form.stored(batch.vectors)
+            vectors = form.encode_rows(batch.vectors)
             writer.append([{**row, field: vector} for row, vector in zip(batch.rows, vectors, strict=True)])
         paths = writer.commit()
         return Path(paths[0]).relative_to(folder).as_posix() if paths else None

@@ -1,5 +1,5 @@
-"""Journals as Milvus collections: one row for each key, which names the row that was last noted under it in a
-second collection, or none where it was deleted.
+"""Write-intent logs as Milvus collections: one row for each key, which names the row that was last noted
+under it in a second collection, or none where it was deleted.
 
 The second has the fields of the collection whose writes are noted, so that it takes whatever that takes; its
 own keys are names that clients make up, so that no note is ever written over. The first is what decides: the
@@ -7,9 +7,8 @@ database puts the notes under one key in an order, and the last one stands.
 
 To make the two takes seconds, so they stay from one job to the next, empty in between. What is noted for one
 job is told from what was noted for those before, late, by clients that had not heard of their end. No two
-journals ever have the same name, and one that is to be dropped is marked first, so that no other job takes it
-again: a call that drops it can arrive late, and drops nothing that is in use.
-"""
+write-intent logs ever have the same name, and one that is to be dropped is marked first, so that no other job
+takes it again: a call that drops it can arrive late, and drops nothing that is in use."""
 
 from __future__ import annotations
 
@@ -25,17 +24,17 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.errors import CollectionExists
-from milvus_hubness.state import JOURNAL_PROPERTY, Journal
+from milvus_hubness.state import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note, journal_name, journals_among
+from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note, intent_log_name, intent_logs_among
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import is_one_of, literal, translated
 
-JOURNAL_OF_PROPERTY = "hubness_journal_of"
-FITS_PROPERTY = "hubness_journal_fits"
+WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
+FITS_PROPERTY = "hubness_write_intents_fits"
 """Of what schema the collection is whose writes are noted, as a digest."""
-RETIRED_PROPERTY = "hubness_journal_retired"
-"""Of a journal that is about to be dropped."""
+RETIRED_PROPERTY = "hubness_write_intents_retired"
+"""Of a write-intent log that is about to be dropped."""
 NAME_FIELD = "hubness_note"
 """In the collection of rows: what names a row."""
 DEFAULT_PARTITION = "_default"
@@ -45,24 +44,26 @@ _AFTER_ALL = "~"
 Row = dict[str, Any]
 
 
-def place_of(journal: Journal, key: Key, partition: str | None) -> str:
-    """Where the journal keeps what is noted of a row."""
-    within = partition_of(journal, partition)
-    place = f"{journal.made}\0{within}\0{key}"
+def place_of(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
+    """Where the write-intent log keeps what is noted of a row."""
+    within = partition_of(intent_log, partition)
+    place = f"{intent_log.made}\0{within}\0{key}"
     return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
-def partition_of(journal: Journal, partition: str | None) -> str:
+def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
     """Among which rows a key is the only one of its kind."""
-    return (partition or DEFAULT_PARTITION) if journal.by_partition else ""
+    return (partition or DEFAULT_PARTITION) if intent_log.by_partition else ""
 
 
-def line(journal: Journal, key: Key, partition: str | None, name: str, changed: Collection[str] = ()) -> Row:
-    """What the journal holds for a row. name: of the row that was noted, empty where it is to be deleted.
-    changed: see Note."""
+def line(
+    intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()
+) -> Row:
+    """What the write-intent log holds for a row. name: of the row that was noted, empty where it is to be
+    deleted. changed: see Note."""
     return {
-        "place": place_of(journal, key, partition),
-        "made": journal.made,
+        "place": place_of(intent_log, key, partition),
+        "made": intent_log.made,
         "key": key,
         "partition": partition or "",
         "name": name,
@@ -72,34 +73,34 @@ def line(journal: Journal, key: Key, partition: str | None, name: str, changed: 
     }
 
 
-class MilvusJournal(MilvusRequests):
-    """The journal methods of the store."""
+class MilvusWriteIntents(MilvusRequests):
+    """The write-intent log methods of the store."""
 
-    def write_journal(self, collection: str, journal: Journal | None) -> None:
+    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
         # Milvus 2.3 cannot take a property away, and an empty one says as little.
         with translated(collection):
-            said = journal.model_dump_json() if journal else ""
-            self._alter_properties(collection, {JOURNAL_PROPERTY: said})
+            said = intent_log.model_dump_json() if intent_log else ""
+            self._alter_properties(collection, {WRITE_INTENTS_PROPERTY: said})
 
-    def create_journal(self, source: CollectionInfo) -> Journal:
+    def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         fits, made = _digest(source), _made()
         facts: dict[str, Any] = {
             "made": made,
             "auto_id": bool(milvus_schema.key_field(source.schema).get("auto_id")),
             "by_partition": source.partitions != (None,),
         }
-        for left in self.journals(source.name):
+        for left in self.intent_logs(source.name):
             if self._fits(left, fits):
                 return left.model_copy(update=facts)
-        journal = Journal(collection=journal_name(source.name), **facts)
+        intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
         with translated(source.name):
             indexes = [
                 self.client.describe_index(source.name, each)
                 for each in self.client.list_indexes(source.name)
             ]
         parts = {
-            journal.collection: (_lines_schema(source), _flat_index("vector", "IP")),
-            journal.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
+            intent_log.collection: (_lines_schema(source), _flat_index("vector", "IP")),
+            intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
         }
         for collection, (schema, index) in parts.items():
             with translated(collection):
@@ -107,14 +108,14 @@ class MilvusJournal(MilvusRequests):
                     collection,
                     schema=schema,
                     index_params=index,
-                    properties={JOURNAL_OF_PROPERTY: source.name, FITS_PROPERTY: fits},
+                    properties={WRITE_INTENTS_OF_PROPERTY: source.name, FITS_PROPERTY: fits},
                     consistency_level="Strong",
                 )
-        return journal
+        return intent_log
 
-    def _fits(self, journal: Journal, fits: str) -> bool:
+    def _fits(self, intent_log: WriteIntentLog, fits: str) -> bool:
         """Whether both collections are there whole, and take the rows that are to be noted."""
-        for collection in (journal.collection, journal.rows):
+        for collection in (intent_log.collection, intent_log.rows):
             if not self.exists(collection):
                 return False
             with translated(collection):
@@ -128,12 +129,12 @@ class MilvusJournal(MilvusRequests):
                     self.client.load_collection(collection)
         return True
 
-    def end_journal(self, collection: str, journal: Journal) -> None:
-        self.write_journal(collection, None)
-        if self.exists(journal.collection) and self.exists(journal.rows):
-            self._forget_notes(journal, before=journal.made + _AFTER_ALL)
+    def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
+        self.write_intent_log(collection, None)
+        if self.exists(intent_log.collection) and self.exists(intent_log.rows):
+            self._forget_notes(intent_log, before=intent_log.made + _AFTER_ALL)
 
-    def _forget_notes(self, journal: Journal, *, before: str) -> None:
+    def _forget_notes(self, intent_log: WriteIntentLog, *, before: str) -> None:
         """Those for jobs that began before that: a process that was stopped and revived takes away none that
         are for its successor."""
 
@@ -143,40 +144,42 @@ class MilvusJournal(MilvusRequests):
                 with translated(collection):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
 
-        with ThreadPoolExecutor(1, "journal") as beside:
-            lines = beside.submit(forget, journal.collection, "made")
-            forget(journal.rows, NAME_FIELD)
+        with ThreadPoolExecutor(1, "intent-log") as executor:
+            lines = executor.submit(forget, intent_log.collection, "made")
+            forget(intent_log.rows, NAME_FIELD)
             lines.result()
 
-    def journals(self, collection: str) -> list[Journal]:
+    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
         with translated(collection):
             names = self.client.list_collections()
-        return [Journal(collection=name, made="") for name in journals_among(names, collection)]
+        return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
 
-    def drop_journal(self, journal: Journal, check: Callable[[], None]) -> None:
-        there = [each for each in (journal.collection, journal.rows) if self.exists(each)]
+    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
+        there = [each for each in (intent_log.collection, intent_log.rows) if self.exists(each)]
         for collection in there:
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
-            if JOURNAL_OF_PROPERTY not in properties:
-                raise CollectionExists(f"{collection!r} is there already and is no journal: rename it")
+            if WRITE_INTENTS_OF_PROPERTY not in properties:
+                raise CollectionExists(
+                    f"{collection!r} is there already and is no write-intent log: rename it"
+                )
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
         check()
         for collection in there:
             self.drop(collection)
 
     def notes(
-        self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
+        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
     ) -> list[Note]:
-        if not self.count(journal.collection):
+        if not self.count(intent_log.collection):
             return []
         if keys is None:
-            places: Sequence[Key] = self._keys(journal.collection, f"made == {literal(journal.made)}")
+            places: Sequence[Key] = self._keys(intent_log.collection, f"made == {literal(intent_log.made)}")
         else:
-            places = [place_of(journal, key, partition) for key in keys]
+            places = [place_of(intent_log, key, partition) for key in keys]
         found = []
         for start in range(0, len(places), ROWS_PER_REQUEST):
-            lines = self.fetch(journal.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
+            lines = self.get(intent_log.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
             found += [
                 Note(
                     each["key"], each["partition"] or None, each["name"] or None, changed_in(each), each["id"]
@@ -186,40 +189,40 @@ class MilvusJournal(MilvusRequests):
         return found
 
     def noted(
-        self, collection: str, journal: Journal, keys: Sequence[Key], field: str
+        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
         with translated(collection):
             schema = self.client.describe_collection(collection)
         key_field = milvus_schema.key_field(schema)["name"]
-        rows = self._rows(journal.rows, key_field, keys, None)
+        rows = self._rows(intent_log.rows, key_field, keys, None)
         by_name = {row.pop(NAME_FIELD): row for row in rows}
         batch = self._batch(schema, field, list(by_name), by_name)
         return list(by_name), Batch([row[key_field] for row in batch.rows], batch.vectors, batch.rows)
 
-    def compact_notes(self, journal: Journal, unused: frozenset[str]) -> frozenset[str]:
-        names = self._keys(journal.rows, "")
-        lines = self._scanned_names(journal)
+    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
+        names = self._keys(intent_log.rows, "")
+        lines = self._scanned_names(intent_log)
         spare = {str(name) for name in names if name not in lines}
         gone = sorted(spare & unused)
         for start in range(0, len(gone), ROWS_PER_REQUEST):
-            with translated(journal.rows):
+            with translated(intent_log.rows):
                 part = gone[start : start + ROWS_PER_REQUEST]
-                self.client.delete(journal.rows, filter=is_one_of(NAME_FIELD, part))
+                self.client.delete(intent_log.rows, filter=is_one_of(NAME_FIELD, part))
         return frozenset(spare - unused)
 
-    def count_notes(self, journal: Journal) -> int:
-        return sum(self.count(each) for each in (journal.collection, journal.rows) if self.exists(each))
+    def count_notes(self, intent_log: WriteIntentLog) -> int:
+        return sum(self.count(each) for each in (intent_log.collection, intent_log.rows) if self.exists(each))
 
-    def _scanned_names(self, journal: Journal) -> set[str]:
+    def _scanned_names(self, intent_log: WriteIntentLog) -> set[str]:
         """The names of all rows that a note names."""
-        places = self._keys(journal.collection, "")
+        places = self._keys(intent_log.collection, "")
         found: set[str] = set()
         for start in range(0, len(places), ROWS_PER_REQUEST):
             part = places[start : start + ROWS_PER_REQUEST]
-            found |= {row["name"] for row in self.fetch(journal.collection, part, "vector").rows}
+            found |= {row["name"] for row in self.get(intent_log.collection, part, "vector").rows}
         return found
 
-    def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
+    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
         with translated(collection):
             schema = self.client.describe_collection(collection)
         by_partition: dict[str | None, list[Note]] = {}
@@ -229,25 +232,25 @@ class MilvusJournal(MilvusRequests):
         for partition, all_there in by_partition.items():
             for start in range(0, len(all_there), ROWS_PER_REQUEST):
                 part = all_there[start : start + ROWS_PER_REQUEST]
-                done += self._repeat(collection, schema, journal, part, partition)
+                done += self._repeat(collection, schema, intent_log, part, partition)
         return done
 
     def _repeat(
         self,
         collection: str,
         schema: dict[str, Any],
-        journal: Journal,
+        intent_log: WriteIntentLog,
         notes: Sequence[Note],
         partition: str | None,
     ) -> list[Note]:
         key_field = milvus_schema.key_field(schema)["name"]
         names = [note.row for note in notes if note.row is not None]
-        noted = self._as_written(journal.rows, schema, NAME_FIELD, names, None)
+        noted = self._as_written(intent_log.rows, schema, NAME_FIELD, names, None)
         # A row that a note names is gone once the client that noted it has put another note in its place.
         notes = [note for note in notes if note.row is None or note.row in noted]
         for row in noted.values():
             row.pop(NAME_FIELD)
-        within = partition_of(journal, partition) or None
+        within = partition_of(intent_log, partition) or None
         held = self._as_written(collection, schema, key_field, [note.key for note in notes], within)
         gone = [note for note in notes if note.row is None and note.key in held]
         other = [note for note in notes if note.row is not None and held.get(note.key) != noted[note.row]]
@@ -275,9 +278,9 @@ class MilvusJournal(MilvusRequests):
         return dict(zip(found, rows, strict=True))
 
 
-def name_for(journal: Journal) -> str:
+def name_for(intent_log: WriteIntentLog) -> str:
     """A new name for a row that is noted."""
-    return journal.made + uuid.uuid4().hex
+    return intent_log.made + uuid.uuid4().hex
 
 
 def _made() -> str:
@@ -287,8 +290,8 @@ def _made() -> str:
 
 def _digest(source: CollectionInfo) -> str:
     facts = milvus_schema.facts(source)
-    told = json.dumps([facts["fields"], facts["functions"], facts["dynamic"]])
-    return hashlib.blake2b(told.encode(), digest_size=16).hexdigest()
+    result = json.dumps([facts["fields"], facts["functions"], facts["dynamic"]])
+    return hashlib.blake2b(result.encode(), digest_size=16).hexdigest()
 
 
 def _note(line: Row) -> Note:
@@ -296,28 +299,30 @@ def _note(line: Row) -> Note:
 
 
 def changed_in(line: Row) -> tuple[str, ...]:
-    """The fields that a line of a journal says a partial update changes."""
+    """The fields that a line of a write-intent log says a partial update changes."""
     return tuple(json.loads(line["changed"])) if line["changed"] else ()
 
 
 def names_in(
-    journal: Journal, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
+    intent_log: WriteIntentLog, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
 ) -> dict[Key, str]:
-    """What lines of a journal say of those of these keys that they tell of."""
+    """What lines of a write-intent log say of those of these keys that they tell of."""
     by_place = {each["place"]: str(each["name"]) for each in lines}
-    places = {key: place_of(journal, key, partition) for key in keys}
+    places = {key: place_of(intent_log, key, partition) for key in keys}
     return {key: by_place[place] for key, place in places.items() if place in by_place}
 
 
-def picked(journal: Journal, keys: Sequence[Key], partition: str | None) -> str:
-    """The filter that picks what the journal holds for these keys."""
-    return is_one_of("place", [place_of(journal, key, partition) for key in keys])
+def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | None) -> str:
+    """The filter that picks what the write-intent log holds for these keys."""
+    return is_one_of("place", [place_of(intent_log, key, partition) for key in keys])
 
 
 def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     key = milvus_schema.key_field(source.schema)
     limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
-    schema = MilvusClient.create_schema(description=f"journal of {source.name}", enable_dynamic_field=False)
+    schema = MilvusClient.create_schema(
+        description=f"write-intent log of {source.name}", enable_dynamic_field=False
+    )
     schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
     schema.add_field("made", DataType.VARCHAR, max_length=64)
     schema.add_field("key", DataType(key["type"]), **limits)

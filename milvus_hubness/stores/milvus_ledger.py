@@ -34,7 +34,7 @@ class MilvusLedger(MilvusBanks):
         if ledger not in self._ready_ledgers and not self.exists(ledger):
             return None
         self._ensure_ledger(ledger)
-        found = self.fetch(ledger, [key], "vector").rows
+        found = self.get(ledger, [key], "vector").rows
         return Record(found[0]["key"], found[0]["belongs_to"], found[0]["body"]) if found else None
 
     def records(self, ledger: str, group: str) -> list[Record]:
@@ -52,7 +52,7 @@ class MilvusLedger(MilvusBanks):
         keys = self._keys(ledger, where)
         found: list[Record] = []
         for start in range(0, len(keys), _RECORDS_PER_REQUEST):
-            batch = self.fetch(ledger, keys[start : start + _RECORDS_PER_REQUEST], "vector")
+            batch = self.get(ledger, keys[start : start + _RECORDS_PER_REQUEST], "vector")
             found += [Record(row["key"], row["belongs_to"], row["body"]) for row in batch.rows]
         return found
 

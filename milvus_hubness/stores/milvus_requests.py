@@ -79,7 +79,8 @@ class MilvusRequests:
             raise StoreError(f"the fencing alias {alias!r} could not be dropped: drop it and try again")
 
     def _all_aliases(self, schema: dict[str, Any]) -> list[str]:
-        # Asked for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe them.
+        # SearchRequest for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe
+        # them.
         if self.is_lite:
             return list(self.client.list_aliases(schema["collection_name"])["aliases"])
         return list(schema["aliases"])
@@ -212,16 +213,14 @@ class MilvusRequests:
             )
         return int(rows[0]["count(*)"]) if rows else 0
 
-    def fetch(
-        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
-    ) -> Batch:
+    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
             by_key = self._by_key(collection, key_field, keys, partition)
         return self._batch(schema, field, [key for key in keys if key in by_key], by_key)
 
-    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         rows, _ = self._to_be_stored(collection, batch, field)
         self._upsert(collection, rows, partition)
 
@@ -229,9 +228,9 @@ class MilvusRequests:
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
         # Few versions replace some fields of a row, and none does so for less than the whole row costs.
-        self.write(collection, batch, field, partition=partition)
+        self.upsert(collection, batch, field, partition=partition)
 
-    def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         rows, schema = self._to_be_stored(collection, batch, field)
         if milvus_schema.key_field(schema).get("auto_id"):
             self._upsert(collection, rows, partition)
@@ -259,7 +258,7 @@ class MilvusRequests:
         """The rows as pymilvus takes them, and the collection's schema."""
         with translated(collection):
             schema = self.client.describe_collection(collection)
-        stored = milvus_schema.form_of(schema, field).stored(batch.vectors)
+        stored = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
         rows = [{**row, field: vector} for row, vector in zip(batch.rows, stored, strict=True)]
         return rows, schema
 
@@ -414,7 +413,7 @@ class MilvusRequests:
     def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
         """The vectors and the other fields of many rows."""
         parts = [
-            self.fetch(collection, keys[start : start + ROWS_PER_REQUEST], field)
+            self.get(collection, keys[start : start + ROWS_PER_REQUEST], field)
             for start in range(0, len(keys), ROWS_PER_REQUEST)
         ]
         vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)

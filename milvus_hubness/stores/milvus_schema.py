@@ -11,16 +11,16 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.halves import Dtype, StoredForm
+from milvus_hubness.halves import Dtype, StorageFormat
 from milvus_hubness.layout import ALIGNMENT, as_metric
 from milvus_hubness.state import (
     BIAS_FIELD,
+    DUAL_WRITE_PROPERTY,
     EPOCH_FIELD,
-    JOURNAL_PROPERTY,
-    MIRROR_PROPERTY,
     NORM_FIELD,
     SIDE_FIELD,
     SLOT_FIELDS,
+    WRITE_INTENTS_PROPERTY,
     CollectionState,
     read_states,
 )
@@ -30,7 +30,7 @@ BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataTy
 DEFAULT_SUB_VECTORS = 32
 """m of Milvus's product quantisers where the index names none."""
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
-STORED_FORM_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
+STORAGE_FORMAT_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 TTL_PROPERTY = "collection.ttl.seconds"
 DTYPES: dict[int, Dtype] = {
     DataType.FLOAT_VECTOR: "float32",
@@ -87,18 +87,18 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
     return found
 
 
-def form_of(schema: dict[str, Any], field: str) -> StoredForm:
+def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     """How a vector field's rows lie in it: those of a layout where it is corrected."""
     for state in read_states(schema["properties"]).values():
         if field == state.searched_field:
             return state.form
     [described] = [each for each in schema["fields"] if each["name"] == field]
-    return StoredForm(DTYPES[described["type"]], int(described["params"]["dim"]))
+    return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
 def as_written(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of a query as pymilvus takes them back: without what the server computes, the bytes of vectors out
-    of the lists that it gives them in, and other vectors as lists, which compare."""
+    """Rows of a query as pymilvus takes them revert: without what the server computes, the bytes of vectors
+    out of the lists that it gives them in, and other vectors as lists, which compare."""
     written_by_server = function_outputs(schema)
     in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _READ_AS_LISTS_OF_BYTES}
 
@@ -137,7 +137,7 @@ def width_multiple(field: VectorField) -> int:
     return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
 
 
-def takes_cells(index_type: str, dtype: Dtype) -> bool:
+def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
     """Not where sub-vectors of several columns are quantised together, nor where numbers are halves, in
     which each of ours takes three columns."""
     return index_type in CELLED and dtype == "float32"
@@ -175,7 +175,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
             found.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     if key_field(schema).get("auto_id") and not lite:
         found.append("auto_id: this server gives every written row a new key, the copy could not keep them")
-    if taken := sorted({name + suffix for name in STORED_FORM_FIELDS} & set(names)):
+    if taken := sorted({name + suffix for name in STORAGE_FORMAT_FIELDS} & set(names)):
         found.append(f"fields of these names are there already: {', '.join(taken)}")
     if structs := [each["name"] for each in schema["fields"] if each.get("struct_fields")]:
         found.append(f"struct fields cannot be carried over yet: {', '.join(structs)}")
@@ -194,10 +194,11 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
         said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     said.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
-    cells, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
-    if 0 < FEW_CELLS * cells <= advised:
+    locality_hints, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
+    if 0 < FEW_CELLS * locality_hints <= advised:
         said.append(
-            f"{vector.index_type} has nlist {cells}, Milvus advises {advised} for these rows: corrected "
+            f"{vector.index_type} has nlist {locality_hints}, Milvus advises {advised} for these rows: "
+            "corrected "
             f"searches look into more cells, and smaller ones make up for it (--index-param nlist={advised})"
         )
     return said
@@ -276,10 +277,10 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """The source's schema with its vector field in the stored form, in which it may be already."""
+    """The source's schema with its vector field in augmented form, in which it may be already."""
     schema = CollectionSchema.construct_from_dict(source.schema)
     there = source.states.get(state.field)
-    if there is None or there.keeps_vectors:
+    if there is None or there.leaves_vectors:
         widen(schema, state)
     return schema
 
@@ -297,7 +298,7 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:
     carried = {**source.schema.get("properties", {}), state.property_name: state.to_json()}
-    for property in (MIRROR_PROPERTY, JOURNAL_PROPERTY):
+    for property in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY):
         carried.pop(property, None)
     return carried
 

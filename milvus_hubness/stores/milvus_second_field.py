@@ -1,4 +1,4 @@
-"""A second vector field of a Milvus collection, for the stored form: the first stays as it is."""
+"""A second vector field of a Milvus collection, for the augmented form: the first stays as it is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pymilvus import DataType, MilvusClient
 
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, STORED_FIELD, CollectionState
+from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD, CollectionState
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.base import Batch, CollectionInfo
 from milvus_hubness.stores.milvus_requests import MilvusRequests
@@ -26,7 +26,7 @@ _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 class MilvusSecondField(MilvusRequests):
     """The methods of the store for such a field."""
 
-    def stored_field(
+    def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
     ) -> Literal["there", "can be added"]:
         if obstacles := self._obstacles(source, field, suffix, width):
@@ -36,11 +36,11 @@ class MilvusSecondField(MilvusRequests):
         there = {each["name"] for each in source.schema["fields"]}
         return "there" if there.issuperset(_wanted(source, field, suffix)) else "can be added"
 
-    def stored_field_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         said = [
             "clients other than HubnessClient must name the field in their searches, now that there are two"
         ]
-        ours = {name + suffix for name in (STORED_FIELD, *_SCALARS)}
+        ours = {name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)}
         bare = [
             each["name"]
             for each in source.schema["fields"]
@@ -57,17 +57,17 @@ class MilvusSecondField(MilvusRequests):
             )
         return said
 
-    def add_stored_field(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
         there = {each["name"] for each in source.schema["fields"]}
         with translated(source.name):
             for name, kind in _wanted(source, field, suffix).items():
                 if name not in there:
-                    form: dict[str, Any] = {"dim": width} if name == STORED_FIELD + suffix else {}
+                    form: dict[str, Any] = {"dim": width} if name == SECOND_VECTOR_FIELD + suffix else {}
                     if not form:
                         form = {"default_value": milvus_schema.NO_BIAS[kind]}
                     self.client.add_collection_field(source.name, name, kind, nullable=True, **form)
 
-    def serve_stored_field(self, source: CollectionInfo, state: CollectionState) -> None:
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
         of, name = source.vector_fields[state.field], state.searched_field
         with translated(source.name):
             if not self.client.list_indexes(source.name, name):
@@ -85,7 +85,7 @@ class MilvusSecondField(MilvusRequests):
             else:
                 self.client.refresh_load(source.name)
 
-    def drop_stored_field(self, collection: str, state: CollectionState) -> bool:
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         if not drops_fields(self._version):
             return False
         with translated(collection):
@@ -97,7 +97,7 @@ class MilvusSecondField(MilvusRequests):
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
         if not updates_fields(self._version):
-            self.write(collection, batch, field, partition=partition)
+            self.upsert(collection, batch, field, partition=partition)
             return
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
@@ -112,10 +112,10 @@ class MilvusSecondField(MilvusRequests):
             for name, kind in wanted.items()
             if name in there and there[name]["type"] != kind
         ]
-        second = STORED_FIELD + suffix
+        second = SECOND_VECTOR_FIELD + suffix
         held = int(there[second]["params"].get("dim", 0)) if second in there else width
         if held != width and not found:
-            found.append(f"field {second!r} has {held} dimensions, the stored form has {width}")
+            found.append(f"field {second!r} has {held} dimensions, the augmented form has {width}")
         missing = [name for name in wanted if name not in there]
         if missing and not adds_vector_fields(self._version):
             kinds = [f"{name} ({kind.name})" for name, kind in wanted.items()]
@@ -132,7 +132,7 @@ class MilvusSecondField(MilvusRequests):
 
 
 def _wanted(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
-    """The fields that hold the stored form, its bias and when that was computed."""
+    """The fields that hold the augmented form, its bias and when that was computed."""
     [described] = [each for each in source.schema["fields"] if each["name"] == field]
-    kinds = {STORED_FIELD: DataType(described["type"]), **_SCALARS}
+    kinds = {SECOND_VECTOR_FIELD: DataType(described["type"]), **_SCALARS}
     return {name + suffix: kind for name, kind in kinds.items()}

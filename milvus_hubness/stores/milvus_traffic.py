@@ -12,12 +12,12 @@ from pymilvus import DataType, MilvusClient
 from milvus_hubness.banks import Origins
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.layout import Floats
-from milvus_hubness.state import LIVING_PROPERTY, Living, LivingBanks
-from milvus_hubness.stores.base import Traffic
+from milvus_hubness.state import ONLINE_BANKS_PROPERTY, OnlineBank, OnlineBanks
+from milvus_hubness.stores.base import QuerySamples
 from milvus_hubness.stores.milvus_requests import ROWS_PER_REQUEST, MilvusRequests
 from milvus_hubness.stores.milvus_rpc import is_one_of, literal, translated
 
-TRAFFIC_PROPERTY = "hubness_traffic"
+QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
 _METRIC = "IP"
 
 
@@ -35,7 +35,9 @@ class Sample:
     vector: Floats
 
 
-def put_samples(client: MilvusClient, traffic: str, samples: Sequence[Sample], timeout: float) -> None:
+def put_samples(
+    client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float
+) -> None:
     """Write samples, each into its place. Raises as the client does."""
     rows = {
         f"{each.profile}/{each.place}": {
@@ -47,52 +49,55 @@ def put_samples(client: MilvusClient, traffic: str, samples: Sequence[Sample], t
         }
         for each in samples
     }
-    client.upsert(traffic, list(rows.values()), timeout=timeout)
+    client.upsert(samples_collection, list(rows.values()), timeout=timeout)
 
 
-class MilvusTraffic(MilvusRequests):
-    """The traffic methods of the store."""
+class MilvusQuerySamples(MilvusRequests):
+    """The query-sample methods of the store."""
 
-    def write_living(self, collection: str, living: Sequence[Living]) -> None:
+    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
         # As in `drop_state`: what says nothing stands for what is not there.
         with translated(collection):
-            said = LivingBanks(banks=tuple(living)).model_dump_json() if living else ""
-            self._alter_properties(collection, {LIVING_PROPERTY: said})
+            said = OnlineBanks(banks=tuple(online_banks)).model_dump_json() if online_banks else ""
+            self._alter_properties(collection, {ONLINE_BANKS_PROPERTY: said})
 
-    def create_traffic(self, traffic: str, dim: int) -> None:
-        with translated(traffic):
-            if not self.client.has_collection(traffic):
+    def create_query_samples(self, samples_collection: str, dim: int) -> None:
+        with translated(samples_collection):
+            if not self.client.has_collection(samples_collection):
                 self.client.create_collection(
-                    traffic,
+                    samples_collection,
                     schema=_schema(dim),
-                    properties={TRAFFIC_PROPERTY: "1"},
+                    properties={QUERY_SAMPLES_PROPERTY: "1"},
                     consistency_level="Strong",
                 )
-            described = self.client.describe_collection(traffic)
-            if TRAFFIC_PROPERTY not in described["properties"]:
+            described = self.client.describe_collection(samples_collection)
+            if QUERY_SAMPLES_PROPERTY not in described["properties"]:
                 raise CollectionExists(
-                    f"{traffic!r} is there already and holds no samples of queries: rename it first"
+                    f"{samples_collection!r} is there already and holds no samples of queries: rename it "
+                    "first"
                 )
             [stored] = [_dim(field) for field in described["fields"] if field["name"] == "vector"]
             if stored != dim:
-                raise DimensionMismatch(f"{traffic!r} holds {stored}-d samples, these queries have {dim}")
-            self._serve_flat(traffic, _METRIC)
+                raise DimensionMismatch(
+                    f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}"
+                )
+            self._serve_flat(samples_collection, _METRIC)
 
-    def read_traffic(self, traffic: str, profile: str) -> Traffic:
-        if not self.exists(traffic):
-            return Traffic(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
-        keys = self._keys(traffic, f"profile == {literal(profile)}")
-        vectors, rows = self._whole(traffic, "vector", keys)
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+        if not self.exists(samples_collection):
+            return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
+        keys = self._keys(samples_collection, f"profile == {literal(profile)}")
+        vectors, rows = self._whole(samples_collection, "vector", keys)
         numbers, at = (np.array([row[name] for row in rows], np.int64) for name in ("sample", "asked_at"))
-        return Traffic(vectors, Origins(numbers, at))
+        return QuerySamples(vectors, Origins(numbers, at))
 
-    def drop_samples(self, traffic: str, numbers: Sequence[int]) -> None:
-        if not self.exists(traffic):
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+        if not self.exists(samples_collection):
             return
-        with translated(traffic):
+        with translated(samples_collection):
             for start in range(0, len(numbers), ROWS_PER_REQUEST):
                 part = numbers[start : start + ROWS_PER_REQUEST]
-                self.client.delete(traffic, filter=is_one_of("sample", part))
+                self.client.delete(samples_collection, filter=is_one_of("sample", part))
 
 
 def _schema(dim: int) -> Any:

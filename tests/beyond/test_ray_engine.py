@@ -14,9 +14,9 @@ from tests.databases import OnMilvus
 def biases(corrected):
     """(n,) of all rows, by key, as searches read them."""
     state = corrected.store.info(corrected.name).state
-    rows = corrected.store.fetch(corrected.name, range(ITEMS), state.field)
+    rows = corrected.store.get(corrected.name, range(ITEMS), state.field)
     order = np.argsort(rows.keys)
-    return state.layout.biases(rows.vectors, state.profile.slot)[order] + state.profile.centre
+    return state.layout.biases(rows.vectors, state.profile.slot)[order] + state.profile.mean_bias
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -138,11 +138,11 @@ def enabled(place: str) -> Callable[[Scene], None]:
 
 
 def copied(scene: Scene) -> None:
-    _do(scene, lambda scene: (*copy(scene), "--frozen"))
+    _do(scene, lambda scene: (*copy(scene), "--no-writers"))
 
 
 def migrated(scene: Scene) -> None:
-    _do(scene, lambda scene: (*run(scene), "--frozen"))
+    _do(scene, lambda scene: (*run(scene), "--no-writers"))
 
 
 def pending(scene: Scene) -> None:

@@ -64,7 +64,7 @@ def milvus(backend: str, folder: Path) -> Iterator[str]:
 class Scene:
     """A collection `source`, which the application reads by `name`: an alias of it, or its own name.
 
-    placed: the application may read another collection by that name later."""
+    biased_rows: the application may read another collection by that name later."""
 
     def __init__(self, uri: str, folder: Path, rng: random.Random, *, metric: str = "IP") -> None:
         self.uri, self.folder, self.rng, self.metric = uri, folder, rng, metric
@@ -206,7 +206,7 @@ class Scene:
         """Every row that a HubnessClient reads is as the application wrote it last. Raises AssertionError."""
         found = self.read()
         certain = {key: row for key, row in self.model.items() if key not in self.uncertain}
-        back = [key for key in found if key not in self.model and key not in self.uncertain]
+        revert = [key for key in found if key not in self.model and key not in self.uncertain]
         lost = [key for key in certain if key not in found]
         undone, wrong = [], []
         for key, row in certain.items():
@@ -220,8 +220,8 @@ class Scene:
                 key not in found if row is None else key in found and _same(found[key], row) for row in rows
             )
         ]
-        told = {"updates undone": undone, "rows back": back, "rows lost": lost, "rows wrong": wrong}
-        problems = [f"{len(keys)} {what}, {sorted(keys)[:3]} say" for what, keys in told.items() if keys]
+        result = {"updates undone": undone, "rows back": revert, "rows lost": lost, "rows wrong": wrong}
+        problems = [f"{len(keys)} {what}, {sorted(keys)[:3]} say" for what, keys in result.items() if keys]
         assert not problems, f"{when}: " + "; ".join(problems)
 
     def read(self) -> dict[int, Row]:

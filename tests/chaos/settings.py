@@ -20,7 +20,7 @@ from pymilvus.settings import Config
 
 DIM = 16
 POLLING = 0.05
-SECOND_LOOKS = (0.0, 0.05, 0.3)
+RECHECK_DELAYS = (0.0, 0.05, 0.3)
 """Seconds between looks at a row that differs between source and copy: clients write both at once."""
 
 
@@ -49,7 +49,7 @@ class Settings:
         _set_lease_of_former_versions(self.lease_seconds)
         milvus = importlib.import_module("milvus_hubness.stores.milvus")
         milvus.CHUNK_BYTES = self.rows * (milvus.ROW_OVERHEAD_BYTES + 4 * DIM)
-        _set("SECOND_LOOKS", SECOND_LOOKS)
+        _set("RECHECK_DELAYS", RECHECK_DELAYS)
         if self.rebuilds:
             assert _set("FEWEST_ROWS", 1), "the package has no FEWEST_ROWS any more"
 

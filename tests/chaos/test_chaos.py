@@ -61,7 +61,7 @@ def held_and_stopped(scene, argv, collection, *, nth=1, rows=60, host=""):
 def test_a_late_write_of_a_refresh_undoes_nothing(scene):
     scene.make()
     run = ["migrate", "run", scene.source, "--bank", str(scene.banks[0]), *ESTIMATOR, "--alias", scene.name]
-    corrected = scene.do(*run, "--frozen").result["facts"]["target"]
+    corrected = scene.do(*run, "--no-writers").result["facts"]["target"]
     argv = ["refresh", corrected, "--bank", str(scene.banks[1]), "--force", "--client-ttl", str(CLIENT_TTL)]
     with held_and_stopped(scene, argv, corrected, rows=600) as (first, upsert):
         second = scene.do(*argv, lease_seconds=LEASE_SECONDS)
@@ -82,7 +82,7 @@ def test_a_write_that_failed_and_arrives_while_its_job_goes_on_undoes_nothing(sc
     """The job has sent it again, and repaired those rows, before it arrives."""
     scene.make()
     run = ["migrate", "run", scene.source, "--bank", str(scene.banks[0]), *ESTIMATOR, "--alias", scene.name]
-    corrected = scene.do(*run, "--frozen").result["facts"]["target"]
+    corrected = scene.do(*run, "--no-writers").result["facts"]["target"]
     argv = ["refresh", corrected, "--bank", str(scene.banks[1]), "--force", "--client-ttl", str(CLIENT_TTL)]
     relay = scene.relay("A")
     late, fourth = relay.late("Upsert", corrected), relay.hold("Upsert", corrected, 4)

@@ -33,7 +33,7 @@ PLANS = {
     "together": 15,
 }
 ROW_WRITES = {"Insert", "Upsert", "Delete"}
-OTHER_ROWS = re.compile("__(bank|journal)")
+OTHER_ROWS = re.compile("__(bank|write-intent log)")
 CHANGES = ("Insert", "Upsert", "Delete", "Alter", "Create", "Drop", "Rename", "Load", "Release", "Flush")
 SHARES = {"rows": 60, "changes": 28, "reads": 12}
 """Of the calls that are drawn: writes of rows of the collections, other changes, and all others."""

@@ -3,15 +3,17 @@
 from milvus_hubness.jobs.migration.ledger import LEDGER
 from tests.cli.conftest import assert_fails, collections
 
-ASKED = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--bulk-folder", ".")
+QUERY_SCALE = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--bulk-folder", ".")
 
 
 def test_it_needs_writers_that_rest(files, run):
-    assert_fails(run(*ASKED), 2, "--frozen")
+    assert_fails(run(*QUERY_SCALE), 2, "--no-writers")
     assert collections(files) <= {"products", LEDGER}
 
 
 def test_milvus_lite_imports_no_files(files, run):
     for command in ("run", "rehearse"):
-        assert_fails(run("migrate", command, *ASKED[2:], "--frozen"), 1, "Milvus Lite imports no files")
+        assert_fails(
+            run("migrate", command, *QUERY_SCALE[2:], "--no-writers"), 1, "Milvus Lite imports no files"
+        )
     assert collections(files) <= {"products", LEDGER}

@@ -24,7 +24,7 @@ NOW = ("--client-ttl", "0")
 
 
 def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
-    asked = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--frozen")
+    asked = ("--bank", "bank.npy", "--k", "8", "--alias", "live", "--no-writers")
     done = run("migrate", "run", "products", *asked)
     assert done.returncode == 0, done.stderr
 
@@ -40,7 +40,7 @@ def test_a_migrated_collection_tells_of_itself_and_is_refreshed(run, files):
     told = json.loads(refreshed.stdout)["refresh"]
     assert (told["action"], told["scanned"]) == ("full", 60)
     assert told["reason"].startswith("the parameters changed; 100% of 60 rows change, fewer than")
-    assert run("refresh", "products_hubness", "--back", *NOW).returncode == 0
+    assert run("refresh", "products_hubness", "--revert", *NOW).returncode == 0
     told = json.loads(run("status", "products_hubness", "--json").stdout)["status"]
     assert (told["estimator"]["alpha"], told["epoch"]) == (0.75, 3)
 
@@ -63,7 +63,17 @@ def test_banks_of_every_kind(run, files, bank, column):
 
 
 def test_a_gate_with_two_sets(run, files):
-    asked = ["run", "products", "--bank", "bank.npz", "--bank-column", "queries", "--gate", "1", "--frozen"]
+    asked = [
+        "run",
+        "products",
+        "--bank",
+        "bank.npz",
+        "--bank-column",
+        "queries",
+        "--gate",
+        "1",
+        "--no-writers",
+    ]
     assert_fails(run("migrate", *asked, "--gate-targets", "2"), 1, "give a target bank")
     done = run("migrate", *asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--json")
     assert done.returncode == 0, done.stderr
@@ -126,7 +136,7 @@ def spoiled(files):
     (files / "bank.txt").write_text("1 2 3")
 
 
-ASKED = ("--queries", "nobody-reads-this.npy")
+QUERY_SCALE = ("--queries", "nobody-reads-this.npy")
 INDEX = ("migrate", "plan", "products", "--bank", "bank.npy", "--k", "8", "--index-type")
 README = ("Where do I get reference queries?",)
 NARROW = ("narrow.npy has 7", "dimension 8")
@@ -161,9 +171,13 @@ FAILURES = [
         ["cannot read 'key' of"],
     ),
     (["tune", "products", "--bank", "bank.npy", "--pairs", "floats.npz"], 1, ["'key' of floats.npz", "0.0"]),
-    (["diagnose", "products", "--output", "nowhere/page.html", *ASKED], 1, ["nowhere/page.html: No such"]),
-    (["diagnose", "products", "--output", "bank.npy/page.html", *ASKED], 1, ["Not a directory"]),
-    (["diagnose", "products", "--output", ".", *ASKED], 1, ["cannot write .: Is a directory"]),
+    (
+        ["diagnose", "products", "--output", "nowhere/page.html", *QUERY_SCALE],
+        1,
+        ["nowhere/page.html: No such"],
+    ),
+    (["diagnose", "products", "--output", "bank.npy/page.html", *QUERY_SCALE], 1, ["Not a directory"]),
+    (["diagnose", "products", "--output", ".", *QUERY_SCALE], 1, ["cannot write .: Is a directory"]),
     (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream is HOST:PORT"]),
     ([*RUN, "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
     ([*RUN, "bank.npy", "--method", "magic"], 2, ["magic"]),
@@ -211,7 +225,18 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
 
 def test_profiles_that_cannot_be_leave_those_that_are(run, files):
     spoiled(files)
-    asked = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live", "--frozen")
+    asked = (
+        "migrate",
+        "run",
+        "products",
+        "--bank",
+        "bank.npy",
+        "--k",
+        "8",
+        "--alias",
+        "live",
+        "--no-writers",
+    )
     assert run(*asked).returncode == 0
     before = connect("shop.db").describe_collection("products_hubness")["properties"]
     for arguments, code, said in (
@@ -323,10 +348,12 @@ def test_output_that_cannot_be_written_is_told_in_one_line(run, files, monkeypat
 
 def test_a_page_is_not_spoiled_by_looking_whether_it_can_be_written(run, files):
     (files / "page.html").write_text("former")
-    done = run("diagnose", "products", *ASKED, "--output", "page.html")
+    done = run("diagnose", "products", *QUERY_SCALE, "--output", "page.html")
     assert_fails(done, 1, "nobody-reads-this.npy")
     assert (files / "page.html").read_text() == "former"
-    assert_fails(run("diagnose", "products", *ASKED, "--output", "new.html"), 1, "nobody-reads-this.npy")
+    assert_fails(
+        run("diagnose", "products", *QUERY_SCALE, "--output", "new.html"), 1, "nobody-reads-this.npy"
+    )
     assert not (files / "new.html").exists()
 
 
@@ -357,7 +384,7 @@ def test_shares_add_up():
 
 
 def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
-    assert run("migrate", "run", "products", "--bank", "bank.npy", "--frozen").returncode == 0
+    assert run("migrate", "run", "products", "--bank", "bank.npy", "--no-writers").returncode == 0
     planned = run(
         "refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
     )
@@ -401,7 +428,9 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
 
 
 def test_enable_refuses_what_it_cannot_do(files, run):
-    assert_fails(run("enable", "products", "--bank", "bank.npy", "--misses", "2"), 2, "allowed_misses", "2")
+    assert_fails(
+        run("enable", "products", "--bank", "bank.npy", "--max-miss-rate", "2"), 2, "max_miss_rate", "2"
+    )
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
     assert_fails(
         run("enable", "products", "--bank", "bank.npy", "--where", "fields"), 1, "side collection", "products"

@@ -34,7 +34,7 @@ def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run
     assert "50 rows carry a bias" in shown.stdout
     assert "second vector field" in run("status", "photos").stdout
     told = json.loads(run("status", "photos", "--json").stdout)["status"]
-    assert (told["where"], told["stored_in"], told["pending"]) == ("vectors", "hubness_vector", 0)
+    assert (told["where"], told["second_vector"], told["pending"]) == ("vectors", "hubness_vector", 0)
     assert "none (bank and parameters" in run("refresh", "photos").stdout
     ended = json.loads(run("disable", "photos", "--json").stdout)["disable"]
     assert (ended["dropped"], ended["stays"]) == (None, "hubness_vector")

@@ -118,10 +118,10 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     added = vectors(np.random.default_rng(9), 3, DIM)
     client.insert("live", [{"id": 100 + i, "vector": row, "group": 0} for i, row in enumerate(added)])
     assert_fails(run("migrate", "verify", "live"), 1, "does not hold", "100")
-    back = run("migrate", "rollback", "live", *AT_ONCE)
-    assert back.returncode == 0, back.stderr
-    assert "live -> products" in back.stdout
-    assert "3 rows written since the switch" in back.stdout
+    revert = run("migrate", "rollback", "live", *AT_ONCE)
+    assert revert.returncode == 0, revert.stderr
+    assert "live -> products" in revert.stdout
+    assert "3 rows written since the switch" in revert.stdout
     assert len(live.get("live", ids=[100, 101, 102])) == 3
 
     assert run("migrate", "clean", "live", "--drop", "products_hubness").returncode == 2
@@ -139,11 +139,11 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
 
 
 def test_step_by_step_under_the_collections_own_name(run, files):
-    begun = run("migrate", "run", "products", *BANK, "--frozen")
+    begun = run("migrate", "run", "products", *BANK, "--no-writers")
     assert begun.returncode == 0, begun.stderr
     assert "migrate cutover products" in begun.stdout
     assert run("migrate", "cutover", "products").returncode == 2
-    switched = run("migrate", "cutover", "products", "--rename", "--frozen", "--json")
+    switched = run("migrate", "cutover", "products", "--rename", "--no-writers", "--json")
     assert switched.returncode == 0, switched.stderr
     facts = switched.lines()[-1]["facts"]
     assert facts["switch"]["kept_as"] == "products__before_hubness"
@@ -164,8 +164,8 @@ def test_a_plan_counts_the_wait_for_clients(run, files):
         assert plan["estimated_seconds"] >= plan["waiting_seconds"]
         return plan["waiting_seconds"]
 
-    assert seconds("--frozen") == 0
-    assert seconds("--frozen", "--client-ttl", "100", "--alias", "live") == 0
+    assert seconds("--no-writers") == 0
+    assert seconds("--no-writers", "--client-ttl", "100", "--alias", "live") == 0
     assert 90 < seconds("--client-ttl", "100") <= 100
     assert 190 < seconds("--client-ttl", "100", "--alias", "live") <= 200
     told = run("migrate", "plan", "products", *BANK, "--client-ttl", "100").stdout
@@ -173,16 +173,16 @@ def test_a_plan_counts_the_wait_for_clients(run, files):
 
 
 def test_of_two_copies_the_one_that_is_meant_is_named(run, files):
-    assert run("migrate", "run", "products", *BANK, "--frozen").returncode == 0
+    assert run("migrate", "run", "products", *BANK, "--no-writers").returncode == 0
     other = ("--target", "other", "--bank-name", "other_bank")
-    assert run("migrate", "run", "products", *BANK, *other, "--frozen").returncode == 0
+    assert run("migrate", "run", "products", *BANK, *other, "--no-writers").returncode == 0
     for command in (
-        ["cutover", "products", "--alias", "live", "--frozen"],
+        ["cutover", "products", "--alias", "live", "--no-writers"],
         ["clean", "products", "--drop", "products", "--yes"],
         ["verify", "products"],
         ["status", "products"],
-        ["run", "products", "--frozen"],
-        ["rollback", "products", "--frozen"],
+        ["run", "products", "--no-writers"],
+        ["rollback", "products", "--no-writers"],
     ):
         assert_fails(run("migrate", *command), 1, "several copies (other, products_hubness)", "--target")
     both = run("migrate", "status", "--json")
@@ -191,18 +191,18 @@ def test_of_two_copies_the_one_that_is_meant_is_named(run, files):
     assert run("migrate", "verify", "products", "--target", "other").returncode == 0
     assert "other" in run("migrate", "status", "other").stdout
     assert_fails(run("migrate", "verify", "products", "--target", "nope"), 1, "'products' to 'nope'")
-    done = run("migrate", "cutover", "products", "--target", "other", "--alias", "live", "--frozen")
+    done = run("migrate", "cutover", "products", "--target", "other", "--alias", "live", "--no-writers")
     assert done.returncode == 0, done.stderr
     assert behind(connect("shop.db"), "live") == "other"
     cleaned = run("migrate", "clean", "products", "--drop", "products_hubness", "--yes")
     assert cleaned.returncode == 0, cleaned.stderr
     assert {"other", "products"} <= collections(files)
     assert "products_hubness" not in collections(files)
-    assert run("migrate", "rollback", "products", "--frozen").returncode == 0
+    assert run("migrate", "rollback", "products", "--no-writers").returncode == 0
 
 
 def test_a_switch_that_was_killed_half_way_is_carried_on_with(run, files, monkeypatch):
-    asked = ("migrate", "run", "products", *BANK, "--rename", "--frozen")
+    asked = ("migrate", "run", "products", *BANK, "--rename", "--no-writers")
     with monkeypatch.context() as broken:
         interrupted(broken, "point_alias")
         assert run(*asked).returncode == 137
@@ -215,16 +215,16 @@ def test_a_switch_that_was_killed_half_way_is_carried_on_with(run, files, monkey
 
     with monkeypatch.context() as broken:
         interrupted(broken, "rename")
-        assert run("migrate", "rollback", "products", "--frozen").returncode == 137
+        assert run("migrate", "rollback", "products", "--no-writers").returncode == 137
     assert not connect("shop.db").has_collection("products")
-    done = run("migrate", "run", "products", "--frozen")
+    done = run("migrate", "run", "products", "--no-writers")
     assert done.returncode == 0, done.stderr
     assert "rolled back" in done.stdout
     assert behind(connect("shop.db"), "products") == "products"
 
 
 def test_a_hook_that_fails_before_the_switch_stops_it(run, live):
-    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--frozen")
+    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--no-writers")
     done = run(*asked, "--on", "before-cutover=echo not on a Friday; exit 3")
     assert_fails(done, 1, "before-cutover", "exit code 3", "not on a Friday")
     assert behind(live, "live") == "products"
@@ -239,18 +239,18 @@ def test_a_hook_that_fails_before_the_switch_stops_it(run, live):
 
 
 def test_a_critical_load_stops_it_and_it_can_be_carried_on_with(run, live):
-    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--frozen")
+    asked = ("migrate", "run", "products", *BANK, "--alias", "live", "--no-writers")
     done = run(*asked, "--critical-load", "echo too many queries; false")
     assert_fails(done, 1, "the load is critical", "too many queries")
     assert behind(live, "live") == "products"
-    resumed = run("migrate", "run", "--alias", "live", "--frozen", "--max-load", "true")
+    resumed = run("migrate", "run", "--alias", "live", "--no-writers", "--max-load", "true")
     assert resumed.returncode == 0, resumed.stderr
     assert behind(live, "live") == "products_hubness"
     assert_fails(run("migrate", "run"), 1, "the one unfinished migration", "none")
 
 
 def test_metrics_are_kept_in_a_file(run, files):
-    asked = ("migrate", "run", "products", *BANK, "--frozen")
+    asked = ("migrate", "run", "products", *BANK, "--no-writers")
     assert_fails(run(*asked, "--metrics-file", "nowhere/m.prom"), 1, "nowhere/m.prom")
     assert run(*asked, "--metrics-file", "m.prom").returncode == 0
     written = Path("m.prom").read_text()
@@ -261,7 +261,7 @@ def test_metrics_are_kept_in_a_file(run, files):
 def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
     (files / "token").write_text("s3cret-token\n")
     given = ("--token-file", "token")
-    asked = ("migrate", "run", "products", *BANK, "--frozen", *given, "--json")
+    asked = ("migrate", "run", "products", *BANK, "--no-writers", *given, "--json")
     hook = "before-copy=env > hook.txt; cat token; exit 1"
     done = run(*asked, "--on", hook)
     assert done.returncode == 1
@@ -273,7 +273,7 @@ def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
     assert run(*asked).returncode == 0
     ledger = MilvusStore(connect("shop.db"))
     assert "s3cret" not in str(Ledger(ledger).migrations())
-    console.tell_error(ValueError("refused: s3cret-token"), as_json=True)
+    console.report_error(ValueError("refused: s3cret-token"), as_json=True)
     assert "s3cret" not in "".join(capsys.readouterr())
 
 

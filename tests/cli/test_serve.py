@@ -12,7 +12,7 @@ from milvus_lite.server_manager import server_manager_instance
 
 from milvus_hubness import (
     NNN,
-    Hubness,
+    CorrectionConfig,
     HubnessClient,
     MilvusStore,
     QueryBank,
@@ -138,7 +138,7 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     config = configured(COLLECTION + 'bank = "more.npy"\nmethod = "nnn"\nparams = { k = 5 }\n')
     done = run("serve", "--config", config, "--once", "--json")
     assert done.returncode == 0, done.stderr
-    [looked] = [line["facts"] for line in done.lines() if line["name"] == "looked"]
+    [looked] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
     assert (looked["action"], looked["scanned"], looked["result"]) == ("full", 67, "ok")
     found = status(MilvusStore(connect("shop.db")), "products_hubness")
     assert (found.pending, found.bank["count"], found.estimator["k"], found.epoch) == (0, 50, 5, 2)
@@ -168,14 +168,14 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
     events = [json.loads(line) for line in told.splitlines()]
     assert [event["name"] for event in events if event["name"] != "missed"] == [
         "stopping",
-        "looked",
+        "reconciled",
         "stopped",
     ]
-    assert [event["facts"]["result"] for event in events if event["name"] == "looked"] == ["stopped"]
+    assert [event["facts"]["result"] for event in events if event["name"] == "reconciled"] == ["stopped"]
     left = pending()
     assert 0 < left < 6_000
     done = run("serve", "--config", configured(), "--once", "--json")
-    [looked] = [line["facts"] for line in done.lines() if line["name"] == "looked"]
+    [looked] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
     assert (done.returncode, looked["action"], looked["changed"]) == (0, "pending", left)
     assert pending() == 0
 
@@ -189,7 +189,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
     rng, name = np.random.default_rng(6), served.name("served")
     banks = {each: vectors(rng, 40, DIM) for each in ("right", "wrong")}
     client = served.client(HubnessClient)
-    born = Hubness(QueryBank(banks["right"]), NNN(4))
+    born = CorrectionConfig(QueryBank(banks["right"]), NNN(4))
     client.create_collection(name, DIM, metric_type="COSINE", consistency_level="Strong", hubness=born)
     rows = [{"id": i, "vector": vector} for i, vector in enumerate(vectors(rng, 300, DIM))]
     client.insert(name, rows[:200])
@@ -203,7 +203,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
                 'schedule = "2s"\nfull_schedule = "2s"\nclient_ttl = 0\n'
             )
         services[each] = started("serve", "--config", f"{each}.toml", "--json", MILVUS_HUBNESS_URI=served.uri)
-        events_until(services[each], "looked")
+        events_until(services[each], "reconciled")
     before, ends = status(served.store(), name), time.monotonic() + 60
     for part in range(10):
         client.insert(name, rows[200 + 10 * part : 210 + 10 * part], bias="pending")
@@ -220,7 +220,7 @@ def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
         for each, process in services.items()
     }
     results = {
-        each: {event["facts"]["result"] for event in events if event["name"] == "looked"}
+        each: {event["facts"]["result"] for event in events if event["name"] == "reconciled"}
         for each, events in told.items()
     }
     assert results == {"right": {"ok"}, "wrong": {"busy"}}

@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 from milvus_hubness import MilvusStore, connect
 from milvus_hubness.jobs.migration.ledger import LEDGER, MIGRATIONS, Ledger
 
-ASKED = ("migrate", "run", "many", "--bank", "bank.npy", "--k", "8", "--frozen", "--alias", "live")
+QUERY_SCALE = ("migrate", "run", "many", "--bank", "bank.npy", "--k", "8", "--no-writers", "--alias", "live")
 TOKEN = "s3cret-token"
 
 
@@ -37,7 +37,7 @@ def ask(url, path, body=None):
 
 
 def test_terminated_in_the_middle_it_carries_on(started, run):
-    process = started(*ASKED, "--rows-per-second", "800", "--control", "control.json", "--json")
+    process = started(*QUERY_SCALE, "--rows-per-second", "800", "--control", "control.json", "--json")
     until(process, "copying")
     assert run("migrate", "pause", "--control", "control.json").returncode == 0
     until(process, "paused")
@@ -50,7 +50,7 @@ def test_terminated_in_the_middle_it_carries_on(started, run):
     standing = json.loads(run("migrate", "status", "many", "--json").stdout)["migration"]
     assert (standing["phase"], standing["lease"]) == ("copying", None)
     assert 0 < standing["rows_copied"] < 3_000
-    done = run("migrate", "run", "many", "--alias", "live", "--frozen", "--json")
+    done = run("migrate", "run", "many", "--alias", "live", "--no-writers", "--json")
     assert done.returncode == 0, done.stderr
     copied = [line["facts"] for line in done.lines() if line["name"] == "copying"]
     assert len(copied) == standing["chunks"] - standing["chunks_done"]
@@ -62,7 +62,7 @@ def test_it_is_steered_by_file_and_over_http_and_keeps_the_token(started, run, f
     assert run("migrate", "pause", *control).returncode == 0
     hook = ("--on", "before-copy=env > hook.txt")
     process = started(
-        *ASKED, *control, *hook, "--postpone-cutover", "--http", "127.0.0.1:0", "--json",
+        *QUERY_SCALE, *control, *hook, "--postpone-cutover", "--http", "127.0.0.1:0", "--json",
         MILVUS_HUBNESS_TOKEN=TOKEN,
     )  # fmt: skip
     printed = until(process, "before-copy")

@@ -12,13 +12,13 @@ from pymilvus.client.search_result import SearchResult
 from pymilvus.client.types import HybridExtraList, PlaceholderType
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness.client.beside import BesideRewrite
+from milvus_hubness.client.beside import RerankingRewrite
 from milvus_hubness.client.knowledge import naming
 from milvus_hubness.client.reading import Reading
 from milvus_hubness.client.rewrite import Question, Rewrite
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.halves import encode, rounded
-from milvus_hubness.state import BankReference, Beside, CollectionState, Profile
+from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 from milvus_hubness.stores import milvus_schema
 from tests.galleries import METRICS, as_distance, similarity, vectors
 
@@ -33,7 +33,7 @@ PLACEHOLDERS = {
 class Field:
     """A corrected field, its rows as pymilvus packs them, and answers as pymilvus unpacks them."""
 
-    def __init__(self, dtype, metric, beside=None):
+    def __init__(self, dtype, metric, reranking=None):
         rng = np.random.default_rng(5)
         self.dtype, self.metric = dtype, metric
         self.items = rounded(vectors(rng, ITEMS, DIM), dtype)
@@ -43,7 +43,7 @@ class Field:
             estimator={"name": "NNN", "k": 4, "alpha": 0.75},
             slot=0,
             standby=1,
-            centre=0.0,
+            mean_bias=0.0,
             bank=BankReference(collection="b", generation="01", fingerprint="f", count=9),
             epoch=1,
             refreshed_at=datetime.now(timezone.utc),
@@ -58,10 +58,12 @@ class Field:
             source="c",
             phase="ready",
             profiles={"default": profile},
-            beside=beside,
+            reranking=reranking,
         )
         reading = Reading((self.state,))
-        self.rewrite = Rewrite(self.state, reading) if beside is None else BesideRewrite(self.state, reading)
+        self.rewrite = (
+            Rewrite(self.state, reading) if reranking is None else RerankingRewrite(self.state, reading)
+        )
         self.schema = {
             "fields": [
                 {"name": "id", "type": DataType.INT64, "params": {}, "is_primary": True},
@@ -176,10 +178,10 @@ def test_answers_have_corrected_scores_and_the_vectors_that_were_given(field, st
             assert wanted[number, keys].min() >= np.sort(wanted[number])[-10] - 2 * atol
             for key, hit in zip(keys, hits, strict=True):
                 assert set(hit["entity"]) == {"id", "vector"}
-                back = field.numbers(hit["entity"]["vector"], DIM)[0]
+                revert = field.numbers(hit["entity"]["vector"], DIM)[0]
                 step = {"float16": 2.0**-10, "bfloat16": 2.0**-7}[field.dtype]
                 exact = 0 if field.metric != "COSINE" else step
-                np.testing.assert_allclose(back, field.items[key], rtol=exact, atol=0)
+                np.testing.assert_allclose(revert, field.items[key], rtol=exact, atol=0)
 
 
 def test_queried_rows_are_unpacked_and_given_back_as_pymilvus_gives_them(field):
@@ -204,11 +206,11 @@ def test_a_row_that_was_read_can_be_written_again(field):
 
 def test_beside_its_biases_a_field_is_asked_for_as_it_is(metric):
     for dtype in KINDS:
-        beside = Beside(side="s", candidates=20, missed=0.0, allowed=0.01, queries=9)
-        field = Field(dtype, metric, beside)
+        reranking = CandidateReranking(side="s", candidates=20, missed=0.0, allowed=0.01, queries=9)
+        field = Field(dtype, metric, reranking)
         question = Question(field.queries, 5)
         for weight in (1.0, 0.0):
-            asked = field.rewrite.wrapped(question, field.rewrite.queries(question), weight)
+            asked = field.rewrite.encoded_queries(question, field.rewrite.queries(question), weight)
             assert asked == encode(field.queries, dtype)
 
 

@@ -45,7 +45,7 @@ def test_a_client_that_writes_in_the_new_form_logs_one_line(lite, records):
     writer.upsert(f"{name}_live", [row(rng)])
     bank = QueryBank(vectors(rng, 40, DIM))
     plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), alias=f"{name}_live")
-    migrate(lite.store(), plan, frozen=True)
+    migrate(lite.store(), plan, no_writers=True)
     records.clear()
     assert writer.upsert(f"{name}_live", [row(rng)])["upsert_count"] == 1
     [told] = records
@@ -70,7 +70,7 @@ async def test_an_async_client_too(lite, records):
     await writer.upsert(f"{name}_live", [row(rng)])
     bank = QueryBank(vectors(rng, 40, DIM))
     plan = plan_migration(lite.store(), name, bank, estimator=NNN(4), alias=f"{name}_live")
-    migrate(lite.store(), plan, frozen=True)
+    migrate(lite.store(), plan, no_writers=True)
     records.clear()
     assert (await writer.upsert(f"{name}_live", [row(rng)]))["upsert_count"] == 1
     assert [(each.name, each.levelname) for each in records] == [("milvus_hubness", "INFO")]

@@ -1,5 +1,5 @@
-"""Writes noted in a journal while a job rewrites the rows, without a database: in every order in which their
-requests can reach one."""
+"""Writes noted in a write-intent log while a job rewrites the rows, without a database: in every order in
+which their requests can reach one."""
 
 import itertools
 import json
@@ -16,15 +16,15 @@ from pymilvus.exceptions import MilvusException, ParamError
 from milvus_hubness import MilvusStore
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema, drive
-from milvus_hubness.errors import JournalFailed, NotCaughtUp
+from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
 from milvus_hubness.operations import row_writer as row_writer_module
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
-from milvus_hubness.state import JOURNAL_PROPERTY, Journal
+from milvus_hubness.state import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.stores.base import Batch
 from milvus_hubness.stores.milvus_journal import NAME_FIELD
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_FOUND
 
-HERE, JOURNAL, ROWS = "here", "here__journal", "here__journal_rows"
+HERE, JOURNAL, ROWS = "here", "here__write_intents", "here__write_intents_rows"
 KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}
 AN_HOUR = 3_600.0
 
@@ -41,11 +41,11 @@ class Job(MilvusStore):
     drop_records = put_records
 
 
-def row_writer(job, journal):
+def row_writer(job, intent_log):
     lease = SimpleNamespace(store=job, token=1, check=lambda: None)
     info = SimpleNamespace(name=HERE, states={})
     state = SimpleNamespace(field="vector", dim=2, hidden_fields=("bias",), epoch_field="epoch")
-    return RowWriter(lease, info, state, journal)
+    return RowWriter(lease, info, state, intent_log)
 
 
 def missing(name):
@@ -55,10 +55,10 @@ def missing(name):
 class Database:
     """As much of a MilvusClient as a job and the clients' operations ask of it, over tables in memory."""
 
-    def __init__(self, count=4, **journal):
+    def __init__(self, count=4, **intent_log):
         rows = {key: {"id": key, "vector": [1.0, 0.0], "note": "old", "bias": 0} for key in range(count)}
         self.tables = {HERE: rows, JOURNAL: {}, ROWS: {}}
-        self.journal = Journal(collection=JOURNAL, made="now", **journal)
+        self.intent_log = WriteIntentLog(collection=JOURNAL, made="now", **intent_log)
         self.announced, self.asked, self.before, self.failing = True, [], lambda: None, {}
 
     def __getattr__(self, method):
@@ -90,10 +90,10 @@ class Database:
             {"name": "vector", "type": DataType.FLOAT_VECTOR, "params": {"dim": 2}},
         ]
         fields[0]["is_primary"] = True
-        told = name == HERE and self.announced
+        result = name == HERE and self.announced
         return {
             "fields": fields,
-            "properties": {JOURNAL_PROPERTY: self.journal.model_dump_json()} if told else {},
+            "properties": {WRITE_INTENTS_PROPERTY: self.intent_log.model_dump_json()} if result else {},
         }
 
     def _query(self, name, filter="", output_fields=None, *args, **options):
@@ -135,7 +135,7 @@ def matches(row, filter):
 def client(database, state_ttl=AN_HOUR):
     """Operations that have seen the collection."""
     operations = Operations(None, state_ttl, 1 << 20)
-    drive(operations.known(HERE), lambda step: answered(database, step))
+    drive(operations.cached_state(HERE), lambda step: answered(database, step))
     return operations
 
 
@@ -213,9 +213,9 @@ class Interleaved:
     def run(self, mend=True):
         next(self.requests, None)  # up to the first request
         job = Job(self.database)
-        writer = row_writer(job, self.database.journal if mend else None)
+        writer = row_writer(job, self.database.intent_log if mend else None)
         self.database.before = self.turn
-        batch = job.fetch(HERE, [0, 1, 2, 3], "vector")
+        batch = job.get(HERE, [0, 1, 2, 3], "vector")
         for each in batch.rows:
             each["bias"] = 5
         writer.rewrite(batch, ["bias"], None)
@@ -277,7 +277,7 @@ def repair(database, *written):
     rows = [dict(each) for each in written]
     batch = Batch([1] * len(rows), np.float32([row.pop("vector") for row in rows]), rows)
     digests = {1: set(CONTENT.digests(batch))}
-    return _Repair(job, HERE, database.journal, CONTENT, set()).run(digests, None, lambda: None)
+    return _Repair(job, HERE, database.intent_log, CONTENT, set()).run(digests, None, lambda: None)
 
 
 @pytest.mark.parametrize("moment", [0, 1, 5])
@@ -311,7 +311,7 @@ def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
     ):
         database = Database()
         job, operations = Job(database), client(database)
-        batch = job.fetch(HERE, [1], "vector")
+        batch = job.get(HERE, [1], "vector")
         make = write("upsert", [before]) if before else delete([1])
         drive(make(operations), lambda step, database=database: answered(database, step))
         row_writer(job, None).rewrite(batch, ["bias"], None)
@@ -326,13 +326,13 @@ def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
 def test_a_later_write_that_the_job_has_read_is_kept(monkeypatch, after):
     """v = 100 was noted and written, then another client wrote v = 200; then the job read and wrote the row.
     Or it was deleted, and inserted again."""
-    monkeypatch.setattr(row_writer_module, "SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(row_writer_module, "VISIBLE_SECONDS", 0.1)
     database = Database()
     job, operations = Job(database), client(database)
     make = write("upsert", [row(1, "100")]) if after else delete([1])
     drive(make(operations), lambda step: answered(database, step))
     database.tables[HERE][1] = dict(after or row(1, "again"))
-    writer = row_writer(job, database.journal)
+    writer = row_writer(job, database.intent_log)
     writer.rewrite(writer.read([1], None), ["bias"], None)
     assert writer.repaired == 0
     assert database.tables[HERE][1]["note"] == ("200" if after else "again")
@@ -357,7 +357,7 @@ def test_a_client_between_its_note_and_its_write_is_waited_for():
             answered(database, late[0])
 
     database.before = arrive
-    writer = row_writer(job, database.journal)
+    writer = row_writer(job, database.intent_log)
     assert writer.read([1], None).rows[0]["note"] == "new"
 
 
@@ -365,10 +365,10 @@ def test_a_row_that_is_deleted_twice_stays_deleted():
     """A second deletion is another note than the first."""
     database = Database()
     job, operations = Job(database), client(database)
-    writer = row_writer(job, database.journal)
+    writer = row_writer(job, database.intent_log)
     for _ in range(2):
         database.tables[HERE][1] = row(1, "there")
-        batch = job.fetch(HERE, [1], "vector")
+        batch = job.get(HERE, [1], "vector")
         drive(delete([1])(operations), lambda step: answered(database, step))
         writer.rewrite(batch, ["bias"], None)
         assert 1 not in database.tables[HERE]
@@ -395,7 +395,7 @@ def test_a_row_that_never_rests_is_reported():
 # -- what clients ask ---------------------------------------------------------------------------------------
 
 
-def asked_for(database, operations, make):
+def requested(database, operations, make):
     database.asked.clear()
     outcome = drive(make(operations), lambda step: answered(database, step))
     return outcome, list(database.asked)
@@ -404,15 +404,15 @@ def asked_for(database, operations, make):
 def test_a_write_is_noted_before_it_is_made():
     database = Database()
     operations = client(database)
-    told, asked = asked_for(database, operations, write("insert", [row(9, "new")]))
+    told, asked = requested(database, operations, write("insert", [row(9, "new")]))
     assert told == {"ids": [9]}
     assert asked == [("insert", ROWS), ("upsert", JOURNAL), ("insert", HERE)]
-    _, asked = asked_for(database, operations, delete([9]))
+    _, asked = requested(database, operations, delete([9]))
     assert asked == [("upsert", JOURNAL), ("delete", HERE)]
-    told, asked = asked_for(database, operations, delete(filter='note == "old"'))
+    told, asked = requested(database, operations, delete(filter='note == "old"'))
     assert told == {"delete_count": 4}
     assert [each for each in asked if each[0] != "query"] == [("upsert", JOURNAL), ("delete", HERE)]
-    told, asked = asked_for(database, operations, delete(filter='note == "old"'))
+    told, asked = requested(database, operations, delete(filter='note == "old"'))
     assert told["delete_count"] == 0
     assert {method for method, _ in asked} == {"query"}
 
@@ -422,23 +422,23 @@ def test_a_collection_that_announces_nothing_is_asked_what_it_was_asked_ever():
     database.announced = False
     operations = client(database)
     for make, method in ((write("upsert", [row(1, "new")]), "upsert"), (delete([1]), "delete")):
-        assert asked_for(database, operations, make)[1] == [(method, HERE)]
+        assert requested(database, operations, make)[1] == [(method, HERE)]
 
 
 def test_keys_that_the_server_makes_are_of_rows_that_no_job_has_read():
     database = Database(auto_id=True)
     operations = client(database)
-    assert asked_for(database, operations, write("insert", [row(9, "new")]))[1] == [("insert", HERE)]
-    assert ("upsert", JOURNAL) in asked_for(database, operations, write("upsert", [row(9, "n")]))[1]
+    assert requested(database, operations, write("insert", [row(9, "new")]))[1] == [("insert", HERE)]
+    assert ("upsert", JOURNAL) in requested(database, operations, write("upsert", [row(9, "n")]))[1]
 
 
 def test_a_key_may_lie_in_several_partitions():
     database = Database(by_partition=True)
     operations = client(database)
-    asked_for(database, operations, delete([1]))
+    requested(database, operations, delete([1]))
     noted = sorted((each["key"], each["partition"]) for each in database.tables[JOURNAL].values())
     assert noted == [(1, "_default"), (1, "other")]
-    asked_for(database, operations, lambda each: each.delete(HERE, [2], None, None, "other", {}))
+    requested(database, operations, lambda each: each.delete(HERE, [2], None, None, "other", {}))
     assert len(database.tables[JOURNAL]) == 3
 
 
@@ -452,7 +452,7 @@ def test_a_journal_that_is_gone_is_asked_after():
     database.announced = False
     for make in (write("upsert", [row(1, "new")]), delete([2]), delete(filter="id == 3")):
         operations = client(Database())
-        asked_for(database, operations, make)
+        requested(database, operations, make)
     assert database.tables[HERE].keys() == {0, 1}
     assert database.tables[HERE][1]["note"] == "new"
 
@@ -463,12 +463,14 @@ def test_what_cannot_be_noted_is_not_written(name):
     operations = client(database)
     before = json.dumps(database.tables[HERE])
     database.failing["upsert", JOURNAL] = MilvusException(message="read only")
-    with pytest.raises(JournalFailed, match=r"nothing was written to 'here'.*'here__journal'.*read only"):
-        asked_for(database, operations, WRITES[name][0])
+    with pytest.raises(
+        WriteIntentFailed, match=r"nothing was written to 'here'.*'here__write_intents'.*read only"
+    ):
+        requested(database, operations, WRITES[name][0])
     del database.tables[JOURNAL]
     database.failing.clear()
-    with pytest.raises(JournalFailed, match="can't find collection"):
-        asked_for(database, operations, WRITES[name][0])
+    with pytest.raises(WriteIntentFailed, match="can't find collection"):
+        requested(database, operations, WRITES[name][0])
     assert json.dumps(database.tables[HERE]) == before
 
 
@@ -477,7 +479,7 @@ def test_rows_that_pymilvus_refuses_are_refused_in_its_words():
     refusal = ParamError(message="Insert missed an field `note`")
     database.failing["insert", ROWS] = refusal
     with pytest.raises(ParamError, match="missed an field") as raised:
-        asked_for(database, client(database), write("insert", [row(9, "new")]))
+        requested(database, client(database), write("insert", [row(9, "new")]))
     assert raised.value is refusal
     assert 9 not in database.tables[HERE]
 
@@ -508,10 +510,10 @@ def test_a_write_that_took_so_long_that_a_job_has_begun_is_noted_and_made_again(
 def test_what_pymilvus_remembers_of_a_journal_is_not_believed_of_the_next_of_its_name():
     database = Database()
     operations = client(database)
-    database.journal = Journal(collection=JOURNAL, made="later")
+    database.intent_log = WriteIntentLog(collection=JOURNAL, made="later")
     steps = []
     operations.forget(HERE)
-    drive(operations.known(HERE), lambda step: steps.append(step) or answered(database, step))
+    drive(operations.cached_state(HERE), lambda step: steps.append(step) or answered(database, step))
     assert [each.collection for each in steps if isinstance(each, LearnSchema)] == [JOURNAL, ROWS]
 
 
@@ -525,9 +527,9 @@ def test_what_is_known_is_as_old_as_the_question(monkeypatch):
         now[0] += 4.0
         return outcome
 
-    drive(operations.known(HERE), slowly)
+    drive(operations.cached_state(HERE), slowly)
     now[0] = 5.5
-    assert asked_for(database, operations, delete([1]))[1][0] == ("describe_collection", HERE)
+    assert requested(database, operations, delete([1]))[1][0] == ("describe_collection", HERE)
 
 
 def test_what_would_be_added_twice_is_reported_instead():
@@ -542,5 +544,5 @@ def test_what_would_be_added_twice_is_reported_instead():
         return answered(database, step)
 
     make = write("upsert", [{"id": 1, "tags": ["x"]}], field_ops={"tags": "array_append"})
-    with pytest.raises(JournalFailed, match="read the rows again"):
+    with pytest.raises(WriteIntentFailed, match="read the rows again"):
         drive(make(operations), meanwhile)

@@ -1,4 +1,4 @@
-"""What writes to mirrored collections ask of the database, step by step, without one."""
+"""What writes to written to the copy too collections ask of the database, step by step, without one."""
 
 import itertools
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, MirrorFailed, QueryBank
+from milvus_hubness import NNN, DualWriteFailed, QueryBank
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause, drive
 from milvus_hubness.correction import initial_state
 from milvus_hubness.layout import Layout
-from milvus_hubness.state import MIRROR_PROPERTY, BankReference, Mirror
+from milvus_hubness.state import DUAL_WRITE_PROPERTY, BankReference, DualWrite
 from milvus_hubness.stores.base import StoredBank
 from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_LOADED
 
@@ -22,8 +22,8 @@ HERE, THERE = "here", "there"
 class Database:
     """Answers steps of two plain collections, and keeps who was asked what."""
 
-    def __init__(self, mirror=None):
-        self.mirror, self.asked, self.failing = mirror, [], 0
+    def __init__(self, dual_write=None):
+        self.dual_write, self.asked, self.failing = dual_write, [], 0
         self.operations = Operations(None, 3_600.0, 1 << 20)
 
     def answer(self, step):
@@ -31,8 +31,8 @@ class Database:
         name = step.args[0]
         self.asked.append((step.method, name))
         if step.method == "describe_collection":
-            told = self.mirror if name == HERE else None
-            properties = {MIRROR_PROPERTY: told.model_dump_json()} if told else {}
+            result = self.dual_write if name == HERE else None
+            properties = {DUAL_WRITE_PROPERTY: result.model_dump_json()} if result else {}
             return {"fields": [{"name": "id", "is_primary": True}], "properties": properties}
         if name == THERE and self.failing:
             self.failing -= 1
@@ -53,7 +53,7 @@ def test_a_collection_without_a_mirror_is_asked_what_it_was_asked_ever():
 
 
 def test_the_mirror_gets_an_upsert_after_the_insert():
-    database = Database(Mirror(collection=THERE))
+    database = Database(DualWrite(collection=THERE))
     database.insert()
     assert database.insert() == {"ids": [1]}
     assert database.asked == [("insert", HERE), ("upsert", THERE)]
@@ -65,7 +65,7 @@ def test_a_mirror_that_came_while_a_write_was_under_way_gets_it_too():
 
     def answer(step):
         if step.method == "insert":
-            database.mirror = Mirror(collection=THERE)
+            database.dual_write = DualWrite(collection=THERE)
             database.operations.forget(HERE)
         return database.answer(step)
 
@@ -76,7 +76,7 @@ def test_a_mirror_that_came_while_a_write_was_under_way_gets_it_too():
 
 
 def test_what_a_complete_mirror_refuses_once_it_is_asked_again():
-    database = Database(Mirror(collection=THERE, required=True))
+    database = Database(DualWrite(collection=THERE, required=True))
     database.failing = 1
     assert database.insert() == {"ids": [1]}
     assert [each for each in database.asked if each[0] != "describe_collection"] == [
@@ -85,13 +85,13 @@ def test_what_a_complete_mirror_refuses_once_it_is_asked_again():
         ("upsert", THERE),
     ]
     database.failing = 2
-    with pytest.raises(MirrorFailed, match="busy"):
+    with pytest.raises(DualWriteFailed, match="busy"):
         database.insert()
     assert database.asked.count(("insert", HERE)) == 1
 
 
 def test_what_an_incomplete_mirror_refuses_is_left_to_the_migration():
-    database = Database(Mirror(collection=THERE))
+    database = Database(DualWrite(collection=THERE))
     database.failing = 1
     assert database.insert() == {"ids": [1]}
     assert database.asked.count(("upsert", THERE)) == 1
@@ -100,7 +100,7 @@ def test_what_an_incomplete_mirror_refuses_is_left_to_the_migration():
 @pytest.mark.parametrize(("after", "held_back"), [("rename", 3), ("nothing", 3)])
 def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_back):
     """As Milvus Lite does it: not loaded by its new name at first."""
-    database = Database(Mirror(collection=THERE) if after == "rename" else None)
+    database = Database(DualWrite(collection=THERE) if after == "rename" else None)
     database.insert()
     waits, refusals = [], itertools.repeat(None, held_back)
 
@@ -109,7 +109,7 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
             waits.append(step.seconds)
             return None
         if step.method == "get":
-            database.mirror = None  # the name leads to another collection now
+            database.dual_write = None  # the name leads to another collection now
             for _ in refusals:
                 raise MilvusException(COLLECTION_NOT_LOADED, "Collection 'here' is in state 'released'")
             return [ROW]
@@ -142,8 +142,8 @@ class Alias:
         self.properties = {"plain": {}, "copy": {state.property_name: state.to_json()}}
         if mirrored:
             for name, other in (("plain", "copy"), ("copy", "plain")):
-                mirror = Mirror(collection=other, required=True)
-                self.properties[name][MIRROR_PROPERTY] = mirror.model_dump_json()
+                dual_write = DualWrite(collection=other, required=True)
+                self.properties[name][DUAL_WRITE_PROPERTY] = dual_write.model_dump_json()
         self.leads_to, self.meets, self.shows, self.move = leads_to, [], [], None
         self.written = {"plain": [], "copy": []}
         self.operations = Operations(None, 3_600.0, 1 << 20)

@@ -12,16 +12,16 @@ from milvus_hubness.client import sampling
 from milvus_hubness.client.sampling import Sampler, sampler_for
 from milvus_hubness.correction import initial_state
 from milvus_hubness.halves import encode
-from milvus_hubness.state import BankReference, Living
+from milvus_hubness.state import BankReference, OnlineBank
 
 DIM = 4
 
 
-def living(rate=1.0, traffic="t", profile="default", size=10_000):
-    return Living(
+def online_bank(rate=1.0, samples_collection="t", profile="default", size=10_000):
+    return OnlineBank(
         field="v",
         profile=profile,
-        traffic=traffic,
+        samples_collection=samples_collection,
         rate=rate,
         size=size,
         seed_share=0.25,
@@ -36,7 +36,7 @@ def state(dtype="float32"):
     return initial_state(layout, NNN(16), reference, field="v", suffix="", dtype=dtype, source="c")
 
 
-class Traffic:
+class QuerySamples:
     """What was written; `broken` and `held` make writing fail, or wait."""
 
     def __init__(self):
@@ -59,35 +59,35 @@ class Traffic:
 
 
 @pytest.fixture
-def traffic():
-    one = Traffic()
+def samples_collection():
+    one = QuerySamples()
     yield one
     one.held.set()
 
 
 @pytest.mark.parametrize("batch", [1, 7, 400])
-def test_queries_are_sampled_at_the_rate_whatever_the_batch(traffic, batch):
-    sampler = Sampler(None, traffic.write)
+def test_queries_are_sampled_at_the_rate_whatever_the_batch(samples_collection, batch):
+    sampler = Sampler(None, samples_collection.write)
     queries = np.random.default_rng(0).normal(size=(5_600, DIM)).astype(np.float32)
     for start in range(0, len(queries), batch):
-        sampler.offer(living(0.1), state(), queries[start : start + batch])
+        sampler.offer(online_bank(0.1), state(), queries[start : start + batch])
     sampler.close()
-    assert binomtest(len(traffic.samples), len(queries), 0.1).pvalue > 1e-4
+    assert binomtest(len(samples_collection.samples), len(queries), 0.1).pvalue > 1e-4
     known = {row.tobytes() for row in queries}
-    assert all(row.tobytes() in known for row in traffic.vectors)
-    assert sampler.counts.written == len(traffic.samples)
-    numbers = [int((queries == row).all(1).argmax()) for row in traffic.vectors]
+    assert all(row.tobytes() in known for row in samples_collection.vectors)
+    assert sampler.counts.written == len(samples_collection.samples)
+    numbers = [int((queries == row).all(1).argmax()) for row in samples_collection.vectors]
     assert np.histogram(numbers, 3, (0, len(queries)))[0].min() > 0.2 * len(numbers)
 
 
-def test_a_sample_is_a_vector_a_profile_and_a_time(traffic):
-    sampler = Sampler(None, traffic.write)
+def test_a_sample_is_a_vector_a_profile_and_a_time(samples_collection):
+    sampler = Sampler(None, samples_collection.write)
     asked = [1.0, 2.0, 3.0, 4.0]
-    terms = living(profile="images")
+    terms = online_bank(profile="images")
     sampler.offer(terms, state(), [asked])
     asked[0] = 9.0
     sampler.close()
-    [(name, sample)] = traffic.samples
+    [(name, sample)] = samples_collection.samples
     assert name == "t"
     assert sample.vector.tolist() == [1, 2, 3, 4]
     assert (sample.profile, sample.place in range(terms.capacity)) == ("images", True)
@@ -95,104 +95,104 @@ def test_a_sample_is_a_vector_a_profile_and_a_time(traffic):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_halves_are_sampled_as_numbers(traffic, dtype):
-    sampler = Sampler(None, traffic.write)
-    sampler.offer(living(), state(dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype))
+def test_halves_are_sampled_as_numbers(samples_collection, dtype):
+    sampler = Sampler(None, samples_collection.write)
+    sampler.offer(online_bank(), state(dtype), encode(np.array([[0.5, 1, 2, -4]], np.float32), dtype))
     sampler.close()
-    assert traffic.vectors.tolist() == [[0.5, 1, 2, -4]]
+    assert samples_collection.vectors.tolist() == [[0.5, 1, 2, -4]]
 
 
-def test_what_no_bank_can_hold_is_not_sampled(traffic):
-    sampler = Sampler(None, traffic.write)
-    sampler.offer(living(), state(), [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]])
-    sampler.offer(living(), state(), ["text"])
+def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
+    sampler = Sampler(None, samples_collection.write)
+    sampler.offer(online_bank(), state(), [[0.0] * DIM, [math.nan] + [1.0] * 3, [1.0] * 5, [1e39, 1, 1, 1]])
+    sampler.offer(online_bank(), state(), ["text"])
     sampler.close()
-    assert traffic.samples == []
+    assert samples_collection.samples == []
 
 
-def test_a_full_buffer_drops_and_does_not_wait(traffic):
-    traffic.held.clear()
-    sampler = Sampler(None, traffic.write)
+def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
+    samples_collection.held.clear()
+    sampler = Sampler(None, samples_collection.write)
     queries = np.ones((3 * sampling.BUFFERED, DIM), np.float32)
-    sampler.offer(living(), state(), queries)
+    sampler.offer(online_bank(), state(), queries)
     assert sampler.counts.waiting <= sampling.BUFFERED
     assert sampler.counts.dropped >= sampling.BUFFERED
-    traffic.held.set()
+    samples_collection.held.set()
     sampler.close(30)
     counts = sampler.counts
-    assert counts.written == len(traffic.samples) == len(queries) - counts.dropped
+    assert counts.written == len(samples_collection.samples) == len(queries) - counts.dropped
 
 
-def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(traffic, monkeypatch):
+def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection, monkeypatch):
     monkeypatch.setattr(sampling, "FLUSH_SECONDS", 0.01)
-    traffic.broken = True
-    sampler = Sampler(None, traffic.write)
+    samples_collection.broken = True
+    sampler = Sampler(None, samples_collection.write)
     query = np.ones((1, DIM), np.float32)
-    sampler.offer(living(), state(), query)
+    sampler.offer(online_bank(), state(), query)
     while not sampler.counts.dropped:
         pass
-    assert traffic.calls == 2
-    traffic.broken = False
-    sampler.offer(living(), state(), query)
-    sampler.offer(living(traffic="another"), state(), query)
+    assert samples_collection.calls == 2
+    samples_collection.broken = False
+    sampler.offer(online_bank(), state(), query)
+    sampler.offer(online_bank(samples_collection="another"), state(), query)
     sampler.close(30)
-    assert [name for name, _ in traffic.samples] == ["another"]
+    assert [name for name, _ in samples_collection.samples] == ["another"]
     assert (sampler.counts.written, sampler.counts.dropped) == (1, 2)
 
 
-def test_samples_of_one_database_are_not_written_to_another(traffic, monkeypatch):
+def test_samples_of_one_database_are_not_written_to_another(samples_collection, monkeypatch):
     monkeypatch.setattr(sampling, "BATCH", 1)
-    traffic.held.clear()
-    sampler = Sampler(None, traffic.write)
-    sampler.offer(living(), state(), [[1.0] * DIM])
-    while not traffic.calls:
+    samples_collection.held.clear()
+    sampler = Sampler(None, samples_collection.write)
+    sampler.offer(online_bank(), state(), [[1.0] * DIM])
+    while not samples_collection.calls:
         pass
-    sampler.offer(living(), state(), [[2.0] * DIM])
+    sampler.offer(online_bank(), state(), [[2.0] * DIM])
     leaving = threading.Thread(target=sampler.discard, args=(30,), daemon=True)
     leaving.start()
     while sampler.counts.waiting:
         pass
     assert leaving.is_alive()
-    traffic.held.set()
+    samples_collection.held.set()
     leaving.join(30)
     assert not leaving.is_alive()
-    assert traffic.vectors.tolist() == [[1] * DIM]
+    assert samples_collection.vectors.tolist() == [[1] * DIM]
     assert sampler.counts == sampling.Sampled(written=1, dropped=1, waiting=0)
     sampler.close(30)
 
 
-def test_closing_does_not_wait_for_a_server_that_hangs(traffic):
-    traffic.held.clear()
-    sampler = Sampler(None, traffic.write)
-    sampler.offer(living(), state(), np.ones((1, DIM), np.float32))
+def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
+    samples_collection.held.clear()
+    sampler = Sampler(None, samples_collection.write)
+    sampler.offer(online_bank(), state(), np.ones((1, DIM), np.float32))
     closing = threading.Thread(target=sampler.close, args=(0.05,), daemon=True)
     closing.start()
     closing.join(30)
     assert not closing.is_alive()
-    assert traffic.samples == []
-    sampler.offer(living(), state(), np.ones((1, DIM), np.float32))
-    traffic.held.set()
+    assert samples_collection.samples == []
+    sampler.offer(online_bank(), state(), np.ones((1, DIM), np.float32))
+    samples_collection.held.set()
     sampler.close(30)
-    assert len(traffic.samples) == 1
+    assert len(samples_collection.samples) == 1
 
 
-def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(traffic, monkeypatch):
+def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples_collection, monkeypatch):
     monkeypatch.setattr(sampling, "FLUSH_SECONDS", 0.01)
     monkeypatch.setattr(sampling, "IDLE_SECONDS", 0.01)
-    sampler = Sampler(None, traffic.write)
+    sampler = Sampler(None, samples_collection.write)
     for _ in range(2):
-        sampler.offer(living(), state(), np.ones((1, DIM), np.float32))
+        sampler.offer(online_bank(), state(), np.ones((1, DIM), np.float32))
         writing = sampler._thread
         if writing is not None:
             writing.join(30)
-    assert len(traffic.samples) == 2
+    assert len(samples_collection.samples) == 2
     assert sampler._thread is None
 
 
 @pytest.mark.parametrize(("asked", "rate"), [(None, None), (0.5, 0.5), (1, 1.0)])
-def test_a_client_may_have_a_rate_of_its_own(traffic, asked, rate):
-    sampler = sampler_for(asked, traffic.write)
-    sampler.offer(living(1e-9), state(), np.ones((2_000, DIM), np.float32))
+def test_a_client_may_have_a_rate_of_its_own(samples_collection, asked, rate):
+    sampler = sampler_for(asked, samples_collection.write)
+    sampler.offer(online_bank(1e-9), state(), np.ones((2_000, DIM), np.float32))
     sampler.close(30)
     counts = sampler.counts
     share = (counts.written + counts.dropped) / 2_000

@@ -12,7 +12,7 @@ from tests.galleries import METRICS, as_distance, nnn, plain_collection, similar
 DIM, ITEMS, K, LIMIT = 9, 80, 4, 6
 
 
-class Asked:
+class SearchRequest:
     """A corrected collection, and a client that has asked it nothing yet."""
 
     def __init__(self, backend, metric):
@@ -29,7 +29,7 @@ class Asked:
 
     def scores(self, query, strength=1.0):
         state = self.store.info(self.name).state
-        biases = nnn(self.bank, self.items, self.metric, K, 0.75) - state.profile.centre
+        biases = nnn(self.bank, self.items, self.metric, K, 0.75) - state.profile.mean_bias
         return (similarity(query[None, :], self.items, self.metric) - strength * biases)[0]
 
     def assert_found(self, hits, scores):
@@ -40,8 +40,8 @@ class Asked:
 
 
 @pytest.fixture(scope="module", params=METRICS)
-def asked(shared_lite, request):
-    return Asked(shared_lite, request.param)
+def search_request(shared_lite, request):
+    return SearchRequest(shared_lite, request.param)
 
 
 def test_every_query_has_its_own_answer(asked):
@@ -120,14 +120,14 @@ def test_what_pymilvus_refuses_it_refuses_again(asked):
 
 
 def test_after_a_refresh_the_new_biases_are_asked_for(lite):
-    asked = Asked(lite, "COSINE")
-    query = asked.queries[0]
+    search_request = SearchRequest(lite, "COSINE")
+    query = search_request.queries[0]
     for _ in range(2):
-        [hits] = asked.client.search(asked.name, data=[query], limit=LIMIT)
-    asked.assert_found(hits, asked.scores(query))
-    asked.bank = vectors(np.random.default_rng(72), 30, DIM)
-    refresh(asked.store, asked.name, bank=QueryBank(asked.bank), estimator=NNN(K))
-    asked.client.hubness_state(asked.name)
+        [hits] = search_request.client.search(search_request.name, data=[query], limit=LIMIT)
+    search_request.assert_found(hits, search_request.scores(query))
+    search_request.bank = vectors(np.random.default_rng(72), 30, DIM)
+    refresh(search_request.store, search_request.name, bank=QueryBank(search_request.bank), estimator=NNN(K))
+    search_request.client.hubness_state(search_request.name)
     for _ in range(2):
-        [hits] = asked.client.search(asked.name, data=[query], limit=LIMIT)
-        asked.assert_found(hits, asked.scores(query))
+        [hits] = search_request.client.search(search_request.name, data=[query], limit=LIMIT)
+        search_request.assert_found(hits, search_request.scores(query))

@@ -23,9 +23,9 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
+    CorrectionConfig,
     DimensionMismatch,
     GloballyCorrected,
-    Hubness,
     InvalidInput,
     InvalidParameter,
     NonFiniteVectors,
@@ -567,12 +567,12 @@ def test_profiles_that_read_one_bank_at_once_keep_their_own_biases(lite):
     pair = Pair(lite, "IP")
     state = pair.client.hubness_state(pair.corrected)
     bank, cache = lite.store().load_bank(state.profile.bank), BankCache(1 << 30)
-    older = state.profile.model_copy(update={"centre": state.profile.centre + 1})
+    older = state.profile.model_copy(update={"mean_bias": state.profile.mean_bias + 1})
     name = (pair.corrected, state.field, state.profile.slot)
     cache.keep(name, older, bank)
     cache.keep(name, state.profile, bank)
     for profile in (older, state.profile, older):
-        assert cache.correction(name, state, profile, bank).centre == profile.centre
+        assert cache.correction(name, state, profile, bank).mean_bias == profile.mean_bias
 
 
 def test_ordinary_collections_are_left_alone(lite):
@@ -661,7 +661,7 @@ def test_a_collection_is_born_corrected(backend):
                 dimension=8,
                 metric_type="IP",
                 consistency_level="Strong",
-                hubness=Hubness(QueryBank(bank), NNN(4)),
+                hubness=CorrectionConfig(QueryBank(bank), NNN(4)),
             )
             await client.insert(name, rows)
             return await client.search(name, data=[bank[0]], limit=40)

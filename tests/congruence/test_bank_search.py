@@ -57,7 +57,7 @@ class Searched:
         self.store = backend.store()
         self.bank, self.targets = (QueryBank(vectors(rng, n, DIM)) for n in (BANK, TARGETS))
         plan = plan_migration(self.store, source, self.bank, estimator=NNN(3))
-        self.name = migrate(self.store, plan, frozen=True).target
+        self.name = migrate(self.store, plan, no_writers=True).target
         self.reader = backend.hubness_client()
 
     def fit(self, estimator):
@@ -133,7 +133,7 @@ def test_targets_are_as_near_as_the_metric_says(lite, metric):
         tau * np.log(np.exp(similarity(bank, here.new, metric) / tau).sum(0))
         for bank, tau in ((here.bank.vectors, 0.1), (here.targets.vectors, 0.3))
     )
-    wanted = 0.75 * by_queries + 0.25 * by_targets - here.store.info(here.name).state.profile.centre
+    wanted = 0.75 * by_queries + 0.25 * by_targets - here.store.info(here.name).state.profile.mean_bias
     for budget in (0, 1 << 20):
         client = lite.hubness_client(bank_budget=budget)
         np.testing.assert_allclose(here.written_by(client), wanted, atol=0.1 / 300 + 5e-6)

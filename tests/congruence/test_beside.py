@@ -12,9 +12,9 @@ from milvus_hubness import (
     AlreadyCorrected,
     CannotMigrate,
     CollectionExists,
+    CorrectionNotRecommended,
     GloballyCorrected,
     InvalidParameter,
-    NotAdvised,
     NotCorrected,
     QueryBank,
     UnsupportedOperation,
@@ -84,8 +84,8 @@ class Enabled:
 
     def wanted(self, strength=1.0, candidates=None):
         """For each query (scores, order): the raw top candidates, by corrected score."""
-        corrected = self.raw - strength * (self.biases - self.state.profile.centre)
-        candidates = candidates or self.state.beside.candidates
+        corrected = self.raw - strength * (self.biases - self.state.profile.mean_bias)
+        candidates = candidates or self.state.reranking.candidates
         orders = []
         for raw, scores in zip(self.raw, corrected, strict=True):
             pool = np.argsort(-raw)[:candidates]
@@ -120,17 +120,17 @@ def test_biases_of_an_l2_gallery_far_from_zero_are_exact(lite):
 
 
 def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
-    centre = enabled.biases - enabled.state.profile.centre
+    mean_bias = enabled.biases - enabled.state.profile.mean_bias
     measured = similarity(enabled.bank, enabled.items, enabled.metric)
     missed = np.mean(
         [
-            ~np.isin(np.argsort(-(raw - centre))[:10], np.argsort(-raw)[: enabled.done.candidates])
+            ~np.isin(np.argsort(-(raw - mean_bias))[:10], np.argsort(-raw)[: enabled.done.candidates])
             for raw in measured
         ]
     )
     assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
     assert enabled.done.missed <= 0.01
-    assert (enabled.state.beside.side is not None) == (enabled.place == "side")
+    assert (enabled.state.reranking.side is not None) == (enabled.place == "side")
     found = status(enabled.store, enabled.name)
     assert (found.corrected, found.pending, found.rows) == (True, 0, ITEMS)
     assert found.candidates == enabled.done.candidates
@@ -161,7 +161,7 @@ def test_later_pages_continue_the_first(enabled):
 def test_a_longer_answer_looks_at_as_many_more_candidates(enabled):
     limit = 40
     results = enabled.client.search(enabled.name, data=list(enabled.queries), limit=limit)
-    candidates = enabled.state.beside.candidates * limit // 10
+    candidates = enabled.state.reranking.candidates * limit // 10
     enabled.assert_found(results, page=slice(0, limit), candidates=candidates)
 
 
@@ -172,7 +172,7 @@ def test_filters_and_rounding(enabled):
     corrected, _ = enabled.wanted()
     for hits, scores, raw in zip(results, corrected, enabled.raw, strict=True):
         group = np.arange(2, ITEMS, 5)
-        pool = group[np.argsort(-raw[group])][: enabled.state.beside.candidates]
+        pool = group[np.argsort(-raw[group])][: enabled.state.reranking.candidates]
         order = pool[np.argsort(-scores[pool])][:5]
         assert [hit["id"] for hit in hits] == order.tolist()
         given = as_distance(scores[order], enabled.metric)
@@ -194,7 +194,7 @@ def test_range_search_is_in_corrected_scores(enabled):
 
 
 def test_a_search_may_look_at_fewer_nodes_than_there_are_candidates(enabled):
-    """Milvus refuses an ef below the number of results; the user's is above that of theirs."""
+    """Milvus refuses an ef below the number of results; the user's is above that of them."""
     options = {"search_params": {"params": {"ef": 12}}, "consistency_level": "Strong"}
     enabled.assert_found(enabled.client.search(enabled.name, data=list(enabled.queries), **options))
 
@@ -261,7 +261,7 @@ def test_rows_come_and_go_with_their_biases(fresh):
     keys = np.r_[np.delete(np.arange(ITEMS), [8, 9]), 1_000 + np.arange(5)]
     items = np.r_[np.delete(fresh.items, [8, 9], axis=0), new]
     scores = similarity(fresh.queries, items, "IP") - (
-        nnn(fresh.bank, items, "IP", K, ALPHA) - fresh.state.profile.centre
+        nnn(fresh.bank, items, "IP", K, ALPHA) - fresh.state.profile.mean_bias
     )
     results = fresh.client.search(fresh.name, data=list(fresh.queries), limit=3)
     for hits, own in zip(results, scores, strict=True):
@@ -308,7 +308,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
     done = refresh(fresh.store, fresh.name)
     assert (done.mode, done.written) == ("pending", 1)
     assert status(fresh.store, fresh.name).pending == 0
-    bias = nnn(fresh.bank, new, "IP", K, ALPHA)[0] - fresh.state.profile.centre
+    bias = nnn(fresh.bank, new, "IP", K, ALPHA)[0] - fresh.state.profile.mean_bias
     [hits] = fresh.client.search(fresh.name, data=[new[0]], limit=400)
     [found] = [hit["distance"] for hit in hits if hit["id"] == 2_000]
     assert found == pytest.approx(float(new[0] @ new[0]) - bias, abs=3e-5)
@@ -324,7 +324,7 @@ def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
     fresh.state = state
     fresh.assert_found(fresh.client.search(fresh.name, data=list(fresh.queries)))
     places = raw_places(fresh.bank, fresh.items, fresh.biases.astype(np.float32))
-    assert state.beside.missed == pytest.approx((places > state.beside.candidates).mean())
+    assert state.reranking.missed == pytest.approx((places > state.reranking.candidates).mean())
 
 
 def test_disabling_leaves_an_ordinary_collection(fresh):
@@ -349,8 +349,8 @@ def test_fields_are_added_where_the_server_can(backend):
     assert plan.adds_fields
     assert plan.side is None
     enable(store, plan)
-    centre = store.info(name).state.profile.centre
-    scores = items @ items[:1].T - (nnn(bank, items, "IP", 4, ALPHA) - centre)[:, None]
+    mean_bias = store.info(name).state.profile.mean_bias
+    scores = items @ items[:1].T - (nnn(bank, items, "IP", 4, ALPHA) - mean_bias)[:, None]
     [hits] = backend.hubness_client().search(name, data=[items[0]], limit=10)
     pool = np.argsort(-(items @ items[0]))[: plan.candidates]
     assert [hit["id"] for hit in hits] == pool[np.argsort(-scores[pool, 0])][:10].tolist()
@@ -420,8 +420,8 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize("share", [0, 1, -1, float("nan")])
     def test_a_share_that_is_none(self, plain, share):
         store, name, bank = plain
-        with pytest.raises(InvalidParameter, match="allowed_misses"):
-            plan_enable(store, name, bank, allowed_misses=share)
+        with pytest.raises(InvalidParameter, match="max_miss_rate"):
+            plan_enable(store, name, bank, max_miss_rate=share)
 
     def test_a_side_name_that_is_taken(self, plain, lite):
         store, name, bank = plain
@@ -445,21 +445,21 @@ class TestWhatIsRefused:
                 tuned_at="2026-01-01T00:00:00Z",
             ),
         )
-        with pytest.raises(NotAdvised, match="it hurts"):
+        with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             plan_enable(store, name, bank)
         assert plan_enable(store, name, bank, estimator=NNN(4), force=True).candidates
 
     def test_biases_that_are_not_what_was_written(self, plain, monkeypatch):
         store, name, bank = plain
         plan = plan_enable(store, name, bank, estimator=NNN(4))
-        write = store.write
+        write = store.upsert
 
         def spoil(collection, batch, field, **options):
             if field == "biases":
                 batch.vectors[batch.keys.index(7)] += 1
             write(collection, batch, field, **options)
 
-        monkeypatch.setattr(store, "write", spoil)
+        monkeypatch.setattr(store, "upsert", spoil)
         with pytest.raises(VerificationFailed, match="rows 7"):
             enable(store, plan)
         assert not store.exists(f"{name}__bias")

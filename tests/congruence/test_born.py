@@ -11,9 +11,9 @@ from milvus_hubness import (
     NNN,
     BankTooSmall,
     Blend,
+    CorrectionConfig,
     DimensionMismatch,
     DualInvertedSoftmax,
-    Hubness,
     InvalidInput,
     InvalidParameter,
     InvertedSoftmax,
@@ -57,7 +57,7 @@ def test_the_quick_form(backend, rng, metric):
         dimension=DIM,
         metric_type=metric,
         consistency_level="Strong",
-        hubness=Hubness(QueryBank(bank), NNN(K)),
+        hubness=CorrectionConfig(QueryBank(bank), NNN(K)),
     )
     client.insert(name, [{"id": i, "vector": row, "note": f"n{i}"} for i, row in enumerate(items)])
     assert_ranked(client, name, items, nnn(bank, items, metric, K, 0.75), metric, queries)
@@ -78,8 +78,8 @@ def test_under_l2_lengths_are_expected_to_be_those_of_the_bank(lite, rng):
     name, bank, targets = lite.name("born"), 3 * vectors(rng, 30, DIM), vectors(rng, 30, DIM)
     client, plain = lite.hubness_client(), Layout(DIM, "L2")
     for hubness, known in (
-        (Hubness(QueryBank(bank), NNN(K)), bank),
-        (Hubness(QueryBank(bank), NNN(K), target_bank=QueryBank(targets)), targets),
+        (CorrectionConfig(QueryBank(bank), NNN(K)), bank),
+        (CorrectionConfig(QueryBank(bank), NNN(K), target_bank=QueryBank(targets)), targets),
     ):
         client.create_collection(name, dimension=DIM, metric_type="L2", hubness=hubness)
         assert lite.store().info(name).state.layout == plain.measured_on(known)
@@ -105,8 +105,8 @@ def test_the_schema_form_with_two_fields(lite, rng):
         consistency_level="Strong",
         properties={"team.owner": "search"},
         hubness=[
-            Hubness(QueryBank(banks["text"]), CSLS(K), anns_field="text"),
-            Hubness(QueryBank(banks["image"]), NNN(K), anns_field="image", profiles=3),
+            CorrectionConfig(QueryBank(banks["text"]), CSLS(K), anns_field="text"),
+            CorrectionConfig(QueryBank(banks["image"]), NNN(K), anns_field="image", profiles=3),
         ],
     )
     client.insert(
@@ -129,7 +129,7 @@ def test_an_index_is_built_anew_for_the_metric_that_serves(lite, rng):
     name, items, bank = lite.name("born"), vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
     client, plain = lite.hubness_client(), lite.client()
     client.create_collection(
-        name, dimension=DIM, metric_type="COSINE", hubness=Hubness(QueryBank(bank), NNN(K))
+        name, dimension=DIM, metric_type="COSINE", hubness=CorrectionConfig(QueryBank(bank), NNN(K))
     )
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     client.release_collection(name)
@@ -161,14 +161,18 @@ def test_without_hubness_it_is_pymilvus_own(lite):
 @pytest.mark.parametrize(
     ("how", "error", "said"),
     [
-        (lambda bank: Hubness(bank, Blend()), InvalidInput, "Blend is fitted on a gallery"),
-        (lambda bank: Hubness(bank, NNN(99)), BankTooSmall, "99"),
-        (lambda bank: Hubness(QueryBank(np.ones((3, 4), np.float32)), NNN(2)), DimensionMismatch, "4"),
-        (lambda bank: Hubness(bank, DualInvertedSoftmax(0.1, 0.1)), InvalidInput, "target"),
-        (lambda bank: Hubness(bank, InvertedSoftmax()), InvalidInput, "or one with an absolute tau"),
-        (lambda bank: Hubness(bank, anns_field="nothing"), InvalidInput, "vector"),
-        (lambda bank: Hubness(bank, profiles=0), InvalidParameter, "profiles"),
-        (lambda bank: [Hubness(bank), Hubness(bank)], InvalidInput, "twice"),
+        (lambda bank: CorrectionConfig(bank, Blend()), InvalidInput, "Blend is fitted on a gallery"),
+        (lambda bank: CorrectionConfig(bank, NNN(99)), BankTooSmall, "99"),
+        (
+            lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)),
+            DimensionMismatch,
+            "4",
+        ),
+        (lambda bank: CorrectionConfig(bank, DualInvertedSoftmax(0.1, 0.1)), InvalidInput, "target"),
+        (lambda bank: CorrectionConfig(bank, InvertedSoftmax()), InvalidInput, "or one with an absolute tau"),
+        (lambda bank: CorrectionConfig(bank, anns_field="nothing"), InvalidInput, "vector"),
+        (lambda bank: CorrectionConfig(bank, profiles=0), InvalidParameter, "profiles"),
+        (lambda bank: [CorrectionConfig(bank), CorrectionConfig(bank)], InvalidInput, "twice"),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_left(lite, rng, how, error, said):
@@ -192,7 +196,7 @@ def test_a_refused_index_leaves_nothing(backend, rng):
             name,
             schema=schema,
             index_params=index,
-            hubness=Hubness(QueryBank(vectors(rng, 30, DIM)), NNN(K)),
+            hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K)),
         )
     assert not client.has_collection(name)
     assert not client.has_collection(f"{name}__bank")
@@ -203,7 +207,7 @@ def test_a_refused_collection_leaves_no_bank(lite, rng):
     client.create_collection(name, dimension=DIM)
     with pytest.raises(Exception, match=r"(?i)exist"):
         client.create_collection(
-            name, dimension=DIM, hubness=Hubness(QueryBank(vectors(rng, 30, DIM)), NNN(K))
+            name, dimension=DIM, hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K))
         )
     assert not client.has_collection(f"{name}__bank")
     assert not client.hubness_state(name)
@@ -212,7 +216,7 @@ def test_a_refused_collection_leaves_no_bank(lite, rng):
 def test_a_bank_is_anything_like_an_array(lite, rng):
     client, name = lite.hubness_client(), lite.name("born")
     items, bank = vectors(rng, ITEMS, DIM), vectors(rng, 60, DIM)
-    hubness = Hubness(bank.tolist(), NNN(K), target_bank=bank[:5])
+    hubness = CorrectionConfig(bank.tolist(), NNN(K), target_bank=bank[:5])
     client.create_collection(name, dimension=DIM, metric_type="IP", hubness=hubness)
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     store = lite.store()

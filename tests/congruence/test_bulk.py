@@ -10,8 +10,8 @@ from milvus_hubness import (
     BulkTarget,
     CannotMigrate,
     InvalidInput,
+    MigrationOptions,
     QueryBank,
-    Steering,
     StoreError,
     plan_migration,
     resume,
@@ -30,9 +30,9 @@ class Interruption(Exception):
     """As a SIGKILL would: whatever was about to happen does not."""
 
 
-def by_files(folder, told=None, remote=None):
-    listeners = [] if told is None else [told.append]
-    return Steering(frozen=True, bulk=BulkTarget(folder, remote), events=Events(listeners))
+def by_files(folder, result=None, remote=None):
+    listeners = [] if result is None else [result.append]
+    return MigrationOptions(no_writers=True, bulk=BulkTarget(folder, remote), events=Events(listeners))
 
 
 def planned(backend, name, dim=DIM):
@@ -167,8 +167,8 @@ def test_a_copy_begun_by_files_is_finished_by_upserts_and_the_other_way(served, 
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda self, source: 100)
     monkeypatch.setattr(importing, "FILE_BYTES", 1)
     for first, second in [
-        (by_files(tmp_path), Steering(frozen=True)),
-        (Steering(frozen=True), by_files(tmp_path)),
+        (by_files(tmp_path), MigrationOptions(no_writers=True)),
+        (MigrationOptions(no_writers=True), by_files(tmp_path)),
     ]:
         client, name = served.client(), served.name()
         plain_collection(client, name, vectors(np.random.default_rng(5), 300, 8), "IP")
@@ -188,14 +188,14 @@ def test_the_server_says_why_it_could_not_import(served, tmp_path):
     assert counted(client, migration.target) == 50
 
 
-def refused(backend, steering, error, match):
+def refused(backend, options, error, match):
     """Before anything is written."""
     client, name = backend.client(), backend.name()
     plain_collection(client, name, vectors(np.random.default_rng(7), 50, 8), "IP")
     plan = planned(backend, name, 8)
     before = set(client.list_collections()) - {LEDGER}
     with pytest.raises(error, match=match):
-        run(backend.store(), plan, steering)
+        run(backend.store(), plan, options)
     assert set(client.list_collections()) - {LEDGER} == before
     assert not client.has_collection(plan.target)
 
@@ -216,8 +216,8 @@ def test_the_folder_must_be_there(served, tmp_path):
 
 
 def test_writers_must_rest(tmp_path):
-    with pytest.raises(InvalidInput, match="--frozen"):
-        Steering(bulk=BulkTarget(tmp_path))
+    with pytest.raises(InvalidInput, match="--no-writers"):
+        MigrationOptions(bulk=BulkTarget(tmp_path))
 
 
 def test_a_folder_may_be_called_otherwise_by_the_server(tmp_path):

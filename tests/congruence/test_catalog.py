@@ -12,8 +12,8 @@ from milvus_hubness import (
     NNN,
     AsyncHubnessClient,
     CannotMigrate,
+    CorrectionConfig,
     DimensionMismatch,
-    Hubness,
     InvalidInput,
     LeaseHeld,
     QueryBank,
@@ -25,7 +25,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.state import JOURNAL_PROPERTY, MIRROR_PROPERTY, Journal, Mirror
+from milvus_hubness.state import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import with_second_field
 from tests.galleries import plain_collection, vectors
@@ -40,7 +40,7 @@ def bank_of(seed):
 def made(backend, seed=1, **options):
     """A collection that is corrected from its first row on, with some rows."""
     client, name = backend.hubness_client(), backend.name("whole")
-    hubness = Hubness(bank_of(seed), NNN(K), **options)
+    hubness = CorrectionConfig(bank_of(seed), NNN(K), **options)
     client.create_collection(
         name, dimension=DIM, metric_type="IP", consistency_level="Strong", hubness=hubness
     )
@@ -134,7 +134,7 @@ def corrected(shared_lite):
 
 
 @pytest.fixture(scope="module")
-def beside(shared_lite):
+def reranking(shared_lite):
     return enabled(shared_lite)
 
 
@@ -154,9 +154,9 @@ def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(
 ):
     client, name = corrected
     copy = f"{name}__bank"
-    mirror = {MIRROR_PROPERTY: Mirror(collection=copy).model_dump_json()}
-    notes = {JOURNAL_PROPERTY: Journal(collection="notes", made="1").model_dump_json()}
-    for properties, reason in ((mirror, f"carried to {copy!r}"), (notes, "are noted")):
+    dual_write = {DUAL_WRITE_PROPERTY: DualWrite(collection=copy).model_dump_json()}
+    notes = {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection="notes", made="1").model_dump_json()}
+    for properties, reason in ((dual_write, f"carried to {copy!r}"), (notes, "are noted")):
         client.alter_collection_properties(name, properties)
         if call == "drop_collection" and properties is notes:
             CALLS[call](client, name)
@@ -164,16 +164,18 @@ def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(
             with pytest.raises(UnsupportedOperation, match=reason):
                 CALLS[call](client, name)
         client.alter_collection_properties(name, dict.fromkeys(properties, ""))
-    client.alter_collection_properties(name, {MIRROR_PROPERTY: Mirror(collection="gone").model_dump_json()})
+    client.alter_collection_properties(
+        name, {DUAL_WRITE_PROPERTY: DualWrite(collection="gone").model_dump_json()}
+    )
     CALLS["drop_partition"](client, name)
     assert called.pop()[0] == "drop_partition"
-    client.alter_collection_properties(name, {MIRROR_PROPERTY: ""})
+    client.alter_collection_properties(name, {DUAL_WRITE_PROPERTY: ""})
     assert [name for name, _, _ in called] == ["drop_collection"] * (call == "drop_collection")
     client.hubness_state(name)
 
 
-def test_a_side_collection_is_emptied_with_its_owner(beside, called):
-    client, name = beside
+def test_a_side_collection_is_emptied_with_its_owner(side_biases, called):
+    client, name = side_biases
     client.truncate_collection(name, timeout=7)
     assert called == [
         ("truncate_collection", (name, 7), {}),
@@ -181,7 +183,7 @@ def test_a_side_collection_is_emptied_with_its_owner(beside, called):
     ]
 
 
-def test_corrected_collections_stay_in_their_database(corrected, beside, called):
+def test_corrected_collections_stay_in_their_database(corrected, side_biases, called):
     client, name = corrected
     plain = f"{name}__bank"
     for target_db, source in (("elsewhere", plain), ("", name)):
@@ -192,27 +194,27 @@ def test_corrected_collections_stay_in_their_database(corrected, beside, called)
     with pytest.raises(UnsupportedOperation, match="its bank is not there"):
         client.restore_snapshot("s", name, "restored", target_db_name="elsewhere")
     with pytest.raises(UnsupportedOperation, match="would share the biases"):
-        client.restore_snapshot("s", beside[1], "restored")
+        client.restore_snapshot("s", side_biases[1], "restored")
     assert [call for call, _, _ in called] == ["rename_collection", "restore_snapshot"] * 2
 
 
-def test_fields_are_loaded_with_those_that_go_with_them(corrected, beside, called):
+def test_fields_are_loaded_with_those_that_go_with_them(corrected, side_biases, called):
     client, name = corrected
     client.load_collection(name, load_fields=["id", "vector"], replica_number=2)
     client.load_partitions(name, ["_default"], load_fields=["id"])
-    client.load_collection(beside[1], load_fields=["id", "vector"])
+    client.load_collection(side_biases[1], load_fields=["id", "vector"])
     client.load_collection(name)
     hidden = ["hubness_bias", "hubness_epoch"]
     assert called == [
         ("load_collection", (name, None), {"load_fields": ["id", "vector", *hidden], "replica_number": 2}),
         ("load_partitions", (name, ["_default"], None), {"load_fields": ["id"]}),
-        ("load_collection", (beside[1], None), {"load_fields": ["id", "vector"]}),
+        ("load_collection", (side_biases[1], None), {"load_fields": ["id", "vector"]}),
         ("load_collection", (name, None), {}),
     ]
 
 
-def test_a_session_reads_biases_in_its_own_cluster(beside, monkeypatch):
-    client, name = beside
+def test_a_session_reads_biases_in_its_own_cluster(side_biases, monkeypatch):
+    client, name = side_biases
     sent = []
     for method in ("search", "query"):
         own = getattr(MilvusClient, method)
@@ -256,7 +258,9 @@ def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     with pytest.raises(InvalidInput, match="namespaces"):
-        client.create_collection(name, schema=schema, index_params=index, hubness=Hubness(bank_of(1), NNN(K)))
+        client.create_collection(
+            name, schema=schema, index_params=index, hubness=CorrectionConfig(bank_of(1), NNN(K))
+        )
     assert name not in client.list_collections()
 
 
@@ -271,7 +275,9 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
     name, old = shared_lite.name("files"), vectors(rng, ITEMS, DIM)
     if location == "vector":
         plain_collection(plain, name, old, metric)
-        name = migrate(store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), frozen=True).target
+        name = migrate(
+            store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
+        ).target
     else:
         if location == "fields":
             with_bias_fields(plain, name, old, metric)
@@ -297,10 +303,10 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
     assert client.write_import_files(name, [], tmp_path / "none") == []
 
 
-def test_rows_that_a_file_cannot_bring_are_refused(corrected, beside, shared_lite, tmp_path):
+def test_rows_that_a_file_cannot_bring_are_refused(corrected, side_biases, shared_lite, tmp_path):
     client, name = corrected
     with pytest.raises(UnsupportedOperation, match="would miss the biases"):
-        client.write_import_files(beside[1], [], tmp_path)
+        client.write_import_files(side_biases[1], [], tmp_path)
     with pytest.raises(InvalidInput, match="is not corrected"):
         client.write_import_files(f"{name}__bank", [], tmp_path)
     with pytest.raises(InvalidInput, match="row 1 lacks the vector field 'vector'"):
@@ -308,11 +314,11 @@ def test_rows_that_a_file_cannot_bring_are_refused(corrected, beside, shared_lit
     with pytest.raises(DimensionMismatch, match="row 0"):
         client.write_import_files(name, [{"id": 1, "vector": [1.0]}], tmp_path)
     client.alter_collection_properties(
-        name, {JOURNAL_PROPERTY: Journal(collection="notes", made="1").model_dump_json()}
+        name, {WRITE_INTENTS_PROPERTY: WriteIntentLog(collection="notes", made="1").model_dump_json()}
     )
     with pytest.raises(UnsupportedOperation, match="wait until it ends"):
         client.write_import_files(name, [], tmp_path)
-    client.alter_collection_properties(name, {JOURNAL_PROPERTY: ""})
+    client.alter_collection_properties(name, {WRITE_INTENTS_PROPERTY: ""})
 
     async def by_an_async_client():
         fellow = AsyncHubnessClient(shared_lite.uri, dedicated=True)

@@ -1,4 +1,5 @@
-"""Collections whose index divides rows into cells, or links them: who writes a row fills its cell columns."""
+"""Collections whose index divides rows into cells, or links them: who writes a row fills its locality hint
+columns."""
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ from pymilvus import DataType
 from milvus_hubness import (
     CSLS,
     NNN,
-    Hubness,
+    CorrectionConfig,
     InvertedSoftmax,
     MilvusStore,
     QueryBank,
@@ -18,7 +19,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.jobs import in_place, rebuild
-from milvus_hubness.jobs.restored import restored
+from milvus_hubness.jobs.restored import load_correction
 from milvus_hubness.stores.base import Batch
 from tests.congruence.test_in_place import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
@@ -47,7 +48,7 @@ class Divided:
             params=options.pop("params", {"nlist": CELLS}),
         )
         plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K), **options)
-        self.name = migrate(self.store, plan, frozen=True).target
+        self.name = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()
 
     @property
@@ -56,19 +57,19 @@ class Divided:
 
     def stored(self, keys):
         """The rows (n, width) as the database has them."""
-        found = self.store.fetch(self.name, list(keys), "vector")
+        found = self.store.get(self.name, list(keys), "vector")
         return found.vectors[np.argsort(found.keys)]
 
     def cells(self, keys):
         """(n, c)"""
         layout = self.state.layout
         end = layout.width - bool(layout.anchor)
-        return self.stored(keys)[:, end - layout.cell_count : end]
+        return self.stored(keys)[:, end - layout.locality_hint_count : end]
 
     def assert_filled(self, keys, vectors):
         """As the bank has it."""
         state = self.state
-        wanted = restored(self.store, state, state.profile).cells(vectors)
+        wanted = load_correction(self.store, state, state.profile).locality_hints(vectors)
         assert wanted.any(axis=1).all()
         np.testing.assert_allclose(self.cells(keys), wanted, atol=1e-5)
 
@@ -107,7 +108,7 @@ def test_a_copy_has_them(backend, metric, lite, server):
         pytest.skip("shown on Milvus Lite")
     params = {"nlist": CELLS} if index_type.startswith("IVF") else GRAPH
     here = Divided(backend, metric, index_type=index_type, params=params)
-    assert here.state.layout.cell_count == 13
+    assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
     if "SQ" not in index_type:
         here.assert_found()
@@ -118,7 +119,7 @@ def test_a_copy_has_them(backend, metric, lite, server):
 def test_there_are_none_for_other_indexes_and_metrics(lite):
     for options in ({"metric": "L2"}, {"index_type": "FLAT"}):
         here = Divided(lite, **options)
-        assert here.state.layout.cell_count == 0
+        assert here.state.layout.locality_hint_count == 0
 
 
 @pytest.mark.shown_on_lite
@@ -167,25 +168,25 @@ def test_a_second_vector_field_has_them(backend):
     made(plain, name, items, "IP", **options, index_type="HNSW", params=GRAPH)
     enable(store, plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K)))
     state = store.info(name).state
-    assert state.layout.cell_count == 13
-    correction = restored(store, state, state.profile)
+    assert state.layout.locality_hint_count == 13
+    correction = load_correction(store, state, state.profile)
 
     def held(keys):
         rows = plain.get(name, ids=list(keys), output_fields=[state.searched_field])
         stored = {row["id"]: row[state.searched_field] for row in rows}
-        return state.layout.held_cells(np.array([stored[key] for key in keys], np.float32))
+        return state.layout.held_locality_hints(np.array([stored[key] for key in keys], np.float32))
 
-    np.testing.assert_allclose(held(range(ITEMS)), correction.cells(items), atol=1e-5)
+    np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
     keys = range(ITEMS, ITEMS + 3)
     rows = [{"id": key, "vector": row, "group": 0} for key, row in zip(keys, new, strict=True)]
     backend.hubness_client().insert(name, rows)
-    np.testing.assert_allclose(held(keys), correction.cells(new), atol=1e-5)
+    np.testing.assert_allclose(held(keys), correction.locality_hints(new), atol=1e-5)
     backend.hubness_client(bank_budget=1_000).upsert(name, rows)
     assert not held(keys).any()
     done = refresh(store, name, refit=True)
     assert (done.mode, done.written) == ("full", len(keys))
-    np.testing.assert_allclose(held(keys), correction.cells(new), atol=1e-5)
-    np.testing.assert_allclose(held(range(ITEMS)), correction.cells(items), atol=1e-5)
+    np.testing.assert_allclose(held(keys), correction.locality_hints(new), atol=1e-5)
+    np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
     stored = np.vstack([items, new])
     wanted = similarity(items[:4], stored, "IP") - nnn(bank, stored, "IP", K, 0.75)
     found = backend.hubness_client().search(
@@ -231,13 +232,13 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
     """As an earlier version made it."""
     monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
     with monkeypatch.context() as earlier:
-        earlier.setattr(MilvusStore, "takes_cells", lambda *_: False)
+        earlier.setattr(MilvusStore, "takes_locality_hints", lambda *_: False)
         here = Divided(backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH)
     backend.made += [f"{here.name}_r2"]
-    assert here.state.layout.cell_count == 0
+    assert here.state.layout.locality_hint_count == 0
     refresh(here.store, alias, bank=QueryBank(here.other), force=True)
     here.name = here.store.info(alias).name
-    assert here.state.layout.cell_count == 13
+    assert here.state.layout.locality_hint_count == 13
     here.assert_filled(range(ITEMS), here.items)
     here.assert_filled(here.insert(), here.new)
     here.assert_found(bank=here.other, items=np.vstack([here.items, here.new]))
@@ -249,7 +250,7 @@ def test_a_further_profile_takes_two_of_their_columns(backend):
     here.insert()
     before = here.cells(range(ITEMS))
     refresh(here.store, here.name, profile="image", bank=QueryBank(here.other), estimator=CSLS(K))
-    assert here.state.layout.cell_count == 11
+    assert here.state.layout.locality_hint_count == 11
     np.testing.assert_array_equal(here.cells(range(ITEMS)), before[:, 2:])
     items = np.vstack([here.items, here.new])
     here.assert_found(items=items)
@@ -270,14 +271,14 @@ def test_a_collection_that_is_born_corrected_has_them(backend):
     index = client.prepare_index_params(
         "vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS}
     )
-    hubness = Hubness(bank, estimator=InvertedSoftmax(0.05))
+    hubness = CorrectionConfig(bank, estimator=InvertedSoftmax(0.05))
     client.create_collection(
         name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
     )
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     store = backend.store()
     state = store.info(name).state
-    found: Batch = store.fetch(name, list(range(40)), "vector")
-    wanted = restored(store, state, state.profile).cells(items)
+    found: Batch = store.get(name, list(range(40)), "vector")
+    wanted = load_correction(store, state, state.profile).locality_hints(items)
     assert wanted.any(axis=1).all()
     np.testing.assert_allclose(found.vectors[np.argsort(found.keys)][:, -14:-1], wanted, atol=1e-5)

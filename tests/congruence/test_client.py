@@ -43,7 +43,7 @@ class Pair:
         self.rows = plain_collection(self.plain, self.name, self.items, metric)
         store = backend.store()
         plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
-        migrate(store, plan, frozen=True)
+        migrate(store, plan, no_writers=True)
         self.corrected = f"{self.name}_hubness"
         self.client = backend.hubness_client()
 
@@ -52,8 +52,8 @@ class Pair:
 
     def oracle(self, queries, items, strength):
         """(m, n) corrected scores in the user's metric, and the centre they are shifted by."""
-        centre = self.client.hubness_state(self.corrected).profile.centre
-        corrected = similarity(queries, items, self.metric) - strength * (self.biases(items) - centre)
+        mean_bias = self.client.hubness_state(self.corrected).profile.mean_bias
+        corrected = similarity(queries, items, self.metric) - strength * (self.biases(items) - mean_bias)
         return as_distance(corrected, self.metric)
 
 
@@ -140,8 +140,8 @@ def test_strength_of_the_client_and_of_the_collection(pair):
 
 def test_hidden_columns_show_only_when_named(pair):
     [row] = pair.client.get(pair.corrected, 3, output_fields=["hubness_bias", "hubness_epoch"])
-    centre = pair.client.hubness_state(pair.corrected).profile.centre
-    assert row["hubness_bias"] == pytest.approx(pair.biases(pair.items[3:4])[0] - centre, abs=1e-5)
+    mean_bias = pair.client.hubness_state(pair.corrected).profile.mean_bias
+    assert row["hubness_bias"] == pytest.approx(pair.biases(pair.items[3:4])[0] - mean_bias, abs=1e-5)
     assert row["hubness_epoch"] == 1
     [[hit]] = pair.client.search(
         pair.corrected, data=[pair.queries[0]], limit=1, output_fields=["hubness_bias"]
@@ -325,8 +325,8 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
             np.testing.assert_allclose(hits.distances, raw.distances, rtol=1e-5)
             np.testing.assert_array_equal([hit["entity"]["vector"] for hit in hits], rows[ids(hits)])
         biases = nnn(bank, rows, "L2", K, ALPHA)
-        centre = client.hubness_state(target).profile.centre
-        corrected = as_distance(similarity(queries, rows, "L2") - (biases - centre), "L2")
+        mean_bias = client.hubness_state(target).profile.mean_bias
+        corrected = as_distance(similarity(queries, rows, "L2") - (biases - mean_bias), "L2")
         for scores, hits in zip(corrected, client.search(target, list(queries), limit=10), strict=True):
             np.testing.assert_allclose(hits.distances, scores[ids(hits)], rtol=1e-4)
             np.testing.assert_allclose(hits.distances, np.sort(scores)[:10], rtol=1e-4)
@@ -359,7 +359,7 @@ def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite, mo
     plain_collection(lite.client(), name, items, "L2")
     plan = plan_migration(store, name, QueryBank(bank), estimator=NNN(K, ALPHA))
     with pytest.raises(CannotMigrate, match=r"row 7 has 0\.1 in dimension 4 of 'vector'"):
-        migrate(store, plan, frozen=True)
+        migrate(store, plan, no_writers=True)
 
 
 def test_groups_that_float32_does_not_tell_apart_are_refused_with_the_figures(lite):

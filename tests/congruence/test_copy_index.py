@@ -8,10 +8,10 @@ import pytest
 from milvus_hubness import (
     NNN,
     InvalidParameter,
+    MigrationOptions,
     MilvusStore,
     QueryBank,
     ResumeRefused,
-    Steering,
     StoreError,
     VerificationFailed,
     migrate,
@@ -37,10 +37,10 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
     """Carried on with or begun at once; its columns are those that suit it."""
 
     class Breaking(MilvusStore):
-        def write(self, collection, *args, **kwargs):
+        def upsert(self, collection, *args, **kwargs):
             if collection.endswith("_hubness"):
                 raise StoreError("the connection broke")
-            super().write(collection, *args, **kwargs)
+            super().upsert(collection, *args, **kwargs)
 
     rng = np.random.default_rng(12)
     items, bank, query = vectors(rng, 90, 32), QueryBank(vectors(rng, 200, 32)), vectors(rng, 1, 32)
@@ -54,12 +54,12 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
         "IVF_FLAT", {"nlist": 12}, "IVF_FLAT"
     )  # fmt: skip
     with pytest.raises(StoreError):
-        run(Breaking(client), plan, Steering(frozen=True))
+        run(Breaking(client), plan, MigrationOptions(no_writers=True))
     with pytest.raises(ResumeRefused, match=r"index: .*IVF_FLAT.* then, None now"):
         plan_migration(backend.store(), name, bank, estimator=NNN(4))
-    done = resume(backend.store(), name, Steering(frozen=True))
+    done = resume(backend.store(), name, MigrationOptions(no_writers=True))
     assert_index(backend, done.target, "IVF_FLAT", nlist=12)
-    assert backend.store().info(done.target).state.layout.cell_count == 13
+    assert backend.store().info(done.target).state.layout.locality_hint_count == 13
     found = backend.hubness_client().search(
         done.target, data=list(query), limit=90, search_params={"params": {"nprobe": 128}}
     )
@@ -97,7 +97,7 @@ def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     items, bank = vectors(rng, 40, 8), QueryBank(vectors(rng, 20, 8))
     plain_collection(client, name, items, "IP", index_type="HNSW", params={"M": 8, "efConstruction": 40})
     plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), index_params={"M": 12})
-    migrate(backend.store(), plan, frozen=True)
+    migrate(backend.store(), plan, no_writers=True)
     assert_index(backend, name, "HNSW", M=8, efConstruction=40)
     assert_index(backend, plan.target, "HNSW", M=12, efConstruction=40)
 
@@ -139,7 +139,7 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
     assert plan.to_dict()["index_type"] == "IVF_FLAT"
     wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
     with pytest.raises(InvalidParameter, match="'BOGUS'"):
-        run(store, wrong, Steering(frozen=True))
+        run(store, wrong, MigrationOptions(no_writers=True))
     assert not client.has_collection(plan.target)
 
 
@@ -199,11 +199,11 @@ def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     store = Trusting(client)
     plan = plan_migration(store, name, bank, estimator=NNN(4), index_type="BOGUS")
     if backend.is_lite:
-        run(store, plan, Steering(frozen=True))
+        run(store, plan, MigrationOptions(no_writers=True))
         client.release_collection(plan.target)
     else:
         with pytest.raises(StoreError, match="BOGUS"):
-            run(store, plan, Steering(frozen=True))
+            run(store, plan, MigrationOptions(no_writers=True))
     with pytest.raises((StoreError, VerificationFailed)):
         verify(store, name)
     going = would_drop(backend.store(), name, drop=plan.target)
@@ -211,7 +211,7 @@ def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     clean(backend.store(), name, drop=plan.target)
     assert not {plan.target, plan.bank_collection} & set(client.list_collections())
     again = plan_migration(backend.store(), name, bank, estimator=NNN(4))
-    assert migrate(backend.store(), again, frozen=True).rows == 40
+    assert migrate(backend.store(), again, no_writers=True).rows == 40
 
 
 def test_the_copys_index_is_verified(backend):
@@ -222,7 +222,7 @@ def test_the_copys_index_is_verified(backend):
     plain_collection(client, name, items, "IP")
     asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 8}}
     plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), **asked)
-    run(backend.store(), plan, Steering(frozen=True))
+    run(backend.store(), plan, MigrationOptions(no_writers=True))
     verify(backend.store(), name)
     client.release_collection(plan.target)
     client.drop_index(plan.target, "vector")
@@ -237,7 +237,7 @@ def test_the_copys_index_is_verified(backend):
         with pytest.raises(VerificationFailed, match=r"has IVF_FLAT {'nlist': '9'}, planned was"):
             verify(backend.store(), name)
     alias = f"{name}_alias"
-    cutover(backend.store(), name, alias=alias, steering=Steering(frozen=True))
+    cutover(backend.store(), name, alias=alias, options=MigrationOptions(no_writers=True))
     assert verify(backend.store(), name).rows == 40
-    rollback(backend.store(), name, steering=Steering(frozen=True))
+    rollback(backend.store(), name, options=MigrationOptions(no_writers=True))
     client.drop_alias(alias)

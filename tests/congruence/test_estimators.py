@@ -69,8 +69,8 @@ class Served:
         return np.array([found[i] for i in range(ITEMS + extra)])
 
     def wanted(self, biases, items):
-        centre = self.store.info(self.name).state.profile.centre
-        return as_distance(similarity(self.query, items, self.metric) - (biases - centre), self.metric)[0]
+        mean_bias = self.store.info(self.name).state.profile.mean_bias
+        return as_distance(similarity(self.query, items, self.metric) - (biases - mean_bias), self.metric)[0]
 
 
 @pytest.fixture(scope="module", params=METRICS)

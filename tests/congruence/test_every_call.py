@@ -11,7 +11,7 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
-    Hubness,
+    CorrectionConfig,
     InvalidInput,
     QueryBank,
     migrate,
@@ -48,7 +48,7 @@ class Catalogue:
         self.make()
         store = backend.store()
         plan = plan_migration(store, self.name, QueryBank(self.bank), estimator=NNN(K, ALPHA))
-        self.corrected = migrate(store, plan, frozen=True).target
+        self.corrected = migrate(store, plan, no_writers=True).target
         self.client = backend.hubness_client(strength=0)
         self.sides = ((self.plain, self.name), (self.client, self.corrected))
 
@@ -113,8 +113,8 @@ class Catalogue:
 
     def scores(self, queries, strength):
         """(m, n) scores by the definition, as Milvus reports this metric's."""
-        centre = self.client.hubness_state(self.corrected).profile.centre
-        biases = nnn(self.bank, self.items, self.metric, K, ALPHA) - centre
+        mean_bias = self.client.hubness_state(self.corrected).profile.mean_bias
+        biases = nnn(self.bank, self.items, self.metric, K, ALPHA) - mean_bias
         return as_distance(similarity(queries, self.items, self.metric) - strength * biases, self.metric)
 
     def best_first(self, scores):
@@ -319,7 +319,7 @@ def test_rows_are_searched_by_keys_with_quotes_in_them(changing):
 
 
 def test_a_ring_is_drawn_around_each_of_several_queries(catalogue):
-    """Under L2 the stored form has another bound for each."""
+    """Under L2 the augmented form has another bound for each."""
     asked = {"data": list(catalogue.queries), "search_params": {"params": catalogue.ring()}, "limit": 50}
     expected, got = (outcome(lambda c=c, n=n: c.search(n, **asked)) for c, n in catalogue.sides)
     assert_same(catalogue, expected, got)
@@ -626,7 +626,7 @@ def test_keys_that_the_database_cannot_make_are_refused_as_there(lite):
     form = {"dimension": DIM, "id_type": "string", "max_length": 40, "auto_id": True}
     for client, further in (
         (lite.client(), {}),
-        (lite.hubness_client(), {"hubness": Hubness(bank, NNN(K))}),
+        (lite.hubness_client(), {"hubness": CorrectionConfig(bank, NNN(K))}),
     ):
         name = lite.name("auto")
         with pytest.raises(MilvusException, match="must be INT64"):
@@ -639,7 +639,7 @@ def test_keys_are_made_by_the_database_as_there(lite):
     items, bank = vectors(rng, 20, DIM), QueryBank(vectors(rng, 20, DIM))
     form = {"dimension": DIM, "auto_id": True, "consistency_level": "Strong"}
     plain, client, sides = lite.client(), lite.hubness_client(strength=0), []
-    for each, further in ((plain, {}), (client, {"hubness": Hubness(bank, NNN(K))})):
+    for each, further in ((plain, {}), (client, {"hubness": CorrectionConfig(bank, NNN(K))})):
         name = lite.name("auto")
         each.create_collection(name, **form, **further)
         sides.append((each, name))
@@ -748,7 +748,7 @@ def test_wrong_searches_raise_what_they_raise_there(either, question):
 
 @pytest.mark.parametrize("question", REFUSED_FIRST)
 def test_wrong_vectors_and_metrics_are_caught_where_they_are_caught_there(either, question):
-    """The stored form would take or misread them, so the client refuses before the database does."""
+    """The augmented form would take or misread them, so the client refuses before the database does."""
     asked = {"data": [either.queries[0]], **REFUSED_FIRST[question](either)}
     expected, got = (outcome(lambda c=c, n=n: c.search(n, **asked)) for c, n in either.sides)
     for refusal in (expected, got):

@@ -51,7 +51,7 @@ LOCATIONS = ["vector", "second_vector", "fields", "side_collection"]
 WHERE = {"second_vector": "vectors", "fields": "fields", "side_collection": "side"}
 """What `plan_enable` calls them."""
 STORED = LOCATIONS[:2]
-"""Where the server ranks inner products of the stored form."""
+"""Where the server ranks inner products of augmented form."""
 
 
 _turn = threading.Lock()
@@ -87,7 +87,7 @@ class World:
         bank, estimator, store = QueryBank(self.bank), NNN(K, ALPHA), InTurn(self.backend.client())
         if location == "vector":
             plan = plan_migration(store, self.name, bank, estimator=estimator)
-            return migrate(store, plan, frozen=True).target
+            return migrate(store, plan, no_writers=True).target
         name, where = self.backend.name(location), WHERE[location]
         self.backend.made.append(f"{name}__bias")
         if location == "second_vector":
@@ -110,8 +110,8 @@ class World:
         return self.plain.search(self.name, data=self.queries, **question)
 
     def scores(self, location, strength=1.0):
-        centre = self.client.hubness_state(self.corrected[location]).profile.centre
-        biases = nnn(self.bank, self.items, self.metric, K, ALPHA) - centre
+        mean_bias = self.client.hubness_state(self.corrected[location]).profile.mean_bias
+        biases = nnn(self.bank, self.items, self.metric, K, ALPHA) - mean_bias
         raw = similarity(np.array(self.queries), self.items, self.metric)
         return as_distance(raw - strength * biases, self.metric)
 
@@ -294,7 +294,7 @@ def test_buckets_come_as_the_server_sent_them(world, monkeypatch):
 CORRECTED, PASSED, INTERNAL = "corrected", "passed", "internal"
 REFUSED_CANDIDATES = "uncorrected scores"
 OUTCOMES = ("stored", "stored under L2", "candidates")
-"""Where the stored form is searched, where that is done under L2, and where candidates are ranked by the
+"""Where the augmented form is searched, where that is done under L2, and where candidates are ranked by the
 client: fields and side_collection, at any strength but 0, at which all pass there that is not refused to
 everyone."""
 EVERYWHERE = {
@@ -420,12 +420,12 @@ def test_every_parameter_is_classified(method):
 
 def outcome_of(method, name, metric, location, strength=1):
     """What the table says. Without a correction candidates are plain hits."""
-    told = TABLE[method][name]
-    if isinstance(told, str):
-        return told
+    result = TABLE[method][name]
+    if isinstance(result, str):
+        return result
     if location in STORED:
-        return told[1 if metric == "L2" else 0]
-    return told[2] if strength else PASSED
+        return result[1 if metric == "L2" else 0]
+    return result[2] if strength else PASSED
 
 
 TIME = {"timezone": "UTC", "time_fields": "year"}

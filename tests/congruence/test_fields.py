@@ -80,7 +80,7 @@ class Shop:
         if state is None:
             return self.raw(field)
         biases = nnn(self.banks[field], self.items[field], self.metrics[field], K, 0.75)
-        return self.raw(field) - strength * (biases - state.profile.centre)
+        return self.raw(field) - strength * (biases - state.profile.mean_bias)
 
     def requests(self, fields=tuple(DIMS), limit=30, **options):
         return [AnnSearchRequest(list(self.queries[name]), name, {}, limit, **options) for name in fields]
@@ -284,7 +284,7 @@ def test_new_rows_get_the_bias_of_every_field(lite):
     for field in ("text", "image"):
         own = row[field][None, :]
         state = shop.store.info(shop.corrected).states[field]
-        bias = nnn(shop.banks[field], own, shop.metrics[field], K, 0.75)[0] - state.profile.centre
+        bias = nnn(shop.banks[field], own, shop.metrics[field], K, 0.75)[0] - state.profile.mean_bias
         [hits] = shop.client.search(shop.corrected, data=list(own), anns_field=field, limit=ITEMS + 1)
         [found] = [hit["distance"] for hit in hits if hit["id"] == 1_000]
         assert found == pytest.approx(similarity(own, own, shop.metrics[field])[0, 0] - bias, abs=3e-5)
@@ -314,7 +314,7 @@ def test_a_field_beside_one_that_is_corrected_in_its_vectors(lite):
     found = shop.client.search(shop.corrected, data=list(shop.queries["other"]), anns_field="other")
     state = shop.store.info(shop.corrected).states["other"]
     for hits, raw, scores in zip(found, shop.raw("other"), shop.scores("other"), strict=True):
-        pool = np.argsort(-raw)[: state.beside.candidates]
+        pool = np.argsort(-raw)[: state.reranking.candidates]
         assert [hit["id"] for hit in hits] == pool[np.argsort(-scores[pool])][:10].tolist()
     question = {"ranker": RRFRanker(), "output_fields": ["note"]}
     merged = shop.client.hybrid_search(shop.corrected, shop.requests(), strength=0, **question)

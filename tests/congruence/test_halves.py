@@ -6,8 +6,8 @@ from pymilvus import AnnSearchRequest, DataType, RRFRanker
 
 from milvus_hubness import (
     NNN,
+    CorrectionConfig,
     GloballyCorrected,
-    Hubness,
     QueryBank,
     enable,
     migrate,
@@ -63,8 +63,8 @@ class Goods:
         assert plan.to_dict()["dtype"] == self.dtype
         return migrate(self.store, plan).target
 
-    def centre(self, collection):
-        return self.store.info(collection).state.profile.centre
+    def mean_bias(self, collection):
+        return self.store.info(collection).state.profile.mean_bias
 
     def assert_ranked(self, results, corrected):
         """results of these queries are the best by these scores (m, n), and have them."""
@@ -98,7 +98,7 @@ def test_a_migrated_field_is_searched_and_read_as_before(goods):
     )
     assert field["type"] == KINDS[goods.dtype]
     client = goods.backend.hubness_client()
-    corrected = goods.raw - (goods.biases - goods.centre(target))
+    corrected = goods.raw - (goods.biases - goods.mean_bias(target))
     for data in (encode(goods.queries, goods.dtype), goods.queries, goods.queries.tolist()):
         results = client.search(target, data, limit=10, output_fields=["vector"], with_raw_score=True)
         goods.assert_ranked(results, corrected)
@@ -116,7 +116,7 @@ def test_a_migrated_field_is_searched_and_read_as_before(goods):
 def test_every_other_way_to_ask(goods):
     target = goods.migrated()
     client = goods.backend.hubness_client()
-    corrected = goods.raw - (goods.biases - goods.centre(target))
+    corrected = goods.raw - (goods.biases - goods.mean_bias(target))
     one = encode(goods.queries[:1], goods.dtype)
     iterator, seen = client.search_iterator(target, one, batch_size=50), []
     while page := iterator.next():
@@ -155,7 +155,7 @@ def test_beside_and_born_corrected(goods):
     goods.backend.made.append(plan.side)
     enable(goods.store, plan)
     client = goods.backend.hubness_client()
-    corrected = goods.raw - (goods.biases - goods.centre(goods.name))
+    corrected = goods.raw - (goods.biases - goods.mean_bias(goods.name))
     goods.assert_ranked(client.search(goods.name, goods.queries, limit=5), corrected)
     born = goods.backend.name("born")
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type=goods.metric)
@@ -163,7 +163,7 @@ def test_beside_and_born_corrected(goods):
         born,
         schema=goods.schema(),
         index_params=index,
-        hubness=Hubness(QueryBank(goods.bank), NNN(K)),
+        hubness=CorrectionConfig(QueryBank(goods.bank), NNN(K)),
         consistency_level="Strong",
     )
     client.insert(born, goods.rows())

@@ -1,4 +1,4 @@
-"""Collections corrected in place: the stored form in a second vector field, the user's own untouched."""
+"""Collections corrected in place: the augmented form in a second vector field, the user's own untouched."""
 
 import asyncio
 from collections import Counter
@@ -26,12 +26,12 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, STORED_FIELD
+from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD
 from milvus_hubness.stores import milvus_second_field
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 300, 7, 60, 6, 0.75
-OURS = {STORED_FIELD, BIAS_FIELD, EPOCH_FIELD}
+OURS = {SECOND_VECTOR_FIELD, BIAS_FIELD, EPOCH_FIELD}
 
 
 def width_for(metric):
@@ -44,7 +44,7 @@ def with_second_field(client, name, items, metric, width, index_type="FLAT", par
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
     schema.add_field("group", DataType.INT64)
-    schema.add_field(STORED_FIELD, DataType.FLOAT_VECTOR, dim=width)
+    schema.add_field(SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR, dim=width)
     schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
     schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
     index = client.prepare_index_params(
@@ -55,7 +55,7 @@ def with_second_field(client, name, items, metric, width, index_type="FLAT", par
     client.insert(
         name,
         [
-            {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", STORED_FIELD: none}
+            {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", SECOND_VECTOR_FIELD: none}
             for i, vector in enumerate(items)
         ],
     )
@@ -90,7 +90,7 @@ class InPlace:
         if biases is None:
             biases = nnn(self.bank, self.items, self.metric, K, ALPHA)
         raw = similarity(self.queries, self.items, self.metric)
-        return raw - strength * (biases - self.state.profile.centre)
+        return raw - strength * (biases - self.state.profile.mean_bias)
 
     def assert_found(self, results, scores, page=slice(0, 10)):
         for hits, own in zip(results, scores, strict=True):
@@ -156,7 +156,7 @@ def test_one_vector_field_is_refused_with_the_versions(backend):
     with pytest.raises(CannotMigrate, match=r"from 2\.6\.18 on, this is") as refused:
         plan_enable(store, name, bank, estimator=NNN(4), where="vectors")
     assert store.server_version() in str(refused.value)
-    assert STORED_FIELD in str(refused.value)
+    assert SECOND_VECTOR_FIELD in str(refused.value)
 
 
 @pytest.mark.parametrize("strength", [1.0, 0.4])
@@ -203,7 +203,7 @@ def test_filters_ranges_and_raw_scores(placed):
 
 def test_rows_search_for_their_like(placed):
     found = placed.client.search(placed.name, ids=[3, 11], limit=4)
-    biases = nnn(placed.bank, placed.items, placed.metric, K, ALPHA) - placed.state.profile.centre
+    biases = nnn(placed.bank, placed.items, placed.metric, K, ALPHA) - placed.state.profile.mean_bias
     scores = similarity(placed.items[[3, 11]], placed.items, placed.metric) - biases
     placed.assert_found(found, scores, slice(0, 4))
 
@@ -251,13 +251,13 @@ def test_what_is_read_shows_nothing_of_the_second_field(placed):
     assert placed.client.list_indexes(placed.name) == ["vector"]
     assert placed.client.describe_index(placed.name, "vector")["metric_type"] == placed.metric
     [row] = placed.client.get(placed.name, 3, output_fields=[BIAS_FIELD])
-    bias = nnn(placed.bank, placed.items[3:4], placed.metric, K, ALPHA)[0] - placed.state.profile.centre
+    bias = nnn(placed.bank, placed.items[3:4], placed.metric, K, ALPHA)[0] - placed.state.profile.mean_bias
     assert row[BIAS_FIELD] == pytest.approx(bias, abs=4e-5)
 
 
 def test_jobs_see_the_rows_and_their_biases(placed):
     found = status(placed.store, placed.name)
-    assert (found.where, found.stored_in, found.phase) == ("vectors", STORED_FIELD, "ready")
+    assert (found.where, found.second_vector, found.phase) == ("vectors", SECOND_VECTOR_FIELD, "ready")
     assert (found.pending, found.rows, found.width) == (0, ITEMS, width_for(placed.metric))
     assert tune(placed.store, placed.name).verdict in {"apply", "apply weakly", "leave it alone"}
     told = diagnose(placed.store, placed.name, QueryBank(placed.queries))
@@ -280,7 +280,7 @@ def change(fresh, new):
 
 def assert_written(fresh, items, results):
     keys = np.r_[np.arange(ITEMS), 1_000 + np.arange(5)]
-    biases = nnn(fresh.bank, items, "COSINE", K, ALPHA) - fresh.state.profile.centre
+    biases = nnn(fresh.bank, items, "COSINE", K, ALPHA) - fresh.state.profile.mean_bias
     for hits, own in zip(results, similarity(fresh.queries, items, "COSINE") - biases, strict=True):
         order = np.argsort(-own)[:10]
         assert [hit["id"] for hit in hits] == keys[order].tolist()
@@ -298,8 +298,8 @@ def test_writes_reach_both_fields(fresh):
     [row] = fresh.client.get(fresh.name, 7)
     assert (row["note"], row["group"]) == ("moved", 1)
     np.testing.assert_array_equal(np.float32(row["vector"]), moved["vector"])
-    with pytest.raises(InvalidInput, match=STORED_FIELD):
-        fresh.client.insert(fresh.name, {**rows[0], STORED_FIELD: [0.0] * WIDTH})
+    with pytest.raises(InvalidInput, match=SECOND_VECTOR_FIELD):
+        fresh.client.insert(fresh.name, {**rows[0], SECOND_VECTOR_FIELD: [0.0] * WIDTH})
 
 
 def test_writes_of_the_async_client_reach_both_fields(fresh):
@@ -320,11 +320,11 @@ def test_writes_of_the_async_client_reach_both_fields(fresh):
 
 def test_a_refresh_gives_what_foreign_writers_left_out(fresh):
     new = vectors(np.random.default_rng(5), 1, DIM)[0]
-    zeros = {STORED_FIELD: np.zeros(WIDTH, np.float32)} if fresh.backend.is_lite else {}
+    zeros = {SECOND_VECTOR_FIELD: np.zeros(WIDTH, np.float32)} if fresh.backend.is_lite else {}
     fresh.plain.insert(fresh.name, {"id": 2_000, "vector": new, "group": 0, **zeros})
     assert status(fresh.store, fresh.name).pending == 1
     assert (refresh(fresh.store, fresh.name).written, status(fresh.store, fresh.name).pending) == (1, 0)
-    bias = nnn(fresh.bank, new[None], "COSINE", K, ALPHA)[0] - fresh.state.profile.centre
+    bias = nnn(fresh.bank, new[None], "COSINE", K, ALPHA)[0] - fresh.state.profile.mean_bias
     [[hit]] = fresh.client.search(fresh.name, data=[new], filter="id == 2000", limit=1)
     assert hit["distance"] == pytest.approx(1 - bias, abs=4e-5)
 
@@ -353,7 +353,7 @@ def test_a_refresh_mends_rows_whose_vector_a_foreign_writer_changed(fresh):
 def test_disabling_leaves_the_users_field(fresh):
     dropped = disable(fresh.store, fresh.name)
     there = {each["name"] for each in fresh.plain.describe_collection(fresh.name)["fields"]}
-    assert (dropped == STORED_FIELD) == (STORED_FIELD not in there)
+    assert (dropped == SECOND_VECTOR_FIELD) == (SECOND_VECTOR_FIELD not in there)
     assert not status(fresh.store, fresh.name).corrected
     question = {"data": list(fresh.queries), "anns_field": "vector", "output_fields": ["note"]}
     assert_alike(fresh.client.search(fresh.name, **question), fresh.plain.search(fresh.twin, **question))
@@ -503,15 +503,15 @@ def test_a_second_profile_has_columns_of_its_own(backend):
 def test_a_field_of_another_width_is_refused(lite):
     name, rng = lite.name(), np.random.default_rng(9)
     with_second_field(lite.client(), name, vectors(rng, 30, DIM), "IP", 48)
-    with pytest.raises(CannotMigrate, match="has 48 dimensions, the stored form has 16"):
+    with pytest.raises(CannotMigrate, match="has 48 dimensions, the augmented form has 16"):
         plan_enable(lite.store(), name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4), where="vectors")
 
 
 def test_a_plan_says_what_other_clients_must_do(untouched):
     told = untouched.plan().to_dict()
     assert told["adds_fields"] != untouched.backend.is_lite
-    assert (told["where"], told["stored_in"], told["width"]) == ("vectors", STORED_FIELD, WIDTH)
+    assert (told["where"], told["second_vector"], told["width"]) == ("vectors", SECOND_VECTOR_FIELD, WIDTH)
     said = " ".join(told["remarks"])
     assert "must name the field" in said
-    assert (f"must set: {STORED_FIELD}" in said) == untouched.backend.is_lite
+    assert (f"must set: {SECOND_VECTOR_FIELD}" in said) == untouched.backend.is_lite
     assert not status(untouched.store, untouched.name).corrected

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from pymilvus import DataType, MilvusClient
 
-from milvus_hubness import CSLS, NNN, Hubness, MilvusStore, QueryBank, enable, plan_enable, refresh
+from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, enable, plan_enable, refresh
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.halves import decode
 from milvus_hubness.jobs.migration.faces import Corrected
-from milvus_hubness.jobs.restored import restored_by_slot
+from milvus_hubness.jobs.restored import load_corrections
 from milvus_hubness.state import SIDE_FIELD, Incoming
 from milvus_hubness.stores.base import Batch, StoredBank
 from tests.congruence.test_beside import with_bias_fields
@@ -45,7 +45,7 @@ class Refreshed:
             self.name,
             schema=schema,
             index_params=index,
-            hubness=Hubness(QueryBank(self.old), NNN(K), profiles=profiles),
+            hubness=CorrectionConfig(QueryBank(self.old), NNN(K), profiles=profiles),
             consistency_level="Strong",
         )
         client.insert(self.name, self.rows(range(ITEMS), self.items))
@@ -95,33 +95,33 @@ class Refreshed:
         """(n, slots) what the collection holds, and the rows beside."""
         form, layout = self.state.form, self.state.layout
         if self.place == "side":
-            found = self.store.fetch(f"{self.name}__bias", keys, SIDE_FIELD)
+            found = self.store.get(f"{self.name}__bias", keys, SIDE_FIELD)
             return found.vectors, found.rows
-        batch = self.store.fetch(self.name, keys, "vector")
+        batch = self.store.get(self.name, keys, "vector")
         if self.place == "fields":
             columns = [[row[field] for field in self.state.slot_fields] for row in batch.rows]
             return np.array(columns), batch.rows
         stored = batch.vectors
         if self.place == "second field":
-            stored = form.joined(decode([row[self.state.stored_in] for row in batch.rows], form.dtype))
+            stored = form.joined(decode([row[self.state.second_vector] for row in batch.rows], form.dtype))
         return np.column_stack([layout.biases(stored, slot) for slot in range(layout.slots)]), batch.rows
 
     def before(self, rows):
         """(n,) the biases that are in use."""
         items = np.array([row["vector"] for row in rows])
-        return nnn(self.old, items, self.metric, K, 0.75) - self.state.profile.centre
+        return nnn(self.old, items, self.metric, K, 0.75) - self.state.profile.mean_bias
 
     def after(self, rows):
         """(n,) those that come."""
         return nnn(self.new, np.array([row["vector"] for row in rows]), self.metric, 3, 0.5) - CENTRE
 
     def assert_both(self, rows):
-        held, beside = self.slots([row["id"] for row in rows])
+        held, side_biases = self.slots([row["id"] for row in rows])
         slot = self.incoming.profile.slot
         np.testing.assert_allclose(held[:, slot], self.after(rows), atol=3e-4)
         np.testing.assert_allclose(held[:, 1 - slot], self.before(rows), atol=3e-4)
         if self.place in ("vectors", "second field"):
-            shown = [row["hubness_bias"] for row in beside]
+            shown = [row["hubness_bias"] for row in side_biases]
             np.testing.assert_allclose(shown, self.after(rows), atol=3e-4)
 
 
@@ -201,10 +201,10 @@ def test_other_profiles_keep_their_biases(lite):
     here.announce("image")
     rows = here.rows([100, 101])
     lite.hubness_client().insert(here.name, rows)
-    held, beside = here.slots([100, 101])
+    held, side_biases = here.slots([100, 101])
     before, image = here.before(rows), here.state.profiles["image"]
     items = np.array([row["vector"] for row in rows])
-    wanted = nnn(images, items, here.metric, K, 0.75) - image.centre
+    wanted = nnn(images, items, here.metric, K, 0.75) - image.mean_bias
     profile = here.state.profiles["default"]
     for slot, biases in {
         profile.slot: before,
@@ -213,16 +213,16 @@ def test_other_profiles_keep_their_biases(lite):
         image.standby: here.after(rows),
     }.items():
         np.testing.assert_allclose(held[:, slot], biases, atol=2e-5)
-    np.testing.assert_allclose([row["hubness_bias"] for row in beside], before, atol=2e-5)
-    # What a migration mends in a copy with these profiles is the same row.
+    np.testing.assert_allclose([row["hubness_bias"] for row in side_biases], before, atol=2e-5)
+    # What a migration repairs in a copy with these profiles is the same row.
     state = here.store.info(here.name).state
-    face = Corrected(here.name, state, restored_by_slot(here.store, state))
-    stored = here.store.fetch(here.name, [100, 101], "vector")
-    read = face.read(stored)
-    mended = face.written(Batch(read.keys, items, read.rows))
-    np.testing.assert_allclose(mended.vectors, stored.vectors, atol=2e-6)
-    assert [sorted(row) for row in mended.rows] == [sorted(row) for row in stored.rows]
-    shown = [[row["hubness_bias"] for row in batch.rows] for batch in (mended, stored)]
+    face = Corrected(here.name, state, load_corrections(here.store, state))
+    stored = here.store.get(here.name, [100, 101], "vector")
+    read = face.decode_rows(stored)
+    repaired = face.encode_rows(Batch(read.keys, items, read.rows))
+    np.testing.assert_allclose(repaired.vectors, stored.vectors, atol=2e-6)
+    assert [sorted(row) for row in repaired.rows] == [sorted(row) for row in stored.rows]
+    shown = [[row["hubness_bias"] for row in batch.rows] for batch in (repaired, stored)]
     np.testing.assert_allclose(*shown, atol=2e-6)
 
 

@@ -163,7 +163,7 @@ def test_query_iterator_is_the_plain_one(pair, call):
 
 def test_hidden_columns_show_only_when_named(pair):
     page = pair.client.query_iterator(pair.corrected, output_fields=["hubness_bias"], batch_size=5).next()
-    biases = pair.biases(pair.items[:5]) - pair.client.hubness_state(pair.corrected).profile.centre
+    biases = pair.biases(pair.items[:5]) - pair.client.hubness_state(pair.corrected).profile.mean_bias
     np.testing.assert_allclose([row["hubness_bias"] for row in page], biases, atol=1e-5)
     [hit] = pair.client.search_iterator(
         pair.corrected, data=[pair.queries[0]], output_fields=["hubness_bias"], limit=1
@@ -259,8 +259,8 @@ class IteratesOnTheServer:
             [hits] = results
             behind = hits if bound is None else [hit for hit in hits if hit.distance < bound]
             keep(hits, list(behind)[:size])
-            told = results.get_search_iterator_v2_results_info()
-            told.token, told.last_bound = "here", hits[-1].distance if hits else 0.0
+            result = results.get_search_iterator_v2_results_info()
+            result.token, result.last_bound = "here", hits[-1].distance if hits else 0.0
         return results
 
 

@@ -12,13 +12,22 @@ import pytest
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import NNN, Hubness, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
-from milvus_hubness.errors import JournalFailed, LeaseLost, Stopped
+from milvus_hubness import (
+    NNN,
+    CorrectionConfig,
+    HubnessClient,
+    QueryBank,
+    StoreError,
+    disable,
+    enable,
+    plan_enable,
+)
+from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
 from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.lease import Lease, LeasePolicy
 from milvus_hubness.operations.owner import LEDGER
 from milvus_hubness.operations.write_intents import rewriting
-from milvus_hubness.state import Journal
+from milvus_hubness.state import WriteIntentLog
 from tests.congruence.test_async import opened
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import width_for, with_second_field
@@ -56,7 +65,7 @@ class Written:
             self.name,
             schema=schema,
             index_params=index,
-            hubness=Hubness(QueryBank(self.bank), NNN(K)),
+            hubness=CorrectionConfig(QueryBank(self.bank), NNN(K)),
             consistency_level="Strong",
             **options,
         )
@@ -80,7 +89,7 @@ class Written:
         """What a job does that changes biases, but for the change. meanwhile: between its read and its write.
         How many rows were repaired."""
         keys = self.store.keys(self.name, partition=partition) if keys is None else keys
-        batch = self.store.fetch(self.name, keys, self.field, partition=partition)
+        batch = self.store.get(self.name, keys, self.field, partition=partition)
         meanwhile()
         before = writer.repaired
         writer.rewrite(batch, [self.field], partition)
@@ -88,11 +97,11 @@ class Written:
 
     def both(self, method, **arguments):
         """The same done to both collections."""
-        told = getattr(self.plain, method)(self.twin, **arguments)
+        result = getattr(self.plain, method)(self.twin, **arguments)
         got = getattr(self.client, method)(self.name, **arguments)
         if method != "delete":
-            assert got == told
-        assert type(got) is type(told)
+            assert got == result
+        assert type(got) is type(result)
 
     def held(self, client, name):
         """By key, the rows as `client` shows them, and how many there are."""
@@ -109,23 +118,25 @@ class Written:
             np.testing.assert_allclose(vector, there[key].pop(self.field), rtol=2.0**-22)
             assert row == there[key]
 
-    def journals(self):
-        """How many rows each collection of its journals holds."""
-        names = [name for name in self.plain.list_collections() if name.startswith(f"{self.name}__journal")]
+    def intent_logs(self):
+        """How many rows each collection of its write-intent logs holds."""
+        names = [
+            name for name in self.plain.list_collections() if name.startswith(f"{self.name}__write_intents")
+        ]
         return {name: self.store.count(name) for name in names}
 
     @property
     def empty(self):
-        """Its journals between two jobs."""
+        """Its write-intent logs between two jobs."""
         return self.journal_holds(0)
 
     def journal_holds(self, rows):
-        """The only journal, and so many rows in each of its collections."""
-        [journal] = self.store.journals(self.name)
-        return {journal.collection: rows, journal.rows: rows}
+        """The only write-intent log, and so many rows in each of its collections."""
+        [intent_log] = self.store.intent_logs(self.name)
+        return {intent_log.collection: rows, intent_log.rows: rows}
 
     def announced(self):
-        return self.store.info(self.name).journal
+        return self.store.info(self.name).intent_log
 
 
 @pytest.fixture(scope="module")
@@ -168,14 +179,14 @@ def test_a_job_undoes_nothing_that_clients_write_meanwhile(backend):
             written.rewrite(writer)
             written.assert_equal()
     assert written.announced() is None
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
     written.both("upsert", data=written.rows([3]))
     written.assert_equal()
 
 
 def test_without_the_journal_it_would(written):
     with written.rewriting() as writer:
-        writer._journal = None
+        writer._intent_log = None
         written.rewrite(writer, lambda: written.both("delete", ids=[30]))
     with pytest.raises(AssertionError):
         written.assert_equal()
@@ -267,7 +278,7 @@ def test_a_key_in_several_partitions_is_several_rows(served):
     def rewrite(writer, meanwhile):
         before = writer.repaired
         other = written.store.keys(written.name, partition="other")
-        batch = written.store.fetch(written.name, other, "vector", partition="other")
+        batch = written.store.get(written.name, other, "vector", partition="other")
         written.rewrite(writer, meanwhile, "_default")
         writer.rewrite(batch, ["vector"], "other")
         return writer.repaired - before
@@ -299,14 +310,14 @@ class InFields(Written):
         with_bias_fields(self.plain, self.name, self.items, self.metric)
 
 
-class InSecondField(InFields):
+class InSecondVector(InFields):
     where = "vectors"
 
     def fill(self):
         with_second_field(self.plain, self.name, self.items, self.metric, width_for(self.metric))
 
 
-class InSide(InFields):
+class InSideCollection(InFields):
     where = "side"
 
     def fill(self):
@@ -314,7 +325,7 @@ class InSide(InFields):
         plain_collection(self.plain, self.name, self.items, self.metric)
 
 
-@pytest.mark.parametrize("kind", [InFields, InSecondField])
+@pytest.mark.parametrize("kind", [InFields, InSecondVector])
 def test_wherever_the_biases_lie_in_rows_these_are_put_right(lite, kind):
     written = kind(lite)
     with written.rewriting() as writer:
@@ -324,7 +335,7 @@ def test_wherever_the_biases_lie_in_rows_these_are_put_right(lite, kind):
 
 
 def test_where_no_row_is_rewritten_there_is_no_journal(lite):
-    written = InSide(lite)
+    written = InSideCollection(lite)
     with written.rewriting(client_ttl=0.0):
         assert written.announced() is None
         written.both("upsert", data=written.rows([3]))
@@ -371,7 +382,7 @@ def abandoned(written):
     """A job that is killed between its write and its look for notes."""
     writer = killed(written)
     keys = written.store.keys(written.name)
-    batch = written.store.fetch(written.name, keys, written.field)
+    batch = written.store.get(written.name, keys, written.field)
     written.both("upsert", data=written.rows([3]))
     written.both("delete", ids=[4])
 
@@ -394,25 +405,25 @@ def test_the_next_job_puts_right_what_a_killed_one_undid(backend):
         assert written.announced() not in (None, first)
         assert written.rewrite(writer, lambda: written.both("upsert", data=written.rows([6]))) == 1
         written.assert_equal()
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
 
 
 def test_what_a_killed_job_left_unannounced_is_never_done_again(lite):
     written = Written(lite)
     abandoned(written)
-    written.store.write_journal(written.name, None)
+    written.store.write_intent_log(written.name, None)
     written.both("upsert", data=written.rows([3, 4]))
     with written.rewriting():
         written.assert_equal()
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
 
 
 def test_a_killed_job_whose_journal_was_dropped_holds_up_nobody(lite):
     written = Written(lite)
     killed(written)
-    for name in written.journals():
+    for name in written.intent_logs():
         written.plain.drop_collection(name)
-    with pytest.raises(JournalFailed, match="nothing was written") as raised:
+    with pytest.raises(WriteIntentFailed, match="nothing was written") as raised:
         written.client.upsert(written.name, written.rows([3]))
     assert isinstance(raised.value, MilvusException)
     assert isinstance(raised.value, StoreError)
@@ -444,7 +455,7 @@ def test_a_job_that_fails_puts_right_what_it_undid(written):
         work()
     written.assert_equal()
     assert written.announced() is None
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
 
 
 def test_a_job_that_has_lost_its_lease_leaves_the_journal_to_the_next(written):
@@ -458,7 +469,7 @@ def test_a_job_that_has_lost_its_lease_leaves_the_journal_to_the_next(written):
     assert written.announced() is not None
     with written.rewriting():
         pass
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
 
 
 def test_a_job_that_is_stopped_waits_for_nobody(written):
@@ -469,10 +480,10 @@ def test_a_job_that_is_stopped_waits_for_nobody(written):
         with written.rewriting(client_ttl=AN_HOUR, stop=stop):
             pytest.fail("it went on")
 
-    with pytest.raises(Stopped):
+    with pytest.raises(Cancelled):
         begin()
     assert written.announced() is None
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
 
 
 def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
@@ -507,24 +518,26 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     with written.rewriting() as writer:
         # It remembers another, which is gone.
         now = old._operations._known[written.name][1]
-        gone = Journal(collection=f"{written.name}__journal_00000000", made="long ago")
-        lost = type(now)(now.key_field, now.states, journal=gone)
+        gone = WriteIntentLog(collection=f"{written.name}__write_intents_00000000", made="long ago")
+        lost = type(now)(now.key_field, now.states, intent_log=gone)
         old._operations._known[written.name] = (float("inf"), lost)
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
 
 
-# -- journals stay from one job to the next -----------------------------------------------------------------
+# -- write-intent logs stay from one job to the next
+# -----------------------------------------------------------------
 
 
 def marked(written):
-    """Which of the journals' collections are those that were marked, and not others of their names."""
-    described = {name: written.plain.describe_collection(name) for name in written.journals()}
+    """Which of the write-intent logs' collections are those that were marked, and not others of their
+    names."""
+    described = {name: written.plain.describe_collection(name) for name in written.intent_logs()}
     return {name for name, each in described.items() if each["properties"].get("mark")}
 
 
 def mark(written):
-    for name in written.journals():
+    for name in written.intent_logs():
         written.plain.alter_collection_properties(name, {"mark": "1"})
 
 
@@ -536,19 +549,19 @@ def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
         mark(written)
         late.delete(written.name, ids=[3])
         late.upsert(written.name, written.rows([4, 5]))
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
     # It has not heard that nobody reads them.
     late.upsert(written.name, written.rows([4, 5]))
     late.delete(written.name, ids=[5])
-    assert written.journals() == written.journal_holds(2)
+    assert written.intent_logs() == written.journal_holds(2)
     written.both("upsert", data=written.rows([3, 4, 5]))
     with written.rewriting() as writer:
-        assert marked(written) == written.journals().keys()
+        assert marked(written) == written.intent_logs().keys()
         assert written.rewrite(writer, keys=[3, 4, 5]) == 0
         written.assert_equal()
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
-    assert written.journals() == written.empty
+    assert written.intent_logs() == written.empty
 
 
 def test_a_revived_job_takes_away_no_note_that_is_for_its_successor(lite):
@@ -559,7 +572,7 @@ def test_a_revived_job_takes_away_no_note_that_is_for_its_successor(lite):
         written.both("delete", ids=[3])
         written.store._forget_notes(former, before=former.made + "~")
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
-        assert written.journals()[written.announced().collection] == 2
+        assert written.intent_logs()[written.announced().collection] == 2
 
 
 def test_a_call_that_drops_a_journal_late_drops_none_that_another_job_uses(lite):
@@ -574,7 +587,7 @@ def test_a_call_that_drops_a_journal_late_drops_none_that_another_job_uses(lite)
             jobs.append(successor.enter_context(written.rewriting()))
             written.both("delete", ids=[3])
 
-        written.store.drop_journal(former, is_taken_over)
+        written.store.drop_intent_log(former, is_taken_over)
         assert written.announced().collection != former.collection
         assert written.rewrite(jobs[0], lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
@@ -606,7 +619,7 @@ def test_a_collection_that_is_corrected_no_more_has_no_journal(lite):
     written.both("delete", ids=[3])
     disable(written.store, written.name)
     assert written.announced() is None
-    assert written.journals() == {}
+    assert written.intent_logs() == {}
     assert written.plain.get(written.name, [3]) == []
     written.client.upsert(written.name, {**written.plain.get(written.name, [4])[0], "note": "later"})
     assert written.plain.get(written.name, [4])[0]["note"] == "later"
@@ -674,10 +687,10 @@ def test_a_row_that_a_job_takes_away_for_a_moment_is_updated_in_part(lite):
         written.client.upsert(written.name, written.rows([2]))
         [whole] = written.store.client.get(written.name, [2])
         written.store.client.delete(written.name, ids=[2])
-        back = threading.Timer(0.3, written.store.client.upsert, (written.name, [whole]))
-        back.start()
+        revert = threading.Timer(0.3, written.store.client.upsert, (written.name, [whole]))
+        revert.start()
         written.client.upsert(written.name, [{"id": 2, "note": "in part"}], partial_update=True)
-        back.join()
+        revert.join()
     assert written.client.get(written.name, [2])[0]["note"] == "in part"
 
 

@@ -1,4 +1,4 @@
-"""Banks that live, end to end: live queries sampled, taken into the bank, and the samples dropped."""
+"""Online banks, end to end: live queries sampled, taken into the bank, and the samples dropped."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import (
     NNN,
     CollectionExists,
-    Hubness,
+    CorrectionConfig,
     HubnessClient,
     InvalidInput,
     InvalidParameter,
@@ -21,8 +21,14 @@ from milvus_hubness import (
 )
 from milvus_hubness.client import sampling
 from milvus_hubness.jobs.drift import drift
-from milvus_hubness.jobs.living import absorbed, living, settled, start_living, stop_living
-from milvus_hubness.state import LIVING_PROPERTY, Living
+from milvus_hubness.jobs.living import (
+    absorbed,
+    list_online_banks,
+    settled,
+    start_online_bank,
+    stop_online_bank,
+)
+from milvus_hubness.state import ONLINE_BANKS_PROPERTY, OnlineBank
 from milvus_hubness.stores.milvus_traffic import Sample, put_samples
 from tests.congruence.test_async import opened
 from tests.galleries import plain_collection, vectors
@@ -38,19 +44,19 @@ class Corrected:
         self.backend = backend
         self.items, self.bank, self.queries = (vectors(rng, n, DIM) for n in (ITEMS, BANK, 60))
         self.name, self.store = backend.name(), backend.store()
-        self.traffic = f"{self.name}__traffic"
+        self.samples_collection = f"{self.name}__query_samples"
         client = backend.hubness_client()
         client.create_collection(
             self.name,
             DIM,
             metric_type=metric,
             consistency_level="Strong",
-            hubness=Hubness(QueryBank(self.bank), NNN(8)),
+            hubness=CorrectionConfig(QueryBank(self.bank), NNN(8)),
         )
         rows = [{"id": i, "vector": item, "group": i % 5} for i, item in enumerate(self.items)]
         client.insert(self.name, rows)
         client.close()
-        backend.made.append(self.traffic)
+        backend.made.append(self.samples_collection)
 
     @property
     def state(self):
@@ -58,18 +64,18 @@ class Corrected:
 
     def rows(self):
         return self.backend.client().query(
-            self.traffic, filter="sample >= 0", output_fields=["*"], consistency_level="Strong"
+            self.samples_collection, filter="sample >= 0", output_fields=["*"], consistency_level="Strong"
         )
 
     def waiting(self):
-        return self.store.read_traffic(self.traffic, "default")
+        return self.store.read_query_samples(self.samples_collection, "default")
 
     def held(self):
         return self.store.load_bank(self.state.profile.bank).queries
 
     def put(self, queries, first=0, at=1_900_000_000, profile="default"):
         samples = [Sample(profile, i, first + i, at, query) for i, query in enumerate(queries)]
-        put_samples(self.backend.client(), self.traffic, samples, 10)
+        put_samples(self.backend.client(), self.samples_collection, samples, 10)
 
 
 @pytest.fixture
@@ -83,25 +89,25 @@ def as_set(rows):
 
 def test_samples_lie_in_places_and_go_by_number(backend):
     client, store = backend.client(), backend.store()
-    traffic = backend.name()
-    store.create_traffic(traffic, 4)
-    store.create_traffic(traffic, 4)
+    samples_collection = backend.name()
+    store.create_query_samples(samples_collection, 4)
+    store.create_query_samples(samples_collection, 4)
     first = [Sample("a", i, 10 + i, 1_000 + i, np.full(4, i + 1, np.float32)) for i in range(3)]
-    put_samples(client, traffic, [*first, Sample("b", 0, 99, 5, np.ones(4, np.float32))], 10)
-    put_samples(client, traffic, [Sample("a", 1, 50, 2_000, np.full(4, 9, np.float32))], 10)
-    found = store.read_traffic(traffic, "a")
+    put_samples(client, samples_collection, [*first, Sample("b", 0, 99, 5, np.ones(4, np.float32))], 10)
+    put_samples(client, samples_collection, [Sample("a", 1, 50, 2_000, np.full(4, 9, np.float32))], 10)
+    found = store.read_query_samples(samples_collection, "a")
     by_number = dict(zip(found.origins.numbers.tolist(), found.vectors.tolist(), strict=True))
     assert by_number == {10: [1] * 4, 50: [9] * 4, 12: [3] * 4}
     assert sorted(found.origins.at.tolist()) == [1_000, 1_002, 2_000]
 
-    store.drop_samples(traffic, [10, 11, 12, 7_777])
-    assert store.read_traffic(traffic, "a").origins.numbers.tolist() == [50]
-    assert store.read_traffic(traffic, "b").origins.numbers.tolist() == [99]
-    assert len(store.read_traffic(f"{traffic}_none", "a").origins) == 0
+    store.drop_samples(samples_collection, [10, 11, 12, 7_777])
+    assert store.read_query_samples(samples_collection, "a").origins.numbers.tolist() == [50]
+    assert store.read_query_samples(samples_collection, "b").origins.numbers.tolist() == [99]
+    assert len(store.read_query_samples(f"{samples_collection}_none", "a").origins) == 0
 
 
 def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
-    start_living(corrected.store, corrected.name, rate=1.0)
+    start_online_bank(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client(state_ttl=60.0)
     asked = corrected.queries
     client.search(corrected.name, data=asked[:1].tolist(), filter="group == 3", limit=2)
@@ -124,7 +130,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
 
 def test_an_answer_that_is_merged_samples_each_query_once(lite):
     corrected = Corrected(lite, "COSINE")
-    start_living(corrected.store, corrected.name, rate=1.0)
+    start_online_bank(corrected.store, corrected.name, rate=1.0)
     client = lite.hubness_client()
     requests = [AnnSearchRequest([query], "vector", {}, 5) for query in corrected.queries[:2]]
     client.hybrid_search(corrected.name, requests, WeightedRanker(0.5, 0.5), limit=3)
@@ -134,7 +140,7 @@ def test_an_answer_that_is_merged_samples_each_query_once(lite):
 
 
 def test_an_async_client_samples_the_same(corrected):
-    start_living(corrected.store, corrected.name, rate=1.0)
+    start_online_bank(corrected.store, corrected.name, rate=1.0)
 
     async def ask():
         async with opened(corrected.backend) as client:
@@ -153,10 +159,10 @@ def test_an_async_client_samples_the_same(corrected):
 def test_clients_choose_for_themselves_and_collections_for_the_others(corrected):
     store, name = corrected.store, corrected.name
     assert client_samples(corrected) == 0
-    start_living(store, name, rate=1e-9)
+    start_online_bank(store, name, rate=1e-9)
     assert client_samples(corrected) == 0
     assert client_samples(corrected, sample_queries=1.0) == 20
-    start_living(store, name, rate=1.0)
+    start_online_bank(store, name, rate=1.0)
     assert client_samples(corrected) == 20
     assert client_samples(corrected, sample_queries=False) == 0
     with pytest.raises(MilvusException, match="sample_queries"):
@@ -173,24 +179,24 @@ def client_samples(corrected, **options):
 
 def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected, monkeypatch):
     monkeypatch.setattr(sampling, "FLUSH_SECONDS", 0.01)
-    start_living(corrected.store, corrected.name, rate=1.0)
+    start_online_bank(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client()
     before = client.search(corrected.name, data=list(corrected.queries), limit=5)
-    corrected.store.drop(corrected.traffic)
+    corrected.store.drop(corrected.samples_collection)
     for _ in range(3):
         found = client.search(corrected.name, data=list(corrected.queries), limit=5)
         assert [[(hit.id, hit.distance) for hit in hits] for hits in found] == [
             [(hit.id, hit.distance) for hit in hits] for hits in before
         ]
-    corrected.backend.client().alter_collection_properties(corrected.name, {LIVING_PROPERTY: "{broken"})
+    corrected.backend.client().alter_collection_properties(corrected.name, {ONLINE_BANKS_PROPERTY: "{broken"})
     assert client.search(corrected.name, data=list(corrected.queries), limit=5)
     client.close()
     assert client.hubness_samples.dropped >= 60
 
 
 def test_samples_never_outgrow_their_places(corrected, monkeypatch):
-    monkeypatch.setattr(Living, "capacity", 30)
-    start_living(corrected.store, corrected.name, rate=1.0)
+    monkeypatch.setattr(OnlineBank, "capacity", 30)
+    start_online_bank(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client()
     for seed in range(3):
         some = vectors(np.random.default_rng(seed), 100, DIM)
@@ -203,7 +209,7 @@ def test_samples_never_outgrow_their_places(corrected, monkeypatch):
 
 def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
     store, name = corrected.store, corrected.name
-    started = start_living(store, name, rate=1.0, seed_share=0.5, half_life_seconds=60.0)
+    started = start_online_bank(store, name, rate=1.0, seed_share=0.5, half_life_seconds=60.0)
     assert (started.seed, started.live, started.waiting) == (BANK, 0, 0)
     assert absorbed(store, name).bank is None
     corrected.put(corrected.queries[:30])
@@ -217,7 +223,7 @@ def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
     assert result.reason.startswith("the bank changed")
     settled(store, done)
     assert len(corrected.waiting().origins) == 0
-    [told] = living(store, name)
+    [told] = list_online_banks(store, name)
     assert (told.seed, told.live, told.waiting) == (20, 20, 0)
     assert corrected.held().fingerprint == done.bank.fingerprint
     np.testing.assert_array_equal(corrected.held().origins.numbers, done.bank.origins.numbers)
@@ -229,7 +235,7 @@ def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
 
 def test_whatever_a_killed_job_left_no_query_counts_twice(corrected, monkeypatch):
     store, name = corrected.store, corrected.name
-    start_living(store, name, rate=1.0, size=60)
+    start_online_bank(store, name, rate=1.0, size=60)
     corrected.put(corrected.queries[:30])
     first = absorbed(store, name)
     with monkeypatch.context() as broken:
@@ -262,7 +268,7 @@ def killed(*_):
 
 
 def test_a_sample_that_took_a_place_meanwhile_is_not_dropped(corrected):
-    start_living(corrected.store, corrected.name)
+    start_online_bank(corrected.store, corrected.name)
     corrected.put(corrected.queries[:5])
     done = absorbed(corrected.store, corrected.name)
     corrected.put(corrected.queries[10:12], first=50)
@@ -272,7 +278,7 @@ def test_a_sample_that_took_a_place_meanwhile_is_not_dropped(corrected):
 
 def test_a_bank_given_by_hand_begins_anew(corrected):
     store, name = corrected.store, corrected.name
-    start_living(store, name, size=80)
+    start_online_bank(store, name, size=80)
     corrected.put(corrected.queries[:10])
     done = absorbed(store, name)
     refresh(store, name, bank=done.bank)
@@ -285,8 +291,8 @@ def test_a_bank_given_by_hand_begins_anew(corrected):
 def test_each_profile_has_a_bank_of_its_own(corrected):
     store, name = corrected.store, corrected.name
     refresh(store, name, bank=QueryBank(corrected.queries[:30]), estimator=NNN(4), profile="images")
-    start_living(store, name, rate=1.0)
-    start_living(store, name, rate=1.0, profile="images", size=50)
+    start_online_bank(store, name, rate=1.0)
+    start_online_bank(store, name, rate=1.0, profile="images", size=50)
     client = corrected.backend.hubness_client()
     client.search(name, data=list(corrected.queries[40:45]), limit=1)
     client.search(name, data=list(corrected.queries[45:48]), limit=1, profile="images")
@@ -294,44 +300,47 @@ def test_each_profile_has_a_bank_of_its_own(corrected):
     assert as_set(corrected.waiting().vectors) == as_set(corrected.queries[40:45])
     done = absorbed(store, name, profile="images")
     assert (done.seed, done.live) == (30, 3)
-    assert {each.living.profile: each.waiting for each in living(store, name)} == {"default": 5, "images": 3}
+    assert {each.online_bank.profile: each.waiting for each in list_online_banks(store, name)} == {
+        "default": 5,
+        "images": 3,
+    }
 
-    stop_living(store, name)
-    assert [each.living.profile for each in living(store, name)] == ["images"]
+    stop_online_bank(store, name)
+    assert [each.online_bank.profile for each in list_online_banks(store, name)] == ["images"]
     assert len(corrected.waiting().origins) == 0
     assert absorbed(store, name, profile="images").live == 3
-    stop_living(store, name, profile="images")
-    assert not store.exists(corrected.traffic)
+    stop_online_bank(store, name, profile="images")
+    assert not store.exists(corrected.samples_collection)
     assert absorbed(store, name) is None
-    assert stop_living(store, name) is None
+    assert stop_online_bank(store, name) is None
 
 
 def test_terms_can_change_and_are_checked(corrected):
     store, name = corrected.store, corrected.name
-    start_living(store, name, rate=0.5)
-    changed = start_living(store, name, size=70, half_life_seconds=5.0).living
+    start_online_bank(store, name, rate=0.5)
+    changed = start_online_bank(store, name, size=70, half_life_seconds=5.0).online_bank
     assert (changed.rate, changed.size, changed.half_life_seconds) == (0.5, 70, 5.0)
     assert (changed.seed_share, changed.duplicate_cosine) == (0.25, 0.99)
     wrong = {"rate": 0.0, "size": 0, "seed_share": 1.1, "half_life_seconds": 0.0, "duplicate_cosine": -1.0}
     for option, value in wrong.items():
         with pytest.raises(InvalidParameter, match=option):
-            start_living(store, name, **{option: value})
+            start_online_bank(store, name, **{option: value})
     with pytest.raises(InvalidInput, match="no profile"):
-        start_living(store, name, profile="none")
+        start_online_bank(store, name, profile="none")
     described = corrected.backend.hubness_client().describe_collection(name)
-    assert LIVING_PROPERTY not in described["properties"]
+    assert ONLINE_BANKS_PROPERTY not in described["properties"]
 
 
 def test_a_taken_name_and_a_plain_collection_are_refused(corrected):
     client = corrected.backend.client()
-    plain_collection(client, corrected.traffic, corrected.items[:3], "IP")
+    plain_collection(client, corrected.samples_collection, corrected.items[:3], "IP")
     with pytest.raises(CollectionExists, match="holds no samples"):
-        start_living(corrected.store, corrected.name)
-    assert living(corrected.store, corrected.name) == []
+        start_online_bank(corrected.store, corrected.name)
+    assert list_online_banks(corrected.store, corrected.name) == []
     with pytest.raises(NotCorrected):
-        start_living(corrected.store, corrected.traffic)
+        start_online_bank(corrected.store, corrected.samples_collection)
     with pytest.raises(StoreError):
-        living(corrected.store, "nowhere")
+        list_online_banks(corrected.store, "nowhere")
 
 
 def test_drift_is_told_of_the_samples_that_wait(corrected):
@@ -340,7 +349,7 @@ def test_drift_is_told_of_the_samples_that_wait(corrected):
     rng = np.random.default_rng(8)
     bank, alike = np.split(vectors(rng, 500, DIM), [300])
     refresh(store, name, bank=QueryBank(bank))
-    start_living(store, name)
+    start_online_bank(store, name)
     assert "no recent queries" in drift(store, name).reason
     corrected.put(np.repeat(alike[:20], 10, 0))
     few = drift(store, name)
@@ -367,7 +376,7 @@ def test_drift_is_told_of_the_samples_that_wait(corrected):
 
 
 def test_a_client_of_pymilvus_sees_no_difference(corrected):
-    start_living(corrected.store, corrected.name)
+    start_online_bank(corrected.store, corrected.name)
     client = corrected.backend.client(MilvusClient)
-    assert client.has_collection(corrected.traffic)
+    assert client.has_collection(corrected.samples_collection)
     assert client.query(corrected.name, filter="id == 1", output_fields=["group"])[0]["group"] == 1

@@ -20,10 +20,10 @@ from milvus_hubness import (
     EmptyCollection,
     InvalidInput,
     LeaseHeld,
+    MigrationOptions,
     NotCaughtUp,
     QueryBank,
     StateError,
-    Steering,
     StoreError,
     VerificationFailed,
     WrongPhase,
@@ -39,7 +39,7 @@ from milvus_hubness import (
 from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, MIRROR_PROPERTY, NORM_FIELD
+from milvus_hubness.state import BIAS_FIELD, DUAL_WRITE_PROPERTY, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
 from tests.conftest import Backend
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
@@ -116,7 +116,7 @@ def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
 
     assert everything(client, name, keys[:100]).keys() == set(keys[:100])
     source_now = client.describe_collection(name)
-    assert json.loads(source_now["properties"].pop(MIRROR_PROPERTY))["collection"] == result.target
+    assert json.loads(source_now["properties"].pop(DUAL_WRITE_PROPERTY))["collection"] == result.target
     source_now.pop("update_timestamp", None)
     assert source_now == {key: value for key, value in description.items() if key != "update_timestamp"}
     copied = client.describe_collection(result.target)
@@ -167,8 +167,8 @@ def test_rows_without_direction_are_carried_over_counted_and_listed(backend, met
     plain_collection(client, name, items, metric)
     store = backend.store()
     result = migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4)))
-    assert result.unsound_keys == ((7, 20) if metric == "COSINE" else ())
-    assert result.unsound == len(result.unsound_keys)
+    assert result.invalid_keys == ((7, 20) if metric == "COSINE" else ())
+    assert result.invalid == len(result.invalid_keys)
     rows = backend.hubness_client().get(
         result.target, [7, 20], output_fields=["vector", "hubness_bias", "hubness_epoch"]
     )
@@ -377,8 +377,8 @@ def test_writers_without_our_client_keep_the_switch_from_happening(lite):
     with pytest.raises(NotCaughtUp, match="without HubnessClient"):
         cutover(Restless(client), name, alias=alias)
     assert store.alias_target(alias) == name
-    assert not store.info(name).mirror.required
-    assert cutover(store, name, alias=alias, steering=Steering(frozen=True)).phase == "switched"
+    assert not store.info(name).dual_write.required
+    assert cutover(store, name, alias=alias, options=MigrationOptions(no_writers=True)).phase == "switched"
     assert verify(store, name).rows == 60
 
 
@@ -497,15 +497,15 @@ class Failing(MilvusStore):
         super().__init__(client)
         self.at = at
 
-    def write(self, *args, **kwargs):
-        if self.at == "write":
+    def upsert(self, *args, **kwargs):
+        if self.at == "upsert":
             raise StoreError("the connection broke")
-        super().write(*args, **kwargs)
+        super().upsert(*args, **kwargs)
 
-    def finish(self, *args):
+    def flush(self, *args):
         if self.at == "interrupt":
             raise KeyboardInterrupt
-        super().finish(*args)
+        super().flush(*args)
 
     def write_state(self, *args):
         raise StoreError("the connection broke")
@@ -528,7 +528,7 @@ def test_a_copy_taken_back_takes_what_it_added_to_a_bank_that_was_there(lite):
     other = QueryBank(bank.vectors[:30])
     plan = plan_migration(store, name, other, estimator=NNN(4), target=lite.name("second"))
     with pytest.raises(StoreError):
-        migrate(Failing(client, "write"), plan)
+        migrate(Failing(client, "upsert"), plan)
     clean(store, plan.target, drop=plan.target)
     counted = client.query(f"{name}__bank", output_fields=["count(*)"], consistency_level="Strong")
     assert counted[0]["count(*)"] == 40

@@ -1,4 +1,4 @@
-"""From a plain collection to its corrected copy and back: what holds on every database."""
+"""From a plain collection to its corrected copy and revert: what holds on every database."""
 
 import json
 
@@ -52,8 +52,8 @@ class Small:
         """(group, note) of each number, and the vectors, as one client or the other shows them."""
         read = self.database.application().query(name, filter="group >= 0", output_fields=["*"], limit=1_000)
         numbered = {self.numbers[row["id"]]: row for row in read}
-        told = {number: (row["group"], row["note"]) for number, row in numbered.items()}
-        return told, {number: np.float32(row["vector"]) for number, row in numbered.items()}
+        result = {number: (row["group"], row["note"]) for number, row in numbered.items()}
+        return result, {number: np.float32(row["vector"]) for number, row in numbered.items()}
 
     def assert_corrected(self, name):
         """Scores are those of the definition, in float64."""
@@ -61,7 +61,7 @@ class Small:
         found = self.database.scores(name, self.query[0], len(items))
         numbers, there = list(items), np.array(list(items.values()))
         state = self.store.info(name).state
-        biases = nnn(self.bank, there, self.metric, K, 0.75) - state.profile.centre
+        biases = nnn(self.bank, there, self.metric, K, 0.75) - state.profile.mean_bias
         wanted = as_distance(similarity(self.query, there, self.metric) - biases, self.metric)[0]
         got = [found[self.database.key(number)] for number in numbers]
         np.testing.assert_allclose(got, wanted, atol=3e-5)
@@ -110,7 +110,7 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
         small.plan()
     done = rollback(store, alias)
     assert (done.alias, done.source, store.alias_target(alias)) == (alias, small.name, small.name)
-    assert (done.carried, store.info(small.target).mirror) == (3, None)
+    assert (done.carried, store.info(small.target).dual_write) == (3, None)
     small.assert_same(small.rows(alias), wanted)
     with pytest.raises(WrongPhase, match="rolled back"):
         rollback(store, alias)
@@ -126,17 +126,17 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
 
 @pytest.mark.shown_on_lite
 @pytest.mark.parametrize(
-    ("at", "error"), [("write", StoreError), ("finish", KeyboardInterrupt), ("write_state", StoreError)]
+    ("at", "error"), [("upsert", StoreError), ("flush", KeyboardInterrupt), ("write_state", StoreError)]
 )
 def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
     class Failing(database.base):
-        def finish(self, *args):
-            fail("finish")
-            super().finish(*args)
+        def flush(self, *args):
+            fail("flush")
+            super().flush(*args)
 
-        def write(self, *args, **options):
-            fail("write")
-            super().write(*args, **options)
+        def upsert(self, *args, **options):
+            fail("upsert")
+            super().upsert(*args, **options)
 
         def write_state(self, *args):
             fail("write_state")
@@ -167,16 +167,16 @@ def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database,
     monkeypatch.setattr(module, "CHUNK_BYTES", 16 * (module.ROW_OVERHEAD_BYTES + 4 * DIM))
 
     class Counting(database.base):
-        def write(self, collection, batch, field, **options):
-            super().write(collection, batch, field, **options)
+        def upsert(self, collection, batch, field, **options):
+            super().upsert(collection, batch, field, **options)
             if collection.endswith("_hubness"):
                 written.append(len(batch))
 
     class Breaking(Counting):
-        def write(self, collection, batch, field, **options):
+        def upsert(self, collection, batch, field, **options):
             if len(written) == 3:
                 raise StoreError("the connection broke")
-            super().write(collection, batch, field, **options)
+            super().upsert(collection, batch, field, **options)
 
     small = Small(database, items=count)
     with pytest.raises(StoreError):
@@ -194,7 +194,7 @@ def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database,
 @pytest.mark.shown_on_lite
 def test_a_copy_begun_otherwise_can_be_begun_anew(database):
     class Breaking(database.base):
-        def finish(self, *args):
+        def flush(self, *args):
             raise StoreError("the connection broke")
 
     small = Small(database)

@@ -12,8 +12,8 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import (
     NNN,
+    DualWriteFailed,
     HubnessClient,
-    MirrorFailed,
     QueryBank,
     Sinkhorn,
     StoreError,
@@ -23,8 +23,8 @@ from milvus_hubness import (
     plan_migration,
 )
 from milvus_hubness.client import bank_search
-from milvus_hubness.client.knowledge import Known
-from milvus_hubness.state import MIRROR_PROPERTY, Mirror
+from milvus_hubness.client.knowledge import CachedState
+from milvus_hubness.state import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.galleries import nnn, plain_collection, vectors
 
@@ -43,19 +43,19 @@ class Moving:
         make(self.plain, self.source, self.items, metric)
         self.store = backend.store()
         plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=estimator or NNN(K))
-        self.target = migrate(self.store, plan, frozen=True).target
+        self.target = migrate(self.store, plan, no_writers=True).target
         self.client = backend.hubness_client()
 
-    def mirror(self, written, other, **options):
-        told = Mirror(collection=other, **options).model_dump_json()
-        self.plain.alter_collection_properties(written, {MIRROR_PROPERTY: told})
+    def dual_write(self, written, other, **options):
+        result = DualWrite(collection=other, **options).model_dump_json()
+        self.plain.alter_collection_properties(written, {DUAL_WRITE_PROPERTY: result})
 
     def forward(self, **options):
-        self.mirror(self.source, self.target, **options)
+        self.dual_write(self.source, self.target, **options)
         return self
 
     def backward(self, **options):
-        self.mirror(self.target, self.source, **options)
+        self.dual_write(self.target, self.source, **options)
         return self
 
     def rows(self, keys, **changed):
@@ -73,8 +73,8 @@ class Moving:
         return {row["id"]: {k: v for k, v in row.items() if k != "id"} for row in read}
 
     def biases(self, vectors):
-        centre = self.store.info(self.target).state.profile.centre
-        return nnn(self.bank, np.asarray(vectors, np.float32), self.metric, K, 0.75) - centre
+        mean_bias = self.store.info(self.target).state.profile.mean_bias
+        return nnn(self.bank, np.asarray(vectors, np.float32), self.metric, K, 0.75) - mean_bias
 
     def assert_equal(self):
         """Both hold the same, and the corrected one every row's right bias."""
@@ -200,8 +200,8 @@ def test_odd_texts_as_keys_are_deleted_from_both(backend):
     items = vectors(np.random.default_rng(4), 4, 8)
     client.insert(name, [{"id": key, "vector": row} for key, row in zip(keys, items, strict=True)])
     store = backend.store()
-    done = migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), frozen=True)
-    store.write_mirror(name, Mirror(collection=done.target, required=True))
+    done = migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), no_writers=True)
+    store.write_dual_write(name, DualWrite(collection=done.target, required=True))
     backend.hubness_client().delete(name, filter='id != "plain"')
     for there in (name, done.target):
         assert store.keys(there) == ["plain"]
@@ -243,21 +243,21 @@ def test_a_pending_bias_is_pending_in_the_copy(lite):
 
 def test_a_copy_with_its_biases_in_a_side_collection(lite):
     moving = Moving(lite)
-    beside = lite.name("beside")
-    plain_collection(moving.plain, beside, moving.items, "IP")
-    lite.made.append(f"{beside}__bias")
+    reranking = lite.name("beside")
+    plain_collection(moving.plain, reranking, moving.items, "IP")
+    lite.made.append(f"{reranking}__bias")
     enable(
         moving.store,
-        plan_enable(moving.store, beside, QueryBank(moving.bank), estimator=NNN(K), where="side"),
+        plan_enable(moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"),
     )
-    moving.mirror(moving.source, beside)
+    moving.dual_write(moving.source, reranking)
     rows = moving.rows([100, 101])
     moving.client.insert(moving.source, rows)
     moving.client.delete(moving.source, filter="id in [3, 101]")
-    centre = moving.store.info(beside).state.profile.centre
-    side = {row["id"]: row["biases"] for row in moving.plain.query(f"{beside}__bias", filter="id >= 0")}
+    mean_bias = moving.store.info(reranking).state.profile.mean_bias
+    side = {row["id"]: row["biases"] for row in moving.plain.query(f"{reranking}__bias", filter="id >= 0")}
     assert sorted(side) == sorted({*range(ITEMS), 100} - {3})
-    wanted = nnn(moving.bank, rows[0]["vector"][None], "IP", K, 0.75)[0] - centre
+    wanted = nnn(moving.bank, rows[0]["vector"][None], "IP", K, 0.75)[0] - mean_bias
     np.testing.assert_allclose(side[100], [wanted, wanted], atol=2e-5)
 
 
@@ -299,7 +299,7 @@ def test_once_the_copy_is_complete_its_failures_are_raised(moving):
     moving.client.drop_collection(moving.target)
     for call in CALLS:
         told = f"written to '{moving.source}'.*'{moving.target}'.*[Rr]epeat"
-        with pytest.raises(MirrorFailed, match=told) as raised:
+        with pytest.raises(DualWriteFailed, match=told) as raised:
             call(moving)
         assert isinstance(raised.value, MilvusException)
         assert isinstance(raised.value, StoreError)
@@ -310,8 +310,8 @@ def test_once_the_copy_is_complete_its_failures_are_raised(moving):
 def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     moving.client = moving.backend.hubness_client(state_ttl=AN_HOUR)
     moving.forward(required=True)
-    remembered = Known("id", {}, mirror=Mirror(collection=moving.target, required=True))
-    moving.plain.alter_collection_properties(moving.source, {MIRROR_PROPERTY: ""})
+    remembered = CachedState("id", {}, dual_write=DualWrite(collection=moving.target, required=True))
+    moving.plain.alter_collection_properties(moving.source, {DUAL_WRITE_PROPERTY: ""})
     moving.plain.drop_collection(moving.target)
     for call in CALLS:
         moving.client._operations._known[moving.source] = (float("inf"), remembered)

@@ -9,7 +9,7 @@ from milvus_hubness import (
     NNN,
     InvalidInput,
     InvalidParameter,
-    NoRoom,
+    NoSpareColumns,
     QueryBank,
     enable,
     migrate,
@@ -46,8 +46,8 @@ class Collection:
 
     def biases(self, profile, items):
         k, share = (K, 0.75) if profile == "default" else (4, 0.5)
-        centre = self.store.info(self.name).state.profiles[profile].centre
-        return nnn(self.banks[profile], items, self.metric, k, share) - centre
+        mean_bias = self.store.info(self.name).state.profiles[profile].mean_bias
+        return nnn(self.banks[profile], items, self.metric, k, share) - mean_bias
 
     def assert_found(self, results, profile, items=None, strength=1.0):
         items = self.items if items is None else items
@@ -179,7 +179,7 @@ def test_room_for_profiles_is_left_by_the_migration(lite):
     plain_collection(lite.client(), name, items, "IP")
     store = lite.store()
     tight = migrate(store, plan_migration(store, name, bank, estimator=NNN(4))).target
-    with pytest.raises(NoRoom, match="room for more profiles"):
+    with pytest.raises(NoSpareColumns, match="room for more profiles"):
         refresh(store, tight, profile="image", bank=bank)
     plan = plan_migration(store, name, bank, estimator=NNN(4), target=lite.name("wide"), profiles=2)
     assert (plan.layout.width, plan.to_dict()["width"]) == (32, 32)

@@ -39,9 +39,9 @@ def trained():
 
 
 class World:
-    """A corrected collection, and what searches on it should find. beside: biases beside the vectors."""
+    """A corrected collection, and what searches on it should find. executor: biases beside the vectors."""
 
-    def __init__(self, backend, metric, beside=False):
+    def __init__(self, backend, metric, reranking=False):
         rng = np.random.default_rng(9)
         self.backend, self.metric = backend, metric
         self.items, self.bank = vectors(rng, ITEMS, DIM), vectors(rng, 25, DIM)
@@ -49,7 +49,7 @@ class World:
         self.plain = self.name = backend.name()
         plain_collection(backend.client(), self.name, self.items, metric)
         store = backend.store()
-        if beside:
+        if reranking:
             plan = plan_enable(store, self.name, QueryBank(self.bank), estimator=NNN(8), where="side")
             backend.made.append(f"{self.name}__bias")
             enable(store, plan)
@@ -59,8 +59,8 @@ class World:
         self.client = backend.hubness_client()
         self.network = trained()
         self.raw = similarity(self.queries, self.items, metric)
-        centre = store.info(self.name).state.profile.centre
-        self.bias = nnn(self.bank, self.items, metric, 8, 0.75) - centre
+        mean_bias = store.info(self.name).state.profile.mean_bias
+        self.bias = nnn(self.bank, self.items, metric, 8, 0.75) - mean_bias
         self.adapted = explicit.cosines(
             self.network(torch.from_numpy(self.queries)), self.items.astype(float)
         )
@@ -191,5 +191,5 @@ def test_a_collection_without_biases_says_that_it_cannot(backend):
 
 
 def test_biases_beside_the_vectors_choose_the_candidates_as_well(lite):
-    world = World(lite, "IP", beside=True)
+    world = World(lite, "IP", reranking=True)
     world.expect(world.search(world.reranker(correction=0.6), with_raw_score=True), correction=0.6)

@@ -43,9 +43,9 @@ class Live:
 
     def assert_found(self, bank):
         items = np.array(list(self.rows.values()))
-        centre = self.store.info(self.alias).state.profile.centre
+        mean_bias = self.store.info(self.alias).state.profile.mean_bias
         wanted = (
-            similarity(self.query, items, self.metric)[0] - nnn(bank, items, self.metric, K, 0.75) + centre
+            similarity(self.query, items, self.metric)[0] - nnn(bank, items, self.metric, K, 0.75) + mean_bias
         )
         [hits] = self.client.search(self.alias, data=list(self.query), limit=len(items) + 50)
         assert {hit["id"] for hit in hits} == set(self.rows)
@@ -74,8 +74,8 @@ def test_a_copy_takes_over_beside_writers(live):
     class Writing(MilvusStore):
         """The application writes after every write of the job."""
 
-        def write(self, collection, *args, **kwargs):
-            super().write(collection, *args, **kwargs)
+        def upsert(self, collection, *args, **kwargs):
+            super().upsert(collection, *args, **kwargs)
             if len(live.rows) < ITEMS + 3:
                 live.write()
 
@@ -110,11 +110,11 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
     class Breaking(MilvusStore):
         left = 3
 
-        def write(self, collection, *args, **kwargs):
+        def upsert(self, collection, *args, **kwargs):
             self.left -= collection == f"{live.name}_r2"
             if not self.left:
                 raise StoreError("the connection broke")
-            super().write(collection, *args, **kwargs)
+            super().upsert(collection, *args, **kwargs)
 
         def chunk_rows(self, source):
             return 50
@@ -148,21 +148,21 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
 @pytest.mark.shown_on_lite
 def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
     class Breaking(MilvusStore):
-        def write_mirror(self, collection, mirror):
-            if mirror is None:
+        def write_dual_write(self, collection, dual_write):
+            if dual_write is None:
                 raise StoreError("the connection broke")
-            super().write_mirror(collection, mirror)
+            super().write_dual_write(collection, dual_write)
 
     with pytest.raises(StoreError):
         refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))
     copy = f"{live.name}_r2"
     assert live.store.alias_target(live.alias) == copy
-    assert live.store.info(live.name).mirror is not None
+    assert live.store.info(live.name).dual_write is not None
     live.write()
     assert refresh(live.store, live.alias, plan=True).planned
-    assert live.store.info(live.name).mirror is not None, "a plan changes nothing"
+    assert live.store.info(live.name).dual_write is not None, "a plan changes nothing"
     assert refresh(live.store, live.alias).mode == "pending"
-    assert live.store.info(live.name).mirror is None
+    assert live.store.info(live.name).dual_write is None
     live.assert_found(live.other)
     assert rollback(live.store, live.alias).source == live.name
     live.assert_found(live.bank)

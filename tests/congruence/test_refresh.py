@@ -8,13 +8,13 @@ import pytest
 from milvus_hubness import (
     NNN,
     BankTooSmall,
+    Cancelled,
     DimensionMismatch,
     InvalidInput,
     InvalidParameter,
     NotCorrected,
     QueryBank,
     StateError,
-    Stopped,
     StoreError,
     UnfinishedMigration,
     migrate,
@@ -61,7 +61,7 @@ class Corrected:
         return {self.numbers[key]: score for key, score in found.items()}
 
     def wanted(self, bank, k, alpha=0.75):
-        biases = nnn(bank, self.items, self.metric, k, alpha) - self.state.profile.centre
+        biases = nnn(bank, self.items, self.metric, k, alpha) - self.state.profile.mean_bias
         return as_distance(similarity(self.query, self.items, self.metric) - biases, self.metric)[0]
 
     def assert_scores(self, bank, k, alpha=0.75):
@@ -81,11 +81,11 @@ class Corrected:
 
     def make_pending(self, numbers):
         state, layout = self.state, self.state.layout
-        batch = self.store.fetch(self.name, self.keys(numbers), state.field)
+        batch = self.store.get(self.name, self.keys(numbers), state.field)
         batch.vectors[:, layout.first_slot : layout.first_slot + layout.slots] = 0
         for row in batch.rows:
             row.update({state.bias_field: 0.0, state.epoch_field: 0})
-        self.store.write(self.name, batch, state.field)
+        self.store.upsert(self.name, batch, state.field)
 
 
 @pytest.fixture(scope="module", params=METRICS)
@@ -125,9 +125,9 @@ def test_a_new_bank_is_adopted(corrected):
     third = vectors(np.random.default_rng(5), 40, DIM)
     refresh(corrected.store, corrected.name, bank=QueryBank(third))
     assert corrected.banked() == len(third) + len(corrected.other), "and only that"
-    assert corrected.store.info(corrected.name).journal is None
-    journals = corrected.store.journals(corrected.name)
-    assert all(corrected.store.count(each.collection) == 0 for each in journals)
+    assert corrected.store.info(corrected.name).intent_log is None
+    intent_logs = corrected.store.intent_logs(corrected.name)
+    assert all(corrected.store.count(each.collection) == 0 for each in intent_logs)
 
 
 @pytest.mark.shown_on_lite
@@ -135,13 +135,13 @@ def test_a_new_bank_is_adopted(corrected):
 def test_one_command_goes_back(corrected):
     before, state = corrected.scores(), corrected.state
     refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
-    done = refresh(corrected.store, corrected.name, back=True)
+    done = refresh(corrected.store, corrected.name, revert=True)
     assert (done.mode, done.written) == ("full", 0), "the other slot holds them still"
     after = corrected.state.profile
-    for name in ("estimator", "centre", "strength", "slot", "bank"):
+    for name in ("estimator", "mean_bias", "strength", "slot", "bank"):
         assert getattr(after, name) == getattr(state.profile, name), name
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
-    refresh(corrected.store, corrected.name, back=True)
+    refresh(corrected.store, corrected.name, revert=True)
     corrected.assert_scores(corrected.other, 3, 1.0)
 
 
@@ -157,7 +157,7 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
             stop.set()
 
     store = corrected.database.store(Stopping)
-    with pytest.raises(Stopped):
+    with pytest.raises(Cancelled):
         refresh(store, corrected.name, bank=QueryBank(corrected.other), stop=stop)
     assert corrected.state.incoming is not None
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
@@ -176,7 +176,7 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
 @under_cosine
 def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
     class Breaking(corrected.database.base):
-        def settle(self, *args):
+        def wait_visible(self, *args):
             raise StoreError("the connection broke")
 
     third = vectors(np.random.default_rng(5), 40, DIM)
@@ -281,7 +281,7 @@ def test_a_search_sees_the_old_biases_until_all_new_ones_are_there(corrected):
 @under_cosine
 def test_an_interrupted_refresh_changes_no_answer_and_can_be_run_again(corrected):
     class Breaking(corrected.database.base):
-        def settle(self, *args):
+        def wait_visible(self, *args):
             raise StoreError("the connection broke")
 
     before = corrected.scores()
@@ -340,9 +340,9 @@ def test_refreshes_that_cannot_be(corrected):
     never = state.with_profile(state.profile.model_copy(update={"former": None}))
     corrected.store.write_state(corrected.name, never)
     with pytest.raises(InvalidInput, match="nothing to go back to"):
-        refresh(corrected.store, corrected.name, back=True)
+        refresh(corrected.store, corrected.name, revert=True)
     for change, error in (
-        ({"back": True, "refit": True}, InvalidParameter),
+        ({"revert": True, "refit": True}, InvalidParameter),
         ({"bank": QueryBank(np.ones((60, DIM + 1)))}, DimensionMismatch),
         ({"estimator": NNN(51)}, BankTooSmall),
         ({"tolerance": -1.0}, InvalidParameter),

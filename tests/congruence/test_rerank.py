@@ -55,8 +55,8 @@ class Gated:
         return np.where(opens[:, None], corrected, self.raw)
 
     def corrected_by(self, bank):
-        centre = self.store.info(self.name).state.profile.centre
-        return self.raw - (nnn(bank, self.items, self.metric, 8, 0.75) - centre)
+        mean_bias = self.store.info(self.name).state.profile.mean_bias
+        return self.raw - (nnn(bank, self.items, self.metric, 8, 0.75) - mean_bias)
 
     def found(self):
         return self.backend.hubness_client().search(self.name, data=list(self.queries), limit=5)

@@ -12,7 +12,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.correction import initial_state
 from milvus_hubness.jobs.migration.chunks import survey
-from milvus_hubness.state import BankReference, Mirror
+from milvus_hubness.state import BankReference, DualWrite
 from milvus_hubness.stores.base import Batch, Record, StoredBank
 from tests.galleries import vectors
 
@@ -35,7 +35,7 @@ def test_keys_are_all_that_were_written_whatever_the_consistency_level(backend):
         client.insert(name, [{"id": start + i, "vector": row} for i, row in enumerate(part)])
         assert store.keys(name) == list(range(start + 30))
         assert store.count(name) == start + 30
-        assert len(store.fetch(name, store.keys(name), "vector")) == start + 30
+        assert len(store.get(name, store.keys(name), "vector")) == start + 30
 
 
 @pytest.mark.parametrize("kind", ["int", "varchar", "uuid", "mixed"])
@@ -86,12 +86,12 @@ def test_a_scan_shows_every_row_once_in_the_order_of_keys(database, kind):
 def test_rows_are_replaced_fetched_and_deleted_by_key(database):
     items = vectors(np.random.default_rng(0), 40, 8)
     name, store, field = database.fill(items, "IP"), database.store(), database.field
-    batch = store.fetch(name, [7, 900, 3], field)
+    batch = store.get(name, [7, 900, 3], field)
     assert batch.keys == [7, 3], "those that are there, in the order asked for"
     assert np.array_equal(batch.vectors, items[[7, 3]])
     assert [row["note"] for row in batch.rows] == ["n7", "n3"]
-    store.write(name, Batch([7, 3], batch.vectors[::-1].copy(), batch.rows), field)
-    again = store.fetch(name, [3, 7], field)
+    store.upsert(name, Batch([7, 3], batch.vectors[::-1].copy(), batch.rows), field)
+    again = store.get(name, [3, 7], field)
     assert np.array_equal(again.vectors, items[[7, 3]])
     assert [row["note"] for row in again.rows] == ["n3", "n7"], "and the other fields are those of the batch"
     store.delete(name, [3, 900])
@@ -150,18 +150,18 @@ def test_what_a_collection_is_told_it_says_by_any_name(database):
     store, name = database.store(), database.fill(np.ones((1, 4), np.float32), "IP")
     alias = f"{name}_live"
     store.point_alias(alias, name)
-    assert store.info(name).mirror is None
-    store.write_mirror(name, Mirror(collection="other", required=True))
-    assert store.info(name).mirror == Mirror(collection="other", required=True)
-    assert store.info(alias).mirror == store.info(name).mirror
+    assert store.info(name).dual_write is None
+    store.write_dual_write(name, DualWrite(collection="other", required=True))
+    assert store.info(name).dual_write == DualWrite(collection="other", required=True)
+    assert store.info(alias).dual_write == store.info(name).dual_write
     assert (store.info(alias).name, store.info(alias).aliases) == (name, (alias,))
-    store.write_mirror(name, None)
-    assert store.info(name).mirror is None
-    store.write_mirror(name, Mirror(collection="other"))
+    store.write_dual_write(name, None)
+    assert store.info(name).dual_write is None
+    store.write_dual_write(name, DualWrite(collection="other"))
     store.drop_alias(alias)
     store.drop(name)
     database.make(name, 4, "IP")
-    assert store.info(name).mirror is None, "another of the same name says nothing of it"
+    assert store.info(name).dual_write is None, "another of the same name says nothing of it"
 
 
 @pytest.mark.shown_on_lite

@@ -33,8 +33,8 @@ class Live:
             self.store, self.source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias
         )
         migrate(self.store, plan)
-        centre = self.store.info(self.alias).state.profile.centre
-        self.biases = nnn(self.bank, self.items, self.metric, K, 0.75) - centre
+        mean_bias = self.store.info(self.alias).state.profile.mean_bias
+        self.biases = nnn(self.bank, self.items, self.metric, K, 0.75) - mean_bias
 
     def assert_raw(self):
         self._assert_found(similarity(self.queries, self.items, self.metric))
@@ -97,7 +97,7 @@ def test_writing_is_the_first_that_happens_after_the_switch(live, method):
     live.switch()
     getattr(live.client, method)(live.alias, [{"id": 900, "vector": new[0], "group": 0}])
     state = live.store.info(live.alias).state
-    bias = nnn(live.bank, new[:1], "COSINE", K, 0.75)[0] - state.profile.centre
+    bias = nnn(live.bank, new[:1], "COSINE", K, 0.75)[0] - state.profile.mean_bias
     [row] = live.client.get(live.alias, 900, output_fields=["hubness_bias", "vector"])
     assert row["hubness_bias"] == pytest.approx(bias, abs=1e-5)
     np.testing.assert_allclose(row["vector"], new[0], rtol=2.0**-22)

@@ -23,10 +23,10 @@ class Shared:
         self.store = backend.store()
         plan = plan_migration(self.store, source, QueryBank(self.bank), estimator=NNN(8))
         self.name = migrate(self.store, plan).target
-        centre = self.store.info(self.name).state.profile.centre
+        mean_bias = self.store.info(self.name).state.profile.mean_bias
         self.sets = [
-            nnn(self.bank, self.items, "IP", 8, 0.75) - centre,
-            nnn(self.bank, self.items, "IP", 4, 0.5) - centre,
+            nnn(self.bank, self.items, "IP", 8, 0.75) - mean_bias,
+            nnn(self.bank, self.items, "IP", 4, 0.5) - mean_bias,
         ]
         self.client = backend.client(HubnessClient, state_ttl=0.2)
         self.failures, self.responses, self.stop = [], [0, 0], threading.Event()
@@ -118,8 +118,8 @@ def test_eight_threads_search_and_write(shared, seconds):
     stored = {row["id"]: row for row in read}
     vectors_read = np.array([stored[key]["vector"] for key in keys], np.float32)
     np.testing.assert_array_equal(vectors_read, np.array([wanted[key] for key in keys], np.float32))
-    centre = shared.store.info(shared.name).state.profile.centre
-    biases = nnn(shared.bank, vectors_read, "IP", 8, 0.75) - centre
+    mean_bias = shared.store.info(shared.name).state.profile.mean_bias
+    biases = nnn(shared.bank, vectors_read, "IP", 8, 0.75) - mean_bias
     np.testing.assert_allclose([stored[key]["hubness_bias"] for key in keys], biases, atol=2e-5)
 
     shared.stop.clear()

@@ -6,10 +6,10 @@ import pytest
 from milvus_hubness import (
     NNN,
     CollectionNotFound,
+    CorrectionNotRecommended,
     DimensionMismatch,
     InvalidInput,
     InvertedSoftmax,
-    NotAdvised,
     QueryBank,
     migrate,
     plan_migration,
@@ -26,7 +26,7 @@ DIM, ITEMS = 24, 300
 
 
 class Retrieval:
-    """A gallery with hubs whose right answers are known: queries are noisy items with a shared drift."""
+    """A gallery with hubs whose right answers are cached: queries are noisy items with a shared drift."""
 
     def __init__(self, backend):
         rng = np.random.default_rng(6)
@@ -98,7 +98,7 @@ def test_advice_against_holds_until_forced(retrieval):
     retrieval.store.write_tuning(retrieval.name, against)
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
-        with pytest.raises(NotAdvised, match="it hurts"):
+        with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             plan_migration(retrieval.store, retrieval.name, bank, estimator=estimator)
     assert plan_migration(retrieval.store, retrieval.name, bank, force=True).strength == 1.0
     assert plan_migration(retrieval.store, retrieval.name, QueryBank(retrieval.bank[:90])).strength == 1.0

@@ -43,12 +43,12 @@ class Kept:
 
     def biases(self):
         """As searches subtract them, and the whole of the vectors beside."""
-        batch = self.store.fetch(self.name, list(range(ITEMS)), "vector")
+        batch = self.store.get(self.name, list(range(ITEMS)), "vector")
         return self.state.layout.biases(batch.vectors, self.state.profile.slot), batch.vectors
 
     def assert_biases(self, bank):
         found, wanted = self.biases()[0], nnn(bank, self.items, "IP", K, 0.75)
-        np.testing.assert_allclose(found, wanted - self.state.profile.centre, atol=3e-5)
+        np.testing.assert_allclose(found, wanted - self.state.profile.mean_bias, atol=3e-5)
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
     class TakenOver(MilvusStore):
         """After its first rows somebody else has the lease."""
 
-        def write(self, collection, *args, **kwargs):
-            super().write(collection, *args, **kwargs)
+        def upsert(self, collection, *args, **kwargs):
+            super().upsert(collection, *args, **kwargs)
             if collection == kept.name:
                 written.append(len(args[0]))
                 mine = holder_of(self, kept.name)
@@ -127,4 +127,4 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
     assert keep_up(kept.store, Duty(kept.name)).action == "full"
     kept.assert_biases(kept.queries)
     assert kept.state.incoming is None
-    assert kept.store.info(kept.name).journal is None
+    assert kept.store.info(kept.name).intent_log is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from milvus_hubness.estimators.registry import is_same
-from milvus_hubness.jobs.placement import placement_of
+from milvus_hubness.jobs.placement import bias_location_of
 from milvus_hubness.jobs.renewal import REFRESHES
 from milvus_hubness.operations.lease import read_entries
 from milvus_hubness.operations.owner import LEDGER
@@ -46,9 +46,9 @@ def assert_refreshed(
     assert is_same(biases.estimator, state.profile.estimator), f"biases are of {state.profile.estimator}"
     _assert_biases(store, info, state, corrected, biases, went_back)
     assert state.incoming is None, "the collection says that biases are on their way"
-    assert info.journal is None, "clients are still told to note what they write"
-    kept = {name for each in store.journals(corrected.name) for name in (each.collection, each.rows)}
-    there = corrected.ours(database) - kept  # Journals stay from one refresh to the next.
+    assert info.intent_log is None, "clients are still told to note what they write"
+    kept = {name for each in store.intent_logs(corrected.name) for name in (each.collection, each.rows)}
+    there = corrected.ours(database) - kept  # Write-intent logs stay from one refresh to the next.
     left = there - corrected.collections
     assert not left, f"left lying about: {sorted(left)}"
     assert there == corrected.collections
@@ -57,12 +57,12 @@ def assert_refreshed(
 
 
 def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> None:
-    metric, converted = corrected.shape.metric, corrected.placement == "vectors"
+    metric, converted = corrected.shape.metric, corrected.bias_location == "vectors"
     found = database.shown(corrected.name)
     assert_same(found, corrected.wanted, database.sameness(metric, converted=converted))
     there = database.counted(corrected.name)
     assert there == len(corrected.wanted), f"{there} rows for {len(corrected.wanted)} keys"
-    if corrected.placement == "side" and not wrote_on:
+    if corrected.bias_location == "side" and not wrote_on:
         there = database.counted(corrected.side)
         assert there == len(corrected.wanted), f"{there} biases for {len(corrected.wanted)} keys"
 
@@ -75,19 +75,21 @@ def _assert_biases(
     biases: Biases,
     went_back: bool,
 ) -> None:
-    placement, slot = placement_of(store, info, state), state.profile.slot
+    bias_location, slot = bias_location_of(store, info, state), state.profile.slot
     got: dict[object, float] = {}
     differs: list[object] = []
     for partition in info.partitions:
-        placed = placement.read(store.keys(info.name, partition=partition), partition)
-        waiting = [key for key, waits in zip(placed.batch.keys, placed.pending, strict=True) if waits]
+        biased_rows = bias_location.read(store.keys(info.name, partition=partition), partition)
+        waiting = [
+            key for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True) if waits
+        ]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
-        got |= dict(zip(placed.batch.keys, placed.biases[:, slot].tolist(), strict=True))
-        if corrected.placement in ("vectors", "second"):
-            shown = np.array([row[state.bias_field] for row in placed.batch.rows]).reshape(-1, 1)
-            slots = placed.biases if went_back else placed.biases[:, [slot]]
+        got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))
+        if corrected.bias_location in ("vectors", "second"):
+            shown = np.array([row[state.bias_field] for row in biased_rows.batch.rows]).reshape(-1, 1)
+            slots = biased_rows.biases if went_back else biased_rows.biases[:, [slot]]
             same = np.abs(shown - slots).min(axis=1, initial=np.inf) <= OFF
-            differs += [key for key, is_same in zip(placed.batch.keys, same, strict=True) if not is_same]
+            differs += [key for key, is_same in zip(biased_rows.batch.keys, same, strict=True) if not is_same]
     assert got.keys() == corrected.wanted.keys(), "rows are in no partition, or in two"
     items = [corrected.wanted[key]["vec"] for key in got]
     wanted = expected_biases(store, state, biases, items)

@@ -30,10 +30,10 @@ from milvus_hubness import (
 )
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.jobs.renewal import REFRESHES
-from milvus_hubness.jobs.restored import restored
+from milvus_hubness.jobs.restored import load_correction
 from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.owner import LEDGER
-from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS, STORED_FIELD, CollectionState
+from milvus_hubness.state import EPOCH_FIELD, SECOND_VECTOR_FIELD, SLOT_FIELDS, CollectionState
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.milvus_rpc import is_one_of
 from tests.crash.ports import Application, Database, Place
@@ -52,8 +52,10 @@ class Biases(NamedTuple):
     @property
     def options(self) -> tuple[str, ...]:
         """Of the command line."""
-        told = to_dict(self.estimator)
-        params = [text for name in ("k", "alpha") if name in told for text in (f"--{name}", str(told[name]))]
+        result = to_dict(self.estimator)
+        params = [
+            text for name in ("k", "alpha") if name in result for text in (f"--{name}", str(result[name]))
+        ]
         return ("--bank", str(self.bank), "--method", _METHODS[type(self.estimator)], *params)
 
     def oracle(self, state: CollectionState, items: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -71,13 +73,13 @@ _METHODS = {NNN: "nnn", CSLS: "csls", Blend: "blend"}
 class Corrected:
     """One collection at a place, and by `wanted` all that the application put into it.
 
-    name: of the collection that is refreshed. placement: of its biases. kept: others that are to be there.
-    """
+    name: of the collection that is refreshed. bias_location: of its biases. kept: others that are to be
+    there."""
 
-    def __init__(self, place: Place, stem: str, shape: Shape, placement: str, seed: int) -> None:
-        self.place, self.shape, self.placement = place, shape, placement
+    def __init__(self, place: Place, stem: str, shape: Shape, bias_location: str, seed: int) -> None:
+        self.place, self.shape, self.bias_location = place, shape, bias_location
         self._stem, self._seed = stem, seed
-        self.name = f"{stem}_copy" if placement == "vectors" else stem
+        self.name = f"{stem}_copy" if bias_location == "vectors" else stem
         self.bank, self.side = f"{stem}__bank", f"{stem}__bias"
         self.kept: set[str] = set()
         self.wanted: Rows = {}
@@ -88,14 +90,14 @@ class Corrected:
     def make(self, database: Database, biases: Biases, former: Biases | None = None) -> None:
         """With a bias for each row. former: what these come from at first, before they are refreshed."""
         store, first = database.store, former or biases
-        database.make_source(self._stem, self.shape, self._seed, count=COUNT, biases=self.placement)
+        database.make_source(self._stem, self.shape, self._seed, count=COUNT, biases=self.bias_location)
         bank = QueryBank.load(str(first.bank))
-        if self.placement == "vectors":
+        if self.bias_location == "vectors":
             plan = plan_migration(store, self._stem, bank, estimator=first.estimator, target=self.name)
-            migrate(store, plan, frozen=True)
+            migrate(store, plan, no_writers=True)
         else:
-            where = {"second": "vectors"}.get(self.placement, self.placement)
-            options = {"side": self.side} if self.placement == "side" else {}
+            where = {"second": "vectors"}.get(self.bias_location, self.bias_location)
+            options = {"side": self.side} if self.bias_location == "side" else {}
             enable(
                 store,
                 plan_enable(store, self.name, bank, estimator=first.estimator, where=where, **options),
@@ -108,7 +110,7 @@ class Corrected:
 
     @staticmethod
     def _as_the_user_sees(row: dict[str, Any]) -> dict[str, Any]:
-        ours = {*SLOT_FIELDS, EPOCH_FIELD, STORED_FIELD}
+        ours = {*SLOT_FIELDS, EPOCH_FIELD, SECOND_VECTOR_FIELD}
         return {name: value for name, value in row.items() if name not in ours}
 
     # -- the application ----------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class Corrected:
         """Rows that are to get their biases from the next refresh."""
         self._new += count
         made = rich_rows(np.random.default_rng(self._new), count, self.shape.key, DIM)
-        tenant = {"tenant": "tenant 1"} if self.shape.placement == "partitions" else {}
+        tenant = {"tenant": "tenant 1"} if self.shape.bias_location == "partitions" else {}
         rows = [
             {**row, "pk": self.shape.key_of(self._new + i), "vec": row["vec"].tolist(), **tenant}
             for i, row in enumerate(made)
@@ -142,7 +144,7 @@ class Corrected:
     def half_written(self, since: float) -> set[Any]:
         """Keys of rows that may have been seen, since this time.monotonic(), when of vector and bias one was
         written and the other not yet: only in a side collection, which is written by a request of its own."""
-        if self.placement != "side":
+        if self.bias_location != "side":
             return set()
         return {key for key, until in self._written_until.copy().items() if until >= since}
 
@@ -151,7 +153,7 @@ class Corrected:
     @property
     def collections(self) -> set[str]:
         """Those that are to be there."""
-        beside = {self.side} if self.placement == "side" else set()
+        beside = {self.side} if self.bias_location == "side" else set()
         return {self._stem, self.name, self.bank, *beside, *self.kept}
 
     def ours(self, database: Database) -> set[str]:
@@ -173,6 +175,6 @@ def expected_biases(
     """(n,) what the active slot is to hold: freshly computed, or, where the method learns from the gallery,
     by what was fitted on it."""
     if biases.estimator.needs_gallery:
-        return np.asarray(restored(store, state, state.profile).centred(np.float32(items)), np.float64)
+        return np.asarray(load_correction(store, state, state.profile).centred(np.float32(items)), np.float64)
     found = biases.oracle(state, items)
-    return found - state.profile.centre
+    return found - state.profile.mean_bias

@@ -16,7 +16,7 @@ from tests.crash.places import BACKENDS
 from tests.crash.sources import DIM, Shape
 from tests.galleries import vectors
 
-KINDS = ["full"] * 10 + ["pending"] * 6 + ["back"] * 4
+KINDS = ["full"] * 10 + ["pending"] * 6 + ["revert"] * 4
 """Of each backend's twenty."""
 SERVER_KILLS = {1, 8, 12, 17}
 SURE_REQUESTS = 2
@@ -49,7 +49,7 @@ REQUESTS = {
 }  # fmt: skip
 """About how many requests each stage of a command makes. Whoever asks for a later one gets the next stage."""
 for _stages in REQUESTS.values():
-    _stages["back"] = {stage: count for stage, count in _stages["full"].items() if stage not in EARLY}
+    _stages["revert"] = {stage: count for stage, count in _stages["full"].items() if stage not in EARLY}
 SHORT_TTL, LONG_TTL = 0.3, 2.5
 """Of clients that go on throughout, in seconds."""
 
@@ -70,7 +70,7 @@ class Trial:
     again: str
     changes: str
     method: str
-    placement: str
+    bias_location: str
     writes: str
     reads: bool
     shape: Shape
@@ -92,8 +92,8 @@ class Trial:
             *(["reads"] if self.reads else []),
             *([f"writes {self.writes}"] if self.writes else []),
         ]
-        what = f"{self.changes} {self.method} in {self.placement}"
-        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.placement}"
+        what = f"{self.changes} {self.method} in {self.bias_location}"
+        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
         return f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {what}, {shape})"
 
 
@@ -113,7 +113,7 @@ def trials(seed: int, backend: str) -> list[Trial]:
         victim = rng.choice(["server", "both"]) if killed else "process"
         changes = rng.choice(["bank", "parameters", "both"])
         method = rng.choice(["nnn", "nnn", "csls"] if reads else ["nnn", "csls", "blend"])
-        placement = rng.choice(PLACEMENTS[backend])
+        bias_location = rng.choice(PLACEMENTS[backend])
         made.append(
             Trial(
                 seed,
@@ -125,10 +125,10 @@ def trials(seed: int, backend: str) -> list[Trial]:
                 again,
                 changes,
                 method,
-                placement,
+                bias_location,
                 writes=writes,
                 reads=reads,
-                shape=there.shape(rng, rng.choice(there.keys), biases=placement),
+                shape=there.shape(rng, rng.choice(there.keys), biases=bias_location),
             )
         )
     return made

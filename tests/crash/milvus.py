@@ -15,7 +15,13 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.grpc_gen import milvus_pb2_grpc
 
 from milvus_hubness import HubnessClient, MilvusStore, cli
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, MIRROR_PROPERTY, SLOT_FIELDS, STORED_FIELD
+from milvus_hubness.state import (
+    BIAS_FIELD,
+    DUAL_WRITE_PROPERTY,
+    EPOCH_FIELD,
+    SECOND_VECTOR_FIELD,
+    SLOT_FIELDS,
+)
 from milvus_hubness.stores import milvus
 from milvus_hubness.stores.milvus_rpc import connect, is_one_of
 from tests.crash.driver import Counted, Watch
@@ -32,7 +38,7 @@ _FLOAT, _EPOCH = (
 _FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
     "second": {
-        STORED_FIELD: (
+        SECOND_VECTOR_FIELD: (
             {"datatype": DataType.FLOAT_VECTOR, "dim": _STORED_WIDTH},
             np.zeros(_STORED_WIDTH, np.float32),
         ),
@@ -56,7 +62,7 @@ class MilvusDatabase(Database):
         schema = rich_schema(client, shape.key, DIM)
         for field, (kind, _) in more.items():
             schema.add_field(field, **kind)
-        if shape.placement != "partition key":
+        if shape.bias_location != "partition key":
             next(field for field in schema.fields if field.name == "tenant").is_partition_key = False
         if shape.nullable:
             schema.add_field("maybe", DataType.INT64, nullable=True)
@@ -64,7 +70,7 @@ class MilvusDatabase(Database):
         index = client.prepare_index_params(
             "vec", index_type=shape.index, metric_type=shape.metric, params=params
         )
-        keyed = {"num_partitions": 4} if shape.placement == "partition key" else {}
+        keyed = {"num_partitions": 4} if shape.bias_location == "partition key" else {}
         client.create_collection(name, schema=schema, index_params=index, **keyed)
         rows = rich_rows(np.random.default_rng(seed), count, shape.key, DIM)
         for i, row in enumerate(rows):
@@ -73,14 +79,14 @@ class MilvusDatabase(Database):
                 row["pk"] = f"{AWKWARD[i % len(AWKWARD)]}{i:04d}"
             if shape.nullable and i % 3:
                 row["maybe"] = i
-        if shape.placement != "partitions":
+        if shape.bias_location != "partitions":
             client.insert(name, rows)
             return
         for partition, tenants in PARTITIONS.items():
             client.create_partition(name, partition)
             client.insert(name, [row for row in rows if row["tenant"] in tenants], partition_name=partition)
-        placed = {tenant for tenants in PARTITIONS.values() for tenant in tenants}
-        client.insert(name, [row for row in rows if row["tenant"] not in placed])
+        biased_rows = {tenant for tenants in PARTITIONS.values() for tenant in tenants}
+        client.insert(name, [row for row in rows if row["tenant"] not in biased_rows])
 
     def make_plain(self, name: str, items: np.ndarray) -> None:
         plain_collection(self.client, name, items, "IP")
@@ -136,9 +142,10 @@ class MilvusDatabase(Database):
         return set(self.client.list_collections())
 
     def described(self, name: str) -> Any:
-        """As Database.described. An empty property says as little as none, see MilvusStore.write_mirror."""
+        """As Database.described. An empty property says as little as none, see
+        MilvusStore.write_dual_write."""
         client, found = self.client, self.client.describe_collection(name)
-        properties = {k: v for k, v in found["properties"].items() if (k, v) != (MIRROR_PROPERTY, "")}
+        properties = {k: v for k, v in found["properties"].items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
         indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]
         counts = {"total_rows", "indexed_rows", "pending_index_rows"}
         return {

@@ -65,7 +65,7 @@ class Backend:
             key,
             metric=rng.choice(["IP", "COSINE"] if roots else ["IP", "COSINE", "L2"]),
             index=rng.choice(self.indexes),
-            placement=rng.choice(self.partitions),
+            bias_location=rng.choice(self.partitions),
             nullable=self.nullable,
             is_named=rng.choice(self.names),
         )

@@ -100,7 +100,7 @@ class Database(ABC):
 
     @abstractmethod
     def sameness(self, metric: str, *, converted: bool) -> Sameness:
-        """Of vectors as they are read back. converted: they were in the stored form meanwhile."""
+        """Of vectors as they are read back. converted: they were in augmented form meanwhile."""
 
 
 class Program(ABC):

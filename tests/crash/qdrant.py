@@ -15,7 +15,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
-from milvus_hubness.state import MIRROR_PROPERTY, PENDING
+from milvus_hubness.state import DUAL_WRITE_PROPERTY, PENDING
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
 from qdrant_hubness.store import connect
 from qdrant_hubness.store import store as qdrant_store
@@ -122,7 +122,7 @@ class QdrantDatabase(Database):
         assert state is not None
         given = np.float32([row["vec"] for row in rows])
         mark: dict[str, Any] = {}
-        if state.beside is None:
+        if state.reranking is None:
             layout = state.layout
             given = state.form.split(layout.augment(given, np.zeros((len(rows), layout.slots), np.float32)))
             mark = {state.epoch_field: PENDING}
@@ -164,8 +164,8 @@ class QdrantDatabase(Database):
     def described(self, name: str) -> Any:
         """As Database.described. An empty property says as little as none."""
         found = self.client.get_collection(name)
-        told = found.config.metadata or {}
-        metadata = {k: v for k, v in told.items() if (k, v) != (MIRROR_PROPERTY, "")}
+        result = found.config.metadata or {}
+        metadata = {k: v for k, v in result.items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
         return {
             "config": {**found.config.model_dump(), "metadata": metadata},
             "payload": found.payload_schema,

@@ -60,7 +60,7 @@ class Trial:
 
     def __str__(self) -> str:
         how = [self.again, *(["writes"] if self.writes else []), self.method]
-        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.placement}"
+        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
         return f"{self.backend} {self.number:2} rebuild ({', '.join(how)}, {shape})"
 
 
@@ -158,7 +158,7 @@ class _Attempt:
         return next((each for each in found if each.source == self._former and each.rebuilds), None)
 
     def _check(self, database: Database, asked: str, *, is_new: bool) -> None:
-        """asked: the collection that was run again."""
+        """search_request: the collection that was run again."""
         corrected, store = self._corrected, database.store
         leads_to = store.alias_target(self._alias)
         if not is_new:
@@ -172,7 +172,7 @@ class _Attempt:
         corrected.name = known.target
         corrected.kept.add(self._former)
         assert_refreshed(database, corrected, self._new, leased=asked)
-        assert store.info(self._former).mirror is None, "clients still write to both"
+        assert store.info(self._former).dual_write is None, "clients still write to both"
 
     def _check_former(self, database: Database, wanted: Rows) -> None:
         """wanted: what was written while the alias led there, and not what was written since."""

@@ -49,21 +49,21 @@ class _Attempt:
         self._place, self._outcome, self._trial = place, outcome, outcome.trial
         trial = self._trial
         stem = f"refreshed_{os.getpid()}_{next(_numbers)}"
-        self._corrected = Corrected(place, stem, trial.shape, trial.placement, trial.number)
+        self._corrected = Corrected(place, stem, trial.shape, trial.bias_location, trial.number)
         self._old, self._new, self._other = drawn_biases(place.folder, trial.method, trial.changes)
-        if trial.kind == "back":
+        if trial.kind == "revert":
             self._old, self._new = self._new, self._old
 
     def run(self) -> None:
         trial, corrected = self._trial, self._corrected
         try:
             with self._place.open() as database:
-                corrected.make(database, self._old, self._new if trial.kind == "back" else None)
+                corrected.make(database, self._old, self._new if trial.kind == "revert" else None)
                 if trial.kind == "pending" or trial.writes:
                     corrected.insert_pending(database)
                 before = self._state(database)
             with contextlib.ExitStack() as stack:
-                beside = [stack.enter_context(each) for each in self._beside()]
+                reranking = [stack.enter_context(each) for each in self._beside()]
                 self._kill()
                 with self._place.open() as database:
                     wanted = self._expected(before, self._state(database))
@@ -72,17 +72,17 @@ class _Attempt:
                         corrected.write(trial.random, database.application())
                 code = self._command(trial.again).run()
                 assert code == 0, f"run again, it exited with {code}: {self._command('').told()}"
-                for each in beside:
+                for each in reranking:
                     if isinstance(each, Reader):
                         each.wait_for(wanted)
-            for each in beside:
+            for each in reranking:
                 assert not each.problem, each.problem
             with self._place.open() as database:
                 assert_refreshed(
                     database,
                     corrected,
                     wanted,
-                    went_back=trial.kind == "back",
+                    went_back=trial.kind == "revert",
                     wrote_on=trial.writes == "throughout",
                 )
         finally:
@@ -103,7 +103,7 @@ class _Attempt:
         elif which == "plain" or trial.kind == "pending":
             options = ()
         else:
-            options = ("--back",) if trial.kind == "back" else (*self._new.options, "--force")
+            options = ("--revert",) if trial.kind == "revert" else (*self._new.options, "--force")
         common = ("--client-ttl", str(trial.ttl), "--uri", self._place.uri, "--json")
         return Command(self._place, ("refresh", self._corrected.name, *options, *common))
 
@@ -133,7 +133,7 @@ class _Attempt:
             return self._other
         if trial.again == "plain":
             return self._new if flipped or announced else self._old
-        return self._old if flipped and trial.kind == "back" else self._new
+        return self._old if flipped and trial.kind == "revert" else self._new
 
 
 def run_refreshes(seed: int, backend: str, numbers: Collection[int]) -> list[Outcome]:

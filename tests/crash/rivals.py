@@ -31,7 +31,7 @@ from tests.crash.sources import Shape
 
 READS = {"announcing": 4, "filling": 4, "writing": 16, "flipping": 2}
 """About how many times each stage reads rows."""
-SHAPE = Shape(key="int", metric="COSINE", index="FLAT", placement="none", nullable=False)
+SHAPE = Shape(key="int", metric="COSINE", index="FLAT", bias_location="none", nullable=False)
 
 PAIRS = 2
 

@@ -22,13 +22,13 @@ Rows = dict[Key, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Shape:
-    """key: numbers, texts, UUIDs, or numbers and UUIDs mixed. placement: by a partition key, in named
+    """key: numbers, texts, UUIDs, or numbers and UUIDs mixed. bias_location: by a partition key, in named
     partitions, or neither. is_named: where vectors need no name, it has one."""
 
     key: str
     metric: str
     index: str
-    placement: str
+    bias_location: str
     nullable: bool
     is_named: bool = True
 
@@ -59,7 +59,7 @@ class Change:
 
 def drawn_change(there: Rows, shape: Shape, rng: random.Random, new: int) -> Change:
     """Eight rows changed, eight added and eight deleted. new: the number of the first that is added."""
-    partition = "north" if shape.placement == "partitions" else ""
+    partition = "north" if shape.bias_location == "partitions" else ""
     tenants = PARTITIONS.get(partition)
     keys = [key for key, row in there.items() if not tenants or row["tenant"] in tenants]
     keys.sort(key=lambda key: (isinstance(key, str), key))

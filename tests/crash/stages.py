@@ -38,9 +38,9 @@ _BEGUN_BY_PHASE = {"copying": "creating", "switching": "moving", "rolling back":
 
 def follow_migration(enter: Enter, store: type) -> None:
     """Have `enter` called with each stage of a migration when it begins."""
-    tell, write = events.Events.tell, ledger.Ledger.write
+    tell, write = events.Events.report, ledger.Ledger.write
 
-    def telling(self: Any, name: str, /, **facts: Any) -> None:
+    def reporting_failures(self: Any, name: str, /, **facts: Any) -> None:
         enter(_BEGUN_BY_EVENT.get(name))
         tell(self, name, **facts)
 
@@ -48,7 +48,7 @@ def follow_migration(enter: Enter, store: type) -> None:
         enter(_BEGUN_BY_PHASE.get(changes.get("phase", "")))
         return write(self, migration, **changes)
 
-    events.Events.tell, ledger.Ledger.write = telling, writing
+    events.Events.report, ledger.Ledger.write = reporting_failures, writing
 
 
 def follow_refresh(enter: Enter, store: Any) -> None:
@@ -59,23 +59,23 @@ def follow_refresh(enter: Enter, store: Any) -> None:
         (store, "save_bank", "announcing"),
         (renewal.Renewal, "fill_pending", "filling"),
         (renewal.Renewal, "run", "writing"),
-        (store, "settle", "flipping"),
-        (store, "end_journal", "cleaning up"),
+        (store, "wait_visible", "flipping"),
+        (store, "end_intent_log", "cleaning up"),
         (lease.Lease, "_release", "cleaning up"),
     ):
         _begins(owner, name, stage, enter)
     _begins(lease.Lease, "_claim", "looking", enter, at_end=True)
-    write_state, write_journal = store.write_state, store.write_journal
+    write_state, write_intent_log = store.write_state, store.write_intent_log
 
     def writing_state(self: Any, collection: str, state: Any) -> None:
         enter("announcing" if state.incoming else "flipping")
         write_state(self, collection, state)
 
-    def writing_journal(self: Any, collection: str, journal: Any) -> None:
-        enter("filling" if journal else "cleaning up")
-        write_journal(self, collection, journal)
+    def writing_journal(self: Any, collection: str, intent_log: Any) -> None:
+        enter("filling" if intent_log else "cleaning up")
+        write_intent_log(self, collection, intent_log)
 
-    store.write_state, store.write_journal = writing_state, writing_journal
+    store.write_state, store.write_intent_log = writing_state, writing_journal
 
 
 def follow_rebuild(enter: Enter, store: Any) -> None:

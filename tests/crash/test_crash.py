@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from milvus_hubness import MilvusStore, connect
-from milvus_hubness.state import Mirror
+from milvus_hubness.state import DualWrite
 from tests import servers
 from tests.crash.trials import Runner, trials
 
@@ -49,11 +49,11 @@ def test_on_a_server_that_is_killed(mortal, tmp_path):
 
 def test_what_was_told_to_a_collection_outlives_the_server(mortal):
     """Milvus 2.3 forgets the latest change of its properties."""
-    told = Mirror(collection="another", required=True)
+    told = DualWrite(collection="another", required=True)
     with closing(connect(mortal.uri)) as client:
         client.create_collection("told", dimension=4)
-        MilvusStore(client).write_mirror("told", told)
+        MilvusStore(client).write_dual_write("told", told)
     mortal.kill()
     mortal.start()
     with closing(connect(mortal.uri)) as client:
-        assert MilvusStore(client).info("told").mirror == told
+        assert MilvusStore(client).info("told").dual_write == told

@@ -72,7 +72,7 @@ class Trial:
     kind: str
     how: str
     victim: str
-    frozen: bool
+    no_writers: bool
     rename: bool
     app_writes: bool
     method: str
@@ -85,11 +85,11 @@ class Trial:
     @property
     def course(self) -> tuple[str, bool]:
         """What decides how long the command takes, by and large."""
-        return self.kind, self.frozen
+        return self.kind, self.no_writers
 
     def __str__(self) -> str:
-        how = ["frozen" if self.frozen else "mirrored", *(["rename"] if self.rename else [])]
-        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.placement}"
+        how = ["frozen" if self.no_writers else "mirrored", *(["rename"] if self.rename else [])]
+        shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
         return f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {self.method}, {shape})"
 
 
@@ -104,7 +104,7 @@ def trials(seed: int, backend: str) -> list[Trial]:
             victim = rng.choice(["server", "both"])
         is_seen = number in CONSOLE and there.place.program.prints
         how = "console" if is_seen else rng.choice(["request", "request", "request", "time"])
-        frozen = number % 2 == 0
+        no_writers = number % 2 == 0
         made.append(
             Trial(
                 seed,
@@ -113,9 +113,9 @@ def trials(seed: int, backend: str) -> list[Trial]:
                 kind,
                 "request" if victim != "process" else how,
                 victim,
-                frozen,
+                no_writers,
                 rename=rng.random() < 0.3 and there.renames,
-                app_writes=not frozen and kind == "run",
+                app_writes=not no_writers and kind == "run",
                 method=rng.choice(["nnn", "nnn", "blend"]),
                 shape=there.shape(rng, there.keys[number // 2 % len(there.keys)]),
             )
@@ -265,7 +265,7 @@ class _Attempt:
                     target=names.target,
                     **self._switch,
                 )
-                migrate(store, plan, frozen=True)
+                migrate(store, plan, no_writers=True)
                 self._write_as_the_application(database, 8_000_000)
 
     def _killed(self, seconds: float) -> int | None:
@@ -297,7 +297,7 @@ class _Attempt:
     @property
     def _argv(self) -> tuple[str, ...]:
         trial, names, program = self._trial, self._names, self._place.program
-        writers = ("--frozen",) if trial.frozen else ("--client-ttl", "0")
+        writers = ("--no-writers",) if trial.no_writers else ("--client-ttl", "0")
         common = ("--uri", self._place.uri, "--json")
         if trial.kind == "rollback":
             return program.roll_back(names.application, *writers, *common)
@@ -396,7 +396,7 @@ class _Attempt:
         assert self._behind(database) == wanted, f"the alias leads to {self._behind(database)}"
         assert self._phase(database) == "rolled back", f"the ledger says {self._phase(database)!r}"
         info = database.store.info(names.target)
-        assert info.mirror is None, "clients are still told to write from the copy to the source"
+        assert info.dual_write is None, "clients are still told to write from the copy to the source"
         assert info.state is not None
         assert info.state.source == names.source
 

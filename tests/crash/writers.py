@@ -14,8 +14,8 @@ import numpy as np
 
 from milvus_hubness import (
     NNN,
+    MigrationOptions,
     QueryBank,
-    Steering,
     cutover,
     plan_migration,
     rollback,
@@ -169,7 +169,7 @@ def migrate_beside_writers(
         store.point_alias(uses, name)
     bank = QueryBank(vectors(np.random.default_rng(6), 64, DIM))
     copying = Throttle(rows_per_second=4 * len(items) / seconds)
-    steering = Steering(client_ttl=CLIENT_TTL, throttle=copying)
+    options = MigrationOptions(client_ttl=CLIENT_TTL, throttle=copying)
     ends = time.monotonic() + seconds
 
     def client(state_ttl: float) -> Client:
@@ -178,13 +178,13 @@ def migrate_beside_writers(
     with Application(lambda: client(STATE_TTL), uses, items, rows_per_second) as application:
         time.sleep(min(1.0, seconds / 10))
         plan = plan_migration(store, name, bank, estimator=NNN(8))
-        run(store, plan, steering)
-        cutover(store, plan.target, alias=None if rename else uses, rename=rename, steering=steering)
+        run(store, plan, options)
+        cutover(store, plan.target, alias=None if rename else uses, rename=rename, options=options)
         assert store.info(uses).name == plan.target
         _go_on(application, min(seconds / 4, ends - time.monotonic()))
         assert_nothing_lost(client(0.0), application, sure=False)
         copying.set_rate(rows_per_second=None)
-        rollback(store, plan.target, steering=steering)
+        rollback(store, plan.target, options=options)
         assert store.info(uses).name == name
         _go_on(application, ends - time.monotonic())
     assert not application.failures, application.failures[0]

@@ -172,7 +172,7 @@ def url(migration):
 
 
 def test_a_pause_shows_in_the_status_and_holds_the_writer(migration, url):
-    migration.events.tell("copying", rows=5, rows_total=10, bytes=1, seconds=0.1, eta_seconds=None)
+    migration.events.report("copying", rows=5, rows_total=10, bytes=1, seconds=0.1, eta_seconds=None)
     assert ask(f"{url}/pause", {})[0] == 200
     code, answer = ask(f"{url}/status")
     status = json.loads(answer)
@@ -273,7 +273,7 @@ def test_a_body_without_or_beyond_a_length_is_refused(url):
 
 
 def test_the_metrics_are_served(migration, url):
-    migration.events.tell("before-copy")
+    migration.events.report("before-copy")
     code, text = ask(f"{url}/metrics")
     assert code == 200
     assert 'milvus_hubness_migration_phase{phase="copying"' in text

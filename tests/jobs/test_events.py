@@ -18,14 +18,14 @@ def test_listeners_are_told_in_their_order_and_hooks_last():
         [lambda event: heard.append(("a", event.name)), lambda event: heard.append(("b", event.name))],
         lambda event: heard.append(("hooks", event.name)),
     )
-    events.tell("plan")
-    events.tell("copying", rows=3)
+    events.report("plan")
+    events.report("copying", rows=3)
     assert heard == [(who, name) for name in ("plan", "copying") for who in ("a", "b", "hooks")]
 
 
 def test_an_event_carries_its_facts_and_the_time_in_utc():
     heard = []
-    Events([heard.append]).tell("before-copy", source="products", name="a fact of that name")
+    Events([heard.append]).report("before-copy", source="products", name="a fact of that name")
     [event] = heard
     assert event.facts == {"source": "products", "name": "a fact of that name"}
     assert event.time.utcoffset() == timedelta(0)
@@ -68,7 +68,9 @@ def test_listeners_hear_one_event_at_a_time():
         inside.pop()
 
     events = Events([listener])
-    threads = [threading.Thread(target=lambda: [events.tell("copying") for _ in range(10)]) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: [events.report("copying") for _ in range(10)]) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -82,13 +84,13 @@ def test_a_hook_at_work_holds_no_other_thread_up():
 
     def hook(event):
         if event.name == "before-cutover":
-            other = threading.Thread(target=events.tell, args=("paused",))
+            other = threading.Thread(target=events.report, args=("paused",))
             other.start()
             other.join(1)
             assert not other.is_alive()
 
     events = Events([lambda event: heard.append(event.name)], hook)
-    events.tell("before-cutover")
+    events.report("before-cutover")
     assert heard == ["before-cutover", "paused"]
 
 
@@ -97,7 +99,7 @@ def test_what_a_hook_raises_reaches_who_told():
         raise RuntimeError(event.name)
 
     with pytest.raises(RuntimeError, match="before-copy"):
-        Events([], refuse).tell("before-copy")
+        Events([], refuse).report("before-copy")
 
 
 def test_every_event_is_explained():
@@ -109,9 +111,9 @@ def test_the_latest_event_of_each_name_and_the_phase():
     latest = LatestEvents()
     events = Events([latest])
     assert latest.to_dict() == {"phase": "preparing", "events": {}}
-    events.tell("copying", rows=1)
-    events.tell("copying", rows=2)
-    events.tell("paused", reason="http")
+    events.report("copying", rows=1)
+    events.report("copying", rows=2)
+    events.report("paused", reason="http")
     told = latest.to_dict()
     assert told["phase"] == PHASES["copying"] == "copying"
     assert {name: event["facts"] for name, event in told["events"].items()} == {

@@ -26,7 +26,7 @@ def test_a_hook_finds_the_facts_in_its_environment_and_not_the_token(monkeypatch
     monkeypatch.setenv("MILVUS_TOKEN", TOKEN)
     monkeypatch.setenv("OTHER", f"Bearer {TOKEN}")
     hooks = Hooks({"copying": [f"env > {tmp_path}/env"]}, secrets=[TOKEN])
-    Events([], hooks).tell(
+    Events([], hooks).report(
         "copying",
         partition=None,
         source="products",
@@ -54,9 +54,9 @@ def test_a_hook_finds_the_facts_in_its_environment_and_not_the_token(monkeypatch
 def test_hooks_run_for_their_event_alone_and_in_their_order(tmp_path):
     log = tmp_path / "log"
     events = Events([], Hooks({"after-copy": [f"echo 1 >> {log}", f"echo 2 >> {log}"]}))
-    events.tell("before-copy")
+    events.report("before-copy")
     assert not log.exists()
-    events.tell("after-copy")
+    events.report("after-copy")
     assert log.read_text().split() == ["1", "2"]
 
 
@@ -64,7 +64,7 @@ def test_a_failing_hook_before_a_step_stops_the_migration(tmp_path):
     command = f"echo {TOKEN} is no good >&2; exit 7"
     events = Events([], Hooks({"before-cutover": [command, f"touch {tmp_path}/second"]}, secrets=[TOKEN]))
     with pytest.raises(HookFailed) as raised:
-        events.tell("before-cutover")
+        events.report("before-cutover")
     assert "before-cutover" in str(raised.value)
     assert "exit code 7: *** is no good" in str(raised.value)
     assert TOKEN not in str(raised.value)
@@ -74,7 +74,7 @@ def test_a_failing_hook_before_a_step_stops_the_migration(tmp_path):
 def test_a_failing_hook_after_a_step_is_warned_of_and_the_next_runs(tmp_path, caplog):
     hooks = Hooks({"after-copy": ["echo broken >&2; exit 1", f"touch {tmp_path}/second"]})
     with caplog.at_level(logging.WARNING, "milvus_hubness"):
-        Events([], hooks).tell("after-copy")
+        Events([], hooks).report("after-copy")
     [record] = caplog.records
     assert record.name == "milvus_hubness"
     assert "after-copy" in record.getMessage()
@@ -84,7 +84,7 @@ def test_a_failing_hook_after_a_step_is_warned_of_and_the_next_runs(tmp_path, ca
 
 def test_a_hook_that_takes_too_long_has_failed():
     with pytest.raises(HookFailed, match="did not end in time"):
-        Events([], Hooks({"before-copy": ["sleep 30"]}, timeout=0.1)).tell("before-copy")
+        Events([], Hooks({"before-copy": ["sleep 30"]}, timeout=0.1)).report("before-copy")
 
 
 def test_hooks_are_read_from_their_specs():
@@ -114,11 +114,11 @@ def test_a_hook_that_hangs_ends_when_the_migration_is_stopped(tmp_path):
     hooks = Hooks(
         {"copying": [f"touch {tmp_path}/began; sleep 60; touch {tmp_path}/ended"]}, cancelled=stopped
     )
-    telling = threading.Thread(target=Events([], hooks).tell, args=["copying"])
-    telling.start()
+    reporting_failures = threading.Thread(target=Events([], hooks).report, args=["copying"])
+    reporting_failures.start()
     while not (tmp_path / "began").exists():
         time.sleep(0.01)
     stopped.set()
-    telling.join(10)
-    assert not telling.is_alive()
+    reporting_failures.join(10)
+    assert not reporting_failures.is_alive()
     assert not (tmp_path / "ended").exists()

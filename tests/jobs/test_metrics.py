@@ -73,7 +73,7 @@ def test_a_pause_holds_until_all_who_paused_resumed(metrics):
     for name, reason in [
         ("paused", "http"), ("throttled", "max-load"), ("resumed", "http"), ("resumed", "max-load"),
     ]:  # fmt: skip
-        events.tell(name, reason=reason)
+        events.report(name, reason=reason)
         told.append(samples(metrics.text())[("paused",)])
     assert told == [1, 1, 1, 0]
 

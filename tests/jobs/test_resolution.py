@@ -1,4 +1,4 @@
-"""How finely the stored form tells the nearest rows apart, and what a plan says of it."""
+"""How finely the augmented form tells the nearest rows apart, and what a plan says of it."""
 
 import numpy as np
 import pytest

@@ -180,12 +180,12 @@ def test_real_threads_are_woken():
 
 def write_for(throttle, requests, seconds_for):
     """Sizes and times of so many requests, each of as many rows as the throttle says."""
-    told = []
+    result = []
     for _ in range(requests):
         rows = throttle.rows_per_request(1_000, 100_000)
         throttle.took(rows, seconds_for(rows))
-        told.append((rows, seconds_for(rows)))
-    return told
+        result.append((rows, seconds_for(rows)))
+    return result
 
 
 @pytest.mark.parametrize("fixed", [0.0, 0.1, 0.4])

@@ -40,9 +40,9 @@ def check(name, dtype, constants, num_warps=4, num_stages=3):
         options={"num_warps": num_warps, "num_stages": num_stages},
     )
     stack = stack_bytes(compiled.asm["cubin"])
-    told = f"{name} {dtype}: {compiled.metadata.shared} bytes shared, {stack} bytes spilled"
+    result = f"{name} {dtype}: {compiled.metadata.shared} bytes shared, {stack} bytes spilled"
     if compiled.metadata.shared > SHARED_MEMORY or stack:
-        sys.exit(told)
+        sys.exit(result)
     if name in SCORES and "wgmma" not in compiled.asm["ptx"]:
         sys.exit(f"{name} {dtype} uses no tensor cores")
 
@@ -52,8 +52,8 @@ def stack_bytes(binary):
     with TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(binary)
-        told = subprocess.run([dump, "-res-usage", path], capture_output=True, text=True, check=True).stdout
-    return max(map(int, re.findall(r"STACK:(\d+)", told)))
+        result = subprocess.run([dump, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    return max(map(int, re.findall(r"STACK:(\d+)", result)))
 
 
 for name in SCORES:

@@ -26,9 +26,9 @@ from milvus_hubness.kernels.faiss_module import import_faiss
 def vectors():
     """Gallery and bank in clusters, on two sides of a gap."""
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((30, 16))
-    X = centres[rng.integers(0, 30, 400)] + 0.3 * rng.standard_normal((400, 16)) + 1
-    B = centres[rng.integers(0, 30, 3000)] + 0.3 * rng.standard_normal((3000, 16)) - 1
+    centroids = rng.standard_normal((30, 16))
+    X = centroids[rng.integers(0, 30, 400)] + 0.3 * rng.standard_normal((400, 16)) + 1
+    B = centroids[rng.integers(0, 30, 3000)] + 0.3 * rng.standard_normal((3000, 16)) - 1
     return tuple((M / np.linalg.norm(M, axis=1, keepdims=True)).astype(np.float32) for M in (X, B))
 
 

@@ -216,13 +216,13 @@ def test_survivors_hardly_depend_on_k(k, m):
     """In 2,000 rows of independent scores none has fewer than k survivors, or more than there is room for."""
     from milvus_hubness.kernels.threshold import threshold_for
 
-    way = threshold_for(k, m, 8192)
+    threshold = threshold_for(k, m, 8192)
     rng = np.random.default_rng(0)
     # The rank-th largest of a sample of uniform numbers, and how many of all exceed it.
-    at = rng.beta(8192 - way.rank + 1, way.rank, 2000)
-    reached = rng.binomial(m - 8192, 1 - at) + way.rank
+    at = rng.beta(8192 - threshold.rank + 1, threshold.rank, 2000)
+    reached = rng.binomial(m - 8192, 1 - at) + threshold.rank
     assert k <= reached.min()
-    assert reached.max() <= way.room < 8192
+    assert reached.max() <= threshold.room < 8192
 
 
 def test_where_a_threshold_is_of_no_use():

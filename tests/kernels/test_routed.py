@@ -14,9 +14,9 @@ from milvus_hubness.kernels.routed import RoutedBank
 def vectors():
     """Gallery and bank in clusters, on two sides of a gap."""
     rng = np.random.default_rng(0)
-    centres = rng.standard_normal((30, 16))
-    X = centres[rng.integers(0, 30, 900)] + 0.5 * rng.standard_normal((900, 16)) + 1
-    B = centres[rng.integers(0, 30, 4000)] + 0.5 * rng.standard_normal((4000, 16)) - 1
+    centroids = rng.standard_normal((30, 16))
+    X = centroids[rng.integers(0, 30, 900)] + 0.5 * rng.standard_normal((900, 16)) + 1
+    B = centroids[rng.integers(0, 30, 4000)] + 0.5 * rng.standard_normal((4000, 16)) - 1
     return tuple(
         torch.from_numpy((M / np.linalg.norm(M, axis=1, keepdims=True)).astype(np.float32)) for M in (X, B)
     )

@@ -13,7 +13,7 @@ from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
 from milvus_hubness.operations import lease as lease_module
 from milvus_hubness.operations.lease import LEASES, Lease, LeasePolicy, holder_of, read_entries
 from milvus_hubness.operations.owner import LEDGER, Owner, now, process_start
-from milvus_hubness.state import Mirror
+from milvus_hubness.state import DualWrite
 from milvus_hubness.stores.base import Batch, Record
 
 QUICK = LeasePolicy(seconds=30, skew=0.0, fenced_write=0.0)
@@ -271,28 +271,28 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(lite):
     client.create_collection(name, dimension=4, auto_id=False)
     client.insert(name, [{"id": i, "vector": [1.0] * 4} for i in range(3)])
     store = lite.store()
-    row = store.fetch(name, [1], "vector")
+    row = store.get(name, [1], "vector")
     with Lease(store, name, policy=LeasePolicy(seconds=0.5, skew=0.0)) as former:
         late = former.store
-        late.write(name, row, "vector")
+        late.upsert(name, row, "vector")
         assert store.info(name).aliases == (), "aliases of leases are not the user's"
         former._over.set()  # no renewal: it was paused
         time.sleep(0.7)
         with Lease(lite.store(), name) as mine:
             fresh = Batch([1], row.vectors * 2, row.rows)
-            mine.store.write(name, fresh, "vector")
+            mine.store.upsert(name, fresh, "vector")
             for write in (
-                lambda: late.write(name, row, "vector"),
-                lambda: late.append(name, row, "vector"),
+                lambda: late.upsert(name, row, "vector"),
+                lambda: late.insert(name, row, "vector"),
                 lambda: late.rewrite(name, row, "vector", ["vector"], partition=None),
                 lambda: late.delete(name, [1]),
-                lambda: late.write_mirror(name, Mirror(collection="x")),
+                lambda: late.write_dual_write(name, DualWrite(collection="x")),
                 lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
                 lambda: late.drop_records(LEDGER, f"{LEASES}/{name}"),
             ):
                 with pytest.raises(LeaseLost, match="another job has taken over"):
                     write()
-    assert store.fetch(name, [1], "vector").vectors.tolist() == [[2.0] * 4]
+    assert store.get(name, [1], "vector").vectors.tolist() == [[2.0] * 4]
     assert client.list_aliases(name)["aliases"] == []
 
 

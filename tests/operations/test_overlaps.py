@@ -27,7 +27,7 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.jobs import repair, start_living, status, stop_living
+from milvus_hubness.jobs import repair, start_online_bank, status, stop_online_bank
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.operations import row_writer
 from milvus_hubness.stores import MilvusStore
@@ -41,8 +41,8 @@ CORRECTED = {
     "resume": lambda case: resume(case.store, case.name),
     "run": lambda case: migrate(case.store, case.plan),
     "clean": lambda case: clean(case.store, case.name, drop=case.copy),
-    "start an online bank": lambda case: start_living(case.store, case.copy, rate=0.5),
-    "stop an online bank": lambda case: stop_living(case.store, case.copy),
+    "start an online bank": lambda case: start_online_bank(case.store, case.copy, rate=0.5),
+    "stop an online bank": lambda case: stop_online_bank(case.store, case.copy),
     "repair": lambda case: repair(case.store, case.copy),
 }
 """Jobs on a verified copy. Each ends well if it is alone."""
@@ -180,9 +180,9 @@ def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite, where):
     class Beset(MilvusStore):
         """Clients write before rows are rewritten, before biases are written beside them, and afterwards."""
 
-        def write(self, collection, *args, **options):
+        def upsert(self, collection, *args, **options):
             self.interfere()
-            super().write(collection, *args, **options)
+            super().upsert(collection, *args, **options)
             self.interfere()
 
         def interfere(self):
@@ -206,7 +206,7 @@ def test_enabling_undoes_nothing_that_clients_write_meanwhile(lite, where):
     assert [rows[10 + i]["group"] for i in range(4)] == [77] * 4
     assert status(store, case.name).pending == 0
     state = application.hubness_state(case.name)
-    biases = nnn(case.bank, np.array(list(items.values())), "IP", 4, 0.75) - state.profile.centre
+    biases = nnn(case.bank, np.array(list(items.values())), "IP", 4, 0.75) - state.profile.mean_bias
     wanted = dict(zip(items, biases, strict=True))
     [hits] = application.search(case.name, data=[case.bank[0]], limit=100)
     for hit in hits:
@@ -256,13 +256,13 @@ def test_the_log_of_write_intents_is_compacted_while_a_job_runs(lite, monkeypatc
     sizes = []
 
     class Watched(MilvusStore):
-        def write(self, collection, *args, **options):
+        def upsert(self, collection, *args, **options):
             if collection == case.copy:
                 for application, note in itertools.product(applications, range(10)):
                     row = {"id": 3, "vector": case.items[3], "group": note}
                     application.upsert(case.copy, row)
                 sizes.append(status(self, case.copy).write_intents)
-            super().write(collection, *args, **options)
+            super().upsert(collection, *args, **options)
 
         def chunk_rows(self, source):
             return 10

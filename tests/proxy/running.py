@@ -116,12 +116,12 @@ def at(request):
 
 
 def wishing(search_params, strength, profile=None):
-    told = {"hubness_strength": strength, "hubness_profile": profile}
-    told = {name: value for name, value in told.items() if value is not None}
-    if not told:
+    result = {"hubness_strength": strength, "hubness_profile": profile}
+    result = {name: value for name, value in result.items() if value is not None}
+    if not result:
         return search_params
     params = dict(search_params or {})
-    return {**params, "params": {**params.get("params", {}), **told}}
+    return {**params, "params": {**params.get("params", {}), **result}}
 
 
 def started(command, **options):

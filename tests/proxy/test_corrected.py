@@ -28,7 +28,7 @@ class Corrected:
         plain_collection(backend.client(), source, self.items, metric)
         store = backend.store()
         plan = plan_migration(store, source, QueryBank(self.bank), estimator=NNN(K))
-        self.source, self.name = source, migrate(store, plan, frozen=True).target
+        self.source, self.name = source, migrate(store, plan, no_writers=True).target
         self.client = backend.hubness_client()
         self.address = backend.proxies.uri(backend.uri).removeprefix("http://")
 
@@ -158,7 +158,7 @@ async def test_asynchronous_clients(corrected):
 
 
 def test_a_collection_that_is_corrected_meanwhile_is_found_out(lite):
-    """Also by a proxy that remembers what collections say of themselves for an hour."""
+    """Also by a proxy that remembers the collection states for an hour."""
     from tests.proxy.running import ProxyHere
 
     with ProxyHere(lite.uri.removeprefix("http://"), state_ttl=3_600.0) as proxy:
@@ -170,7 +170,7 @@ def test_a_collection_that_is_corrected_meanwhile_is_found_out(lite):
         raw = client.search(alias, data=query)
         store = lite.store()
         plan = plan_migration(store, name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
-        target = migrate(store, plan, frozen=True).target
+        target = migrate(store, plan, no_writers=True).target
         plain.alter_alias(target, alias)
         assert_same(client.search(alias, data=query, strength=0), raw)
         client.upsert(alias, {"id": 3, "vector": query[0], "group": 1})
@@ -200,7 +200,7 @@ def test_what_nobody_foresaw_is_refused_at_once(corrected, monkeypatch, method):
     """As gRPC's UNKNOWN, pymilvus would ask 75 times."""
     asked = []
 
-    def broken(operations, request, wish):
+    def broken(operations, request, overrides):
         asked.append(request)
         raise KeyError("a mistake of ours")
         yield

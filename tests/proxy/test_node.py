@@ -41,7 +41,7 @@ def test_node_gets_what_python_gets(lite, node_modules):
     plain_collection(lite.client(), name, items, "COSINE")
     store = lite.store()
     corrected = migrate(
-        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(4)), frozen=True
+        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(4)), no_writers=True
     ).target
     rows = [{"id": 1_000 + i, "vector": row.tolist(), "group": i} for i, row in enumerate(fresh)]
     query = fresh[0].tolist()

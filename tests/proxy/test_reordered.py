@@ -76,7 +76,7 @@ def gated(shared_backend, request):
     plain_collection(shared_backend.client(), name, vectors(rng, ITEMS, DIM), request.param)
     store, bank = shared_backend.store(), QueryBank(vectors(rng, 40, DIM))
     plan = plan_migration(store, name, bank, estimator=NNN(K), gate=1)
-    target = migrate(store, plan, frozen=True).target
+    target = migrate(store, plan, no_writers=True).target
     client, queries = shared_backend.hubness_client(), vectors(rng, 12, DIM)
     opened = [
         client.behind.search(target, data=[query])[0].ids
@@ -88,7 +88,7 @@ def gated(shared_backend, request):
 
 
 @pytest.fixture(scope="module", params=[(m, p) for m in METRICS for p in ("side", "fields")], ids=" ".join)
-def beside(shared_backend, request):
+def reranking(shared_backend, request):
     metric, place = request.param
     if not shared_backend.is_lite and request.param != ("L2", "side"):
         pytest.skip("shown on Milvus Lite")
@@ -123,7 +123,7 @@ def test_keys_are_searched_by(lite):
     rng, name = np.random.default_rng(8), lite.name()
     plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "COSINE")
     plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
-    target = migrate(lite.store(), plan, frozen=True).target
+    target = migrate(lite.store(), plan, no_writers=True).target
     client = lite.hubness_client()
     for options in ({}, {"strength": 0.3}, {"limit": 4, "offset": 2, "output_fields": ["*"]}):
         asked = {"ids": [5, 2, 5], **options}
@@ -159,7 +159,7 @@ def test_what_computes_with_inner_products_is_refused_where_the_user_has_distanc
     rng, name = np.random.default_rng(6), lite.name("distances")
     plain_collection(lite.client(), name, vectors(rng, ITEMS, DIM), "L2")
     plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(K))
-    target, query = migrate(lite.store(), plan, frozen=True).target, vectors(rng, 1, DIM)
+    target, query = migrate(lite.store(), plan, no_writers=True).target, vectors(rng, 1, DIM)
     boost = Function("b", FunctionType.RERANK, [], params={"reranker": "boost", "weight": 2})
     for refused in ({"ranker": boost}, {"search_aggregation": SearchAggregation(["group"], 3)}):
         with pytest.raises(MilvusException, match="inner products"):
@@ -200,12 +200,12 @@ class TwoFields:
         )
         store = backend.store()
         if how == "side":
-            told = {"estimator": NNN(K), "where": "side", "field": "text", "force": True}
-            enable(store, plan_enable(store, name, bank, **told), client_ttl=0.0)
+            result = {"estimator": NNN(K), "where": "side", "field": "text", "force": True}
+            enable(store, plan_enable(store, name, bank, **result), client_ttl=0.0)
             self.name = name
         else:
-            told = {"estimator": NNN(K), "field": "text", "gate": 1 if how == "gate" else None}
-            self.name = migrate(store, plan_migration(store, name, bank, **told), frozen=True).target
+            result = {"estimator": NNN(K), "field": "text", "gate": 1 if how == "gate" else None}
+            self.name = migrate(store, plan_migration(store, name, bank, **result), no_writers=True).target
         self.client = backend.hubness_client()
 
     def requests(self, **params):

@@ -88,7 +88,7 @@ def test_all_that_goes_upstream_is_encrypted(secured, signed):
     rng, name = np.random.default_rng(6), lite.name()
     plain_collection(lite.client(), name, vectors(rng, 60, DIM), "COSINE")
     plan = plan_migration(lite.store(), name, QueryBank(vectors(rng, 30, DIM)), estimator=NNN(4))
-    target = migrate(lite.store(), plan, frozen=True).target
+    target = migrate(lite.store(), plan, no_writers=True).target
     fresh = vectors(rng, 1, DIM)
     with ProxyHere(upstream, upstream_tls=True, upstream_ca=str(signed / "ca.pem")) as proxy:
         client = MilvusClient(proxy.uri)

@@ -61,9 +61,9 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
     done = run("refresh", "live", "--bank", other, "--force", "--client-ttl", "0")["refresh"]
     assert (done["mode"], done["epoch"]) == ("full", 2)
-    assert run("refresh", "live", "--back", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
-    back = run("rollback", "live", "--client-ttl", "0")["rollback"]
-    assert (back["alias"], back["source"]) == ("live", "items")
+    assert run("refresh", "live", "--revert", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
+    revert = run("rollback", "live", "--client-ttl", "0")["rollback"]
+    assert (revert["alias"], revert["source"]) == ("live", "items")
     again = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (again["source"], again["carried"]) == ("items", 0), "nothing is left to do"
     assert run("clean", "items", "--drop", "items_hubness")["clean"]["dropped"] == "items_hubness"

@@ -358,7 +358,9 @@ def test_points_are_changed_one_way_or_another(corrected):
     raw = {p.id: p.score for p in client.query_points(name, query, limit=500, strength=0).points}
     found = {p.id: p.score for p in client.query_points(name, query, limit=500).points}
     for changed, vector in ((key(1), fresh[0]), (key(8), fresh[1]), (700, fresh[1])):
-        bias = nnn(corrected.bank, np.array([vector]), "COSINE", 8, 0.75)[0] - corrected.state.profile.centre
+        bias = (
+            nnn(corrected.bank, np.array([vector]), "COSINE", 8, 0.75)[0] - corrected.state.profile.mean_bias
+        )
         assert raw[changed] - found[changed] == pytest.approx(bias, abs=1e-5)
 
 
@@ -390,7 +392,7 @@ def test_a_client_is_made_as_qdrants_own_is(tmp_path):
 
 def test_bad_points_are_refused_whole(corrected):
     client, name = corrected.client, corrected.name
-    sound = models.PointStruct(id=901, vector=corrected.items[0].tolist())
+    valid = models.PointStruct(id=901, vector=corrected.items[0].tolist())
     for vector, error in (
         ([1.0] * (corrected.DIM + 1), DimensionMismatch),
         ([float("nan")] * corrected.DIM, NonFiniteVectors),
@@ -399,7 +401,7 @@ def test_bad_points_are_refused_whole(corrected):
     ):
         bad = models.PointStruct.model_construct(id=902, vector=vector, payload=None)
         with pytest.raises(error):
-            client.upsert(name, [sound, bad])
+            client.upsert(name, [valid, bad])
         assert client.retrieve(name, [901, 902]) == [], "nothing half-written"
 
 

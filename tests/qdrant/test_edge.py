@@ -1,4 +1,4 @@
-"""The stored form in the Rust engine itself, embedded: qdrant-edge-py holds one shard, and knows neither
+"""The augmented form in the Rust engine itself, embedded: qdrant-edge-py holds one shard, and knows neither
 collections nor aliases nor metadata, so that no job can run on it."""
 
 import numpy as np
@@ -19,7 +19,7 @@ def metric(request):
 
 @pytest.fixture
 def shelf(metric, quick_folder):
-    """A shard in the stored form, biases of `bank` in slot 0, and what went into it."""
+    """A shard in augmented form, biases of `bank` in slot 0, and what went into it."""
     rng = np.random.default_rng(0)
     items, bank, other, query = (vectors(rng, n, DIM) for n in (ITEMS, 50, 60, 1))
     layout = Layout(DIM, metric).measured_on(items)
@@ -34,7 +34,7 @@ def shelf(metric, quick_folder):
 
 
 def answered(shard, layout, query, strength, slot):
-    asked = layout.wrap(query, strength, slot=slot)[0].tolist()
+    asked = layout.encode_queries(query, strength, slot=slot)[0].tolist()
     request = edge.QueryRequest(query=edge.Query.Nearest(asked), limit=ITEMS)
     found = {point.id: point.score for point in shard.query(request)}
     return layout.scores([[found[i] for i in range(ITEMS)]], query, strength)[0]

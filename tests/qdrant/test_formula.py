@@ -40,9 +40,9 @@ class Enabled:
         self.keys = [key(i) for i in range(ITEMS)]
 
     def wanted(self, bank, query=None, k=8, strength=1.0):
-        centre = self.store.info(self.name).state.profile.centre
+        mean_bias = self.store.info(self.name).state.profile.mean_bias
         query = self.query if query is None else query
-        biases = nnn(bank, self.items, self.metric, k, 0.75) - centre
+        biases = nnn(bank, self.items, self.metric, k, 0.75) - mean_bias
         return similarity(query[None], self.items, self.metric)[0] - strength * biases
 
     def best(self, wanted, count, among=None):
@@ -129,15 +129,15 @@ def test_new_points_and_new_vectors_get_their_biases(enabled):
 
 
 def test_a_refresh_touches_biases_only(enabled):
-    asked = []
+    search_request = []
 
     class Counting(QdrantStore):
         def ask(self, method, collection, /, **options):
-            asked.append((method, collection))
+            search_request.append((method, collection))
             return super().ask(method, collection, **options)
 
     refresh(enabled.backend.store(Counting), enabled.name, bank=QueryBank(enabled.other), estimator=NNN(3))
-    writes = {method for method, where in asked if where == enabled.name} & {
+    writes = {method for method, where in search_request if where == enabled.name} & {
         "upsert", "update_vectors", "set_payload", "batch_update_points", "delete", "overwrite_payload",
     }  # fmt: skip
     assert writes == {"batch_update_points"}

@@ -18,9 +18,9 @@ from milvus_hubness import (
     EmptyCollection,
     InvalidInput,
     InvalidParameter,
+    MigrationOptions,
     NoMigration,
     QueryBank,
-    Steering,
     VerificationFailed,
     clean,
     migrate,
@@ -32,8 +32,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.jobs import verify
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.restored import restored
-from milvus_hubness.state import MIRROR_PROPERTY
+from milvus_hubness.jobs.restored import load_correction
+from milvus_hubness.state import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
 
@@ -98,7 +98,7 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
     assert plan.to_dict()["index_params"] == {"M": 16, "efConstruction": 100}
     json.dumps(plan.to_dict())
     result = migrate(store, plan, progress=lambda *stage: stages.append(stage))
-    assert (result.rows, result.unsound) == (count, 0)
+    assert (result.rows, result.invalid) == (count, 0)
     assert ("copying", count, count) in stages
 
     after = everything(everywhere.hubness(), result.target)
@@ -114,19 +114,19 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
             for loose in unit:
                 np.testing.assert_allclose(mine.pop(loose), wanted.pop(loose), rtol=3e-7, atol=1e-9)
             assert mine == wanted
-    assert store.info(name).mirror.collection == result.target
+    assert store.info(name).dual_write.collection == result.target
     told = client.get_collection(result.target).config
     assert (told.metadata or {}).get("owner") == (None if everywhere.kind == "states" else "search")
-    assert MIRROR_PROPERTY not in store.properties.of(result.target, client.get_collection(result.target))
+    assert DUAL_WRITE_PROPERTY not in store.properties.of(result.target, client.get_collection(result.target))
     assert told.params.vectors["title"].distance == models.Distance.COSINE
     assert told.params.vectors["image"].distance == models.Distance.DOT
 
     state = store.info(result.target).state
     numbers = {key(i): i for i in range(count)}
-    batch = store.fetch(result.target, list(after), "image")
+    batch = store.get(result.target, list(after), "image")
     stored = state.layout.biases(batch.vectors, state.profile.slot)
     wanted = nnn(bank, images[[numbers[each] for each in batch.keys]], METRICS[distance], 16, 0.75)
-    np.testing.assert_allclose(stored + state.profile.centre, wanted, atol=1e-5)
+    np.testing.assert_allclose(stored + state.profile.mean_bias, wanted, atol=1e-5)
     assert verify(store, name).rows == count
 
 
@@ -149,7 +149,7 @@ def test_points_without_a_direction_or_a_vector_are_carried_over_counted_and_lis
     client.upsert(name, points)
     store = backend.store()
     result = migrate(store, plan_migration(store, name, QueryBank(items[30:]), estimator=NNN(4)))
-    assert (result.unsound, result.unsound_keys) == (2, (7, 20))
+    assert (result.invalid, result.invalid_keys) == (2, (7, 20))
     rows = backend.hubness().retrieve(result.target, [7, 20, 21], with_vectors=True)
     assert rows[0].vector == {"image": [0.0] * 8}
     assert rows[1].vector == {}
@@ -169,7 +169,7 @@ def test_halves_are_stored_as_halves(backend):
     query = bank[0]
     found = backend.hubness().query_points(target, query.tolist(), limit=80).points
     state = store.info(target).state
-    wanted = items @ query - (nnn(bank, items, "IP", 8, 0.75) - state.profile.centre)
+    wanted = items @ query - (nnn(bank, items, "IP", 8, 0.75) - state.profile.mean_bias)
     np.testing.assert_allclose([p.score for p in found], [wanted[p.id] for p in found], atol=5e-4)
 
 
@@ -180,24 +180,24 @@ def test_migrations_clients_and_refreshes_fill_the_cell_columns(backend):
     store = backend.store()
     target = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(8))).target
     state = store.info(target).state
-    assert state.layout.cell_count == 13
-    correction = restored(store, state, state.profile)
+    assert state.layout.locality_hint_count == 13
+    correction = load_correction(store, state, state.profile)
 
     def held(ids):
-        found = store.fetch(target, list(ids), "")
-        return state.layout.held_cells(found.vectors[np.argsort(found.keys)])
+        found = store.get(target, list(ids), "")
+        return state.layout.held_locality_hints(found.vectors[np.argsort(found.keys)])
 
-    np.testing.assert_allclose(held(range(80)), correction.cells(items), atol=1e-5)
+    np.testing.assert_allclose(held(range(80)), correction.locality_hints(items), atol=1e-5)
     points = [models.PointStruct(id=80 + i, vector=row.tolist()) for i, row in enumerate(new)]
     backend.hubness().upsert(target, points)
-    np.testing.assert_allclose(held(range(80, 83)), correction.cells(new), atol=1e-5)
+    np.testing.assert_allclose(held(range(80, 83)), correction.locality_hints(new), atol=1e-5)
     without = state.layout.augment(new, np.zeros(3))
     points = [models.PointVectors(id=80 + i, vector=row.tolist()) for i, row in enumerate(without)]
     backend.client.update_vectors(target, points)
     assert not held(range(80, 83)).any()
     assert refresh(store, target, refit=True).written == 3
-    np.testing.assert_allclose(held(range(80, 83)), correction.cells(new), atol=1e-5)
-    np.testing.assert_allclose(held(range(80)), correction.cells(items), atol=1e-5)
+    np.testing.assert_allclose(held(range(80, 83)), correction.locality_hints(new), atol=1e-5)
+    np.testing.assert_allclose(held(range(80)), correction.locality_hints(items), atol=1e-5)
 
 
 def test_what_was_set_in_payloads_goes_back_too(backend):
@@ -221,10 +221,10 @@ def test_what_was_set_in_payloads_goes_back_too(backend):
     wanted = everything(client, "live")
     with pytest.raises(AlreadyCorrected, match="switched"):
         plan_migration(store, name, bank, estimator=NNN(4))
-    back = rollback(store, "live", steering=Steering(client_ttl=0.0))
-    assert (back.alias, back.source) == ("live", name)
+    revert = rollback(store, "live", options=MigrationOptions(client_ttl=0.0))
+    assert (revert.alias, revert.source) == ("live", name)
     assert store.alias_target("live") == name
-    assert store.info(plan.target).mirror is None
+    assert store.info(plan.target).dual_write is None
     found = everything(backend.client, name)
     assert {each: row[0] for each, row in found.items()} == {each: row[0] for each, row in wanted.items()}
     for each, (_, vector) in wanted.items():

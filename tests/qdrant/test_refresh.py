@@ -31,21 +31,23 @@ def everything(backend, name):
 
 
 def test_it_touches_vectors_only(corrected):
-    asked = []
+    search_request = []
 
     class Counting(QdrantStore):
         def ask(self, method, collection, /, **options):
-            asked.append((method, collection))
+            search_request.append((method, collection))
             return super().ask(method, collection, **options)
 
         def _among_those_there(self, method, collection, **options):
-            asked.append((method, collection))
+            search_request.append((method, collection))
             super()._among_those_there(method, collection, **options)
 
     before = everything(corrected.backend, corrected.name)
     refresh(corrected.backend.store(Counting), corrected.name, bank=QueryBank(corrected.other))
     reads = {"get_collection", "count", "scroll", "retrieve", "collection_exists"}
-    assert {method for method, where in asked if where == corrected.name} - reads == {"update_vectors"}
+    assert {method for method, where in search_request if where == corrected.name} - reads == {
+        "update_vectors"
+    }
     after = everything(corrected.backend, corrected.name)
     assert {k: r.payload for k, r in after.items()} == {k: r.payload for k, r in before.items()}
     layout = corrected.state.layout
@@ -66,12 +68,12 @@ def test_points_without_a_bias_get_theirs(corrected):
     keys = [key(5), key(6), key(150)]
     for partition in ("numbers", "uuids"):
         mine = [each for each in keys if isinstance(each, int) == (partition == "numbers")]
-        batch = corrected.store.fetch(corrected.name, mine, "", partition=partition)
+        batch = corrected.store.get(corrected.name, mine, "", partition=partition)
         layout = corrected.state.layout
         batch.vectors[:, layout.first_slot : layout.first_slot + layout.slots] = 0
         for row in batch.rows:
             row.update(hubness_epoch=0)
-        corrected.store.write(corrected.name, batch, "")
+        corrected.store.upsert(corrected.name, batch, "")
     assert status(corrected.store, corrected.name).pending == 3
     shown = corrected.client.retrieve(corrected.name, keys)
     assert all("hubness_epoch" not in record.payload for record in shown), "that is ours"
@@ -129,14 +131,14 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(everywher
     name, vector = corrected.name, ""
     with Lease(corrected.store, name, policy=LeasePolicy(0.3, 0.0, 0.0)) as former:
         late = former.store
-        rows = late.fetch(name, [1], vector, partition="numbers")
+        rows = late.get(name, [1], vector, partition="numbers")
         late.rewrite(name, rows, vector, [vector], partition="numbers")
         former._over.set()  # no renewal: it was paused
         time.sleep(0.4)
         with Lease(everywhere.store(), name):
             for write in (
                 lambda: late.rewrite(name, rows, vector, [vector], partition="numbers"),
-                lambda: late.write(name, rows, vector),
+                lambda: late.upsert(name, rows, vector),
                 lambda: late.delete(name, [1]),
                 lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
             ):

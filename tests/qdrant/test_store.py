@@ -42,9 +42,9 @@ def test_points_come_back_as_they_were_written_whatever_is_in_them(backend):
     ]
     backend.client.upsert(name, [*points, models.PointStruct(id=4, vector={}, payload={"bare": True})])
     store = backend.store()
-    batch = store.fetch(name, [4, 2, 0, 1, 3], "image")
+    batch = store.get(name, [4, 2, 0, 1, 3], "image")
     assert np.isnan(batch.vectors[0]).all(), "it has none"
-    store.write(name, Batch([key + 10 for key in batch.keys], batch.vectors, batch.rows), "image")
+    store.upsert(name, Batch([key + 10 for key in batch.keys], batch.vectors, batch.rows), "image")
     copied = {r.id - 10: r for r in backend.client.retrieve(name, range(10, 15), with_vectors=True)}
     for record in backend.client.retrieve(name, range(5), with_vectors=True):
         assert copied[record.id].payload == record.payload
@@ -82,7 +82,7 @@ def test_a_copy_has_the_settings_of_its_source(backend):
     vector = described.config.params.vectors
     vector.hnsw_config, vector.on_disk = models.HnswConfigDiff(ef_construct=77), True
     described.config.params.replication_factor = 2
-    described.config.metadata = {"owner": "search", "hubness_mirror": "{}"}
+    described.config.metadata = {"owner": "search", "hubness_dual_write": "{}"}
     described.payload_schema["group"] = models.PayloadIndexInfo(data_type="integer", points=3)
     bank = BankReference(collection="b", generation="01", fingerprint="f", count=1)
     made = {"field": "", "suffix": "", "dtype": "float32", "source": name}
@@ -107,7 +107,7 @@ def test_errors_are_ours_and_name_the_collection(backend):
     with pytest.raises(StoreError, match=name):
         store.ask("upsert", name, points=[models.PointStruct(id=1, vector=[1.0, 2.0])])
     for call in (
-        lambda: store.create_traffic("t", 4),
+        lambda: store.create_query_samples("t", 4),
         lambda: store.create_side(store.info(name), "side"),
         lambda: store.bulk_import(name, "file"),
     ):
@@ -119,13 +119,13 @@ def test_a_quantised_collection_goes_without_a_link_column_and_cell_columns(back
     """Its one range for all columns would be spent on those."""
     store = backend.store()
     info = store.info(backend.fill(np.ones((1, 4), np.float32), "Dot"))
-    assert store.takes_link(info, "")
-    assert store.takes_cells(info, "")
+    assert store.takes_graph_hint(info, "")
+    assert store.takes_locality_hints(info, "")
     described = info.schema["described"]
     scalar = models.ScalarQuantization(scalar=models.ScalarQuantizationConfig(type="int8"))
     for owner in (described.config, described.config.params.vectors):
         owner.quantization_config = scalar
-        assert not store.takes_link(info, "")
-        assert not store.takes_cells(info, "")
+        assert not store.takes_graph_hint(info, "")
+        assert not store.takes_locality_hints(info, "")
         owner.quantization_config = None
-    assert store.takes_link(info, "")
+    assert store.takes_graph_hint(info, "")

@@ -99,7 +99,7 @@ class Corrected:
         """(n,) from the definition, in float64."""
         bank = self.bank if bank is None else bank
         query = self.query if query is None else query
-        biases = nnn(bank, self.items, self.metric, k, alpha) - self.state.profile.centre
+        biases = nnn(bank, self.items, self.metric, k, alpha) - self.state.profile.mean_bias
         scores = similarity(query[None], self.items, self.metric)[0] - strength * biases
         return np.sign(-scores) * np.sqrt(np.abs(2 * scores)) if self.metric == "L2" else scores
 

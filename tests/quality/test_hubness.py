@@ -1,4 +1,4 @@
-"""Hubness measures against scipy and hand-made counts."""
+"""CorrectionConfig measures against scipy and hand-made counts."""
 
 from __future__ import annotations
 

@@ -65,7 +65,9 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if metric == "COSINE" else vectors
     raw = AnnIndex(unit, spec, metric="L2" if metric == "L2" else "IP").search(queries, 10, 12)
     fitted = layout.measured_on(vectors, queries)
-    stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(fitted.wrap(queries), 10, 12)
+    stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(
+        fitted.encode_queries(queries), 10, 12
+    )
     assert gate.raw.estimate == pytest.approx(oracle(raw, scores, 10), abs=1e-3)
     assert gate.stored.estimate == pytest.approx(oracle(stored, scores - biases, 10), abs=1e-3)
     for form in FORMS:
@@ -75,18 +77,26 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
 
 def test_cell_columns_are_measured_as_they_will_be_stored():
     vectors, biases, queries = gallery()
-    layout = Layout(24, "IP", multiple_of=64).measured_on(vectors, np.tile(queries, (4, 1)), cells=True)
-    cells = np.random.default_rng(4).normal(size=(len(vectors), layout.cell_count))
+    layout = Layout(24, "IP", multiple_of=64).measured_on(
+        vectors, np.tile(queries, (4, 1)), locality_hints=True
+    )
+    locality_hints = np.random.default_rng(4).normal(size=(len(vectors), layout.locality_hint_count))
     params = {"nlist": 40}
-    gate = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4, cells=cells)
-    stored = AnnIndex(layout.augment(vectors, biases, cells), IndexSpec.of("IVF_FLAT", params), metric="IP")
-    found = stored.search(layout.wrap(queries), 10, 4)
+    gate = measure_recall(
+        layout, vectors, biases, queries, "IVF_FLAT", params, value=4, locality_hints=locality_hints
+    )
+    stored = AnnIndex(
+        layout.augment(vectors, biases, locality_hints), IndexSpec.of("IVF_FLAT", params), metric="IP"
+    )
+    found = stored.search(layout.encode_queries(queries), 10, 4)
     wanted = oracle(found, similarity(queries, vectors, "IP") - biases, 10)
     assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
     without = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4)
     assert abs(without.stored.estimate - wanted) > 0.01
     with pytest.raises(DimensionMismatch, match="2000 vectors need as many rows of cells, got 3"):
-        measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, cells=cells[:3])
+        measure_recall(
+            layout, vectors, biases, queries, "IVF_FLAT", params, locality_hints=locality_hints[:3]
+        )
 
 
 def test_centred_rows_are_searched_as_such():
@@ -98,7 +108,7 @@ def test_centred_rows_are_searched_as_such():
     stored[:, :24] -= vectors.mean(0)
     index = AnnIndex(stored, IndexSpec.of("HNSW", SMALL), metric="IP")
     scores = similarity(queries, vectors, "IP") - biases
-    expected = oracle(index.search(fitted.wrap(queries), 10, 10), scores, 10)
+    expected = oracle(index.search(fitted.encode_queries(queries), 10, 10), scores, 10)
     assert gate.centred.estimate == pytest.approx(expected, abs=0.005)
     assert abs(gate.centred.estimate - gate.stored.estimate) > 0.05
 
@@ -116,14 +126,14 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
     vectors, _, queries = gallery()
     biases = spread * np.random.default_rng(1).uniform(-1, 1, len(vectors))
     arguments = Layout(24, metric), vectors, biases, queries, "HNSW", SMALL
-    gate = measure_recall(*arguments, value=20, link=False)
+    gate = measure_recall(*arguments, value=20, graph_hint=False)
     assert gate.stored.high < gate.raw.low
     assert (gate.search_parameter, gate.layout) == ("ef", STORED)
     assert gate.needed is not None
     assert 20 < gate.needed <= recall.LIMIT * 20
     standard_error = (gate.raw.high - gate.raw.low) / 2
     needed, less = (
-        measure_recall(*arguments, value=gate.needed - by, link=False).stored.estimate for by in (0, 1)
+        measure_recall(*arguments, value=gate.needed - by, graph_hint=False).stored.estimate for by in (0, 1)
     )
     assert needed >= gate.raw.estimate - standard_error
     assert less < gate.raw.estimate
@@ -140,7 +150,7 @@ def test_the_centred_form_is_picked_where_it_wins_and_widening_does_not_help(spr
     """Items far from the queries, as texts and images can be: no search but one for r − μ finds its way."""
     vectors, biases, queries = gallery(rows=1_500, spread=spread)
     far = vectors + np.float32(2)
-    gate = measure_recall(Layout(24, "IP"), far, biases, queries, "HNSW", SMALL, value=10, link=False)
+    gate = measure_recall(Layout(24, "IP"), far, biases, queries, "HNSW", SMALL, value=10, graph_hint=False)
     assert gate.centred.low > gate.stored.high
     assert (gate.layout, gate.needed) == (layout, 10)
 

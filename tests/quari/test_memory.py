@@ -32,11 +32,11 @@ def unit_rows(count, seed=0):
 def subjects(seed, count=400):
     """Pairs of eight subjects: the items of each lie elsewhere than its queries, each in its own way."""
     fixed, rng = np.random.default_rng(7), np.random.default_rng(seed)
-    centres, turns = fixed.normal(size=(8, DIM)), fixed.normal(size=(8, DIM, DIM))
+    centroids, turns = fixed.normal(size=(8, DIM)), fixed.normal(size=(8, DIM, DIM))
     subject = rng.integers(0, 8, count)
     free = rng.normal(size=(count, DIM))
-    items = centres[subject] + 0.3 * free
-    queries = centres[subject] + 0.1 * np.einsum("ndk,nk->nd", turns[subject], free)
+    items = centroids[subject] + 0.3 * free
+    queries = centroids[subject] + 0.1 * np.einsum("ndk,nk->nd", turns[subject], free)
     queries += 0.05 * rng.normal(size=queries.shape)
     moved = items + fixed.normal(size=(8, DIM))[subject]
     return Pairs(queries.astype(np.float32), moved.astype(np.float32))
@@ -67,10 +67,10 @@ def test_it_moves_the_query_and_nothing_else(disturbed, form):
     network, queries = disturbed(form=form, memory=5, dropout=0.0), unit_rows(4)
     items = unit_rows(5, seed=1)
     W, S = network.query_map, network.item_map
-    asked, aims = (
+    asked, targets = (
         rows if by is None else rows @ by.T for rows, by in ((unit_rows(5, seed=2), W), (items, S))
     )
-    wanted = aims / aims.norm(dim=1, keepdim=True) - asked / asked.norm(dim=1, keepdim=True)
+    wanted = targets / targets.norm(dim=1, keepdim=True) - asked / asked.norm(dim=1, keepdim=True)
     errors = network.errors(unit_rows(5, seed=2), items).detach()
     torch.testing.assert_close(errors, wanted.detach())
     before = network(queries)

@@ -58,7 +58,7 @@ def db_norm(scores, from_bank, from_targets, tau_query, tau_target, k_query, k_t
 def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agree(k_query, k_target):
     rng = np.random.default_rng(2)
     rows = [np.abs(rng.normal(size=(n, 8))) for n in (600, 60, 16, 12)]
-    query, gallery, bank, targets = [each / np.linalg.norm(each, axis=1, keepdims=True) for each in rows]
+    query, gallery, bank, targets = [row / np.linalg.norm(row, axis=1, keepdims=True) for row in rows]
     scores = query @ gallery.T
     product, by_bank, by_targets = db_norm(
         scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target

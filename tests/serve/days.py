@@ -11,7 +11,7 @@ class Day:
 
     def __init__(self, clock, running):
         self._clock, self._service = clock, running.service
-        self._scheduler = self._service._ticker._scheduler
+        self._scheduler = self._service._scheduler._scheduler
         self._counts = Counter()
         self._scheduler.add_listener(self._count, EVENT_JOB_EXECUTED | EVENT_JOB_SUBMITTED)
 
@@ -36,5 +36,5 @@ class Day:
             time.sleep(0.0002)
 
     def settle(self):
-        while any(keeper._wishes or keeper.standing().running for keeper in self._service._keepers):
+        while any(worker._requested or worker.standing().running for worker in self._service._workers):
             time.sleep(0.0002)

@@ -38,7 +38,7 @@ class Galleries:
     def __init__(self):
         self.waiting = defaultdict(list)
         self.waits = defaultdict(list)
-        self.looks = defaultdict(list)
+        self.outcomes = defaultdict(list)
         self.slow = None
         self.held = False
 
@@ -52,7 +52,7 @@ class Galleries:
             self.waiting[name].append(moment)
 
     def __call__(self, store, duty, *, stop, progress):
-        self.looks[duty.collection].append(now().timestamp())
+        self.outcomes[duty.collection].append(now().timestamp())
         found, self.waiting[duty.collection] = self.waiting[duty.collection], []
         if self.slow is not None and duty.collection == "products":
             self.held = True
@@ -121,9 +121,10 @@ def test_no_time_of_a_day_is_lost_and_memory_stays_flat(day):
         assert max(galleries.waits[name]) <= longest.total_seconds()
         for scheduled in due[name]:
             assert any(
-                scheduled <= look <= scheduled + slept.total_seconds() for look in galleries.looks[name]
+                scheduled <= outcome <= scheduled + slept.total_seconds()
+                for outcome in galleries.outcomes[name]
             )
-    assert ended in galleries.looks["products"]
+    assert ended in galleries.outcomes["products"]
     found = missed(running)
     assert (found["products", "late"], found["products", "running"]) == (9, 4)
     assert len(due["products"]) == 24 * 60 + 1

@@ -52,7 +52,7 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path):
                 np.save(tmp_path / "bank.npy", banks[hour // 6])
             day.move_to(moment)
             day.settle()
-    looks = [event.facts for event in running.heard if event.name == "looked"]
+    looks = [event.facts for event in running.heard if event.name == "reconciled"]
     assert [look for look in looks if look["result"] != "ok"] == []
     assert [event for event in running.heard if event.name in ("missed", "warning")] == []
     judged = [look["action"] for look in looks if look["action"] in ("full", "refused")]
@@ -65,5 +65,5 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path):
     rows = client.query(corrected, filter="id >= 0", output_fields=["id", "hubness_bias"], limit=1_000)
     biases = {row["id"]: row["hubness_bias"] for row in rows}
     assert biases.keys() == gallery.keys()
-    wanted = nnn(bank, np.array([gallery[key] for key in biases]), "IP", 5, 0.75) - in_use.profile.centre
+    wanted = nnn(bank, np.array([gallery[key] for key in biases]), "IP", 5, 0.75) - in_use.profile.mean_bias
     np.testing.assert_allclose(list(biases.values()), wanted, atol=1e-4)

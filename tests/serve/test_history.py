@@ -7,39 +7,49 @@ import pytest
 from milvus_hubness.errors import ServerUnavailable
 from milvus_hubness.serve import history
 from milvus_hubness.serve.history import History
-from milvus_hubness.serve.look import Look
+from milvus_hubness.serve.look import Reconciliation
 from milvus_hubness.stores.base import Record
 from tests.serve.worlds import Ledger
 
 START = datetime(2026, 3, 29, tzinfo=timezone.utc)
 
 
-def look(minutes, action="none", result="ok", message="", **facts):
-    return Look(at=START + timedelta(minutes=minutes), action=action, result=result, message=message, **facts)
+def outcome(minutes, action="none", result="ok", message="", **facts):
+    return Reconciliation(
+        at=START + timedelta(minutes=minutes), action=action, result=result, message=message, **facts
+    )
 
 
-def kept(*looks):
+def kept(*outcomes):
     """Those of them that are kept."""
     found = History("products")
-    for one in looks:
+    for one in outcomes:
         found.add(one)
     return [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.kept]
 
 
 def test_of_looks_without_events_one_in_ten_minutes_is_kept():
-    assert kept(*(look(minute) for minute in range(25))) == [look(0), look(10), look(20)]
+    assert kept(*(outcome(minute) for minute in range(25))) == [outcome(0), outcome(10), outcome(20)]
 
 
 def test_events_are_all_kept_and_the_first_quiet_look_after_them():
-    given = [look(0), look(1, "pending"), look(2, "pending"), look(3), look(4), look(5, "refused"), look(6)]
+    given = [
+        outcome(0),
+        outcome(1, "pending"),
+        outcome(2, "pending"),
+        outcome(3),
+        outcome(4),
+        outcome(5, "refused"),
+        outcome(6),
+    ]
     assert kept(*given) == [*given[:4], *given[5:]]
 
 
 def test_failures_that_are_alike_are_kept_once_though_other_looks_succeed_meanwhile():
-    down, broken = (look(0, result="failed", message=message) for message in ("down", "broken bank"))
+    down, broken = (outcome(0, result="failed", message=message) for message in ("down", "broken bank"))
     given = [
         one.model_copy(update={"at": START + timedelta(minutes=minute)})
-        for minute, one in enumerate([down, broken, look(0), down, broken, look(0), down])
+        for minute, one in enumerate([down, broken, outcome(0), down, broken, outcome(0), down])
     ]
     assert kept(*given) == given[:3]
 
@@ -47,22 +57,22 @@ def test_failures_that_are_alike_are_kept_once_though_other_looks_succeed_meanwh
 def test_the_age_that_biases_had_grown_to_is_kept_though_quiet_looks_are_not():
     found = History("products")
     for minute in (0, 1, 2, 5, 6, 11, 12):
-        found.add(look(minute, bias_age_seconds=2.0))
-    assert [(one.at.minute, one.oldest_seconds) for one in found.looks] == [(0, 0), (11, 302), (12, 62)]
+        found.add(outcome(minute, bias_age_seconds=2.0))
+    assert [(one.at.minute, one.oldest_seconds) for one in found.outcomes] == [(0, 0), (11, 302), (12, 62)]
     assert len(found.kept) == 2
 
 
 def test_failed_looks_do_not_make_biases_younger():
     found = History("products")
-    found.add(look(0, bias_age_seconds=0.0))
+    found.add(outcome(0, bias_age_seconds=0.0))
     for minute in (1, 2, 3):
-        found.add(look(minute, result="failed", message="down"))
-    found.add(look(4, "pending", bias_age_seconds=0.0))
+        found.add(outcome(minute, result="failed", message="down"))
+    found.add(outcome(4, "pending", bias_age_seconds=0.0))
     assert found.kept[-1].oldest_seconds == 240
 
 
 def test_looks_left_to_another_process_are_not_kept():
-    assert kept(look(0, result="busy", action="unfinished")) == []
+    assert kept(outcome(0, result="busy", action="unfinished")) == []
 
 
 def test_what_could_not_be_written_is_with_the_next():
@@ -71,14 +81,14 @@ def test_what_could_not_be_written_is_with_the_next():
             raise ServerUnavailable("no answer")
 
     found, ledger = History("products"), Ledger()
-    found.add(look(0, "full"))
+    found.add(outcome(0, "full"))
     with pytest.raises(ServerUnavailable):
         found.write(Failing())
-    found.add(look(1, "pending"))
+    found.add(outcome(1, "pending"))
     found.write(ledger)
     again = History("products")
     again.read(ledger)
-    assert again.kept == (look(0, "full"), look(1, "pending"))
+    assert again.kept == (outcome(0, "full"), outcome(1, "pending"))
 
 
 def test_entries_of_another_version_are_left_out():
@@ -93,8 +103,8 @@ def test_a_database_keeps_the_last_of_each_collection(lite, monkeypatch):
     monkeypatch.setattr(history, "KEPT", 10)
     monkeypatch.setattr(history, "SPARE", 4)
     store = lite.store()
-    facts = {"skewness": {"raw": 3.0, "new": 1.0}, "bias_age_seconds": 2.5, "living": {"seed": 4}}
-    given = [look(minute, "full", **facts) for minute in range(25)]
+    facts = {"skewness": {"raw": 3.0, "new": 1.0}, "bias_age_seconds": 2.5, "online_banks": {"seed": 4}}
+    given = [outcome(minute, "full", **facts) for minute in range(25)]
     products, others = History("products"), History("products/vector")
     for one in given:
         products.add(one)

@@ -12,7 +12,7 @@ import pytest
 
 from milvus_hubness.charts import apart, time_ticks
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.serve.look import Course, Look
+from milvus_hubness.serve.look import Course, Reconciliation
 from milvus_hubness.serve.page import HEADERS, render
 from milvus_hubness.serve.view import CollectionView, ServiceView
 
@@ -21,7 +21,7 @@ AT = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
 EVIL = "<script>alert(1)</script>\"'&$at"
 
 
-def looks(count=60, every=timedelta(minutes=30)):
+def outcomes(count=60, every=timedelta(minutes=30)):
     """A full refresh a night, new rows in between; the last but one night's was refused."""
     found = []
     for number in range(count):
@@ -31,7 +31,7 @@ def looks(count=60, every=timedelta(minutes=30)):
         action = "refused" if refused else "full" if full else "pending" if number % 3 else "none"
         skewness = {"raw": 3.1 + number / 100, "old": 1.2, "new": 2.4 if refused else 1.1} if full else {}
         found.append(
-            Look(
+            Reconciliation(
                 at=at,
                 result="ok",
                 action=action,
@@ -64,22 +64,22 @@ def collection(name="products", kept=(), last=None, running=None, failing=None, 
         last_success=kept[-1].at if kept else None,
         failing=failing,
         failures=failures,
-        next_look=AT + timedelta(seconds=40),
-        looks=kept,
+        next_run=AT + timedelta(seconds=40),
+        outcomes=kept,
     )
 
 
 @pytest.fixture(scope="module")
 def full_page():
-    trouble = Look(
+    trouble = Reconciliation(
         at=AT, result="failed", message="no Milvus answers at http://milvus:19530: " + "deadline " * 9
     )
     long_name = "a_collection_with_a_name_that_is_as_long_as_names_of_collections_get_in_the_wild_" * 2
-    few = looks(3, timedelta(seconds=20))
+    few = outcomes(3, timedelta(seconds=20))
     return shown(
-        collection(kept=looks(), field="vector", profile="text"),
+        collection(kept=outcomes(), field="vector", profile="text"),
         collection("videos", few, running=Course(AT, "computing biases", 40_000, 1_200_000)),
-        collection(long_name, looks(9), last=trouble, failing=trouble, failures=3),
+        collection(long_name, outcomes(9), last=trouble, failing=trouble, failures=3),
         collection("songs"),
         waiting_for="a first look at songs",
     )
@@ -95,7 +95,7 @@ def test_the_page_holds_the_figures(full_page):
         "Not ready: waiting for a first look at songs",
         "products field vector · profile text",
         "Last success 30 min ago",
-        "Next look in 40 s",
+        "Next run in 40 s",
         "Rows 1,234,567",
         "every 60s",
         "at 0 3 * * *",
@@ -111,8 +111,8 @@ def test_the_page_holds_the_figures(full_page):
 
 
 def test_biases_that_were_refused_are_told_of():
-    refused = looks()[45]
-    page = shown(collection(kept=looks()[:46], last=refused))
+    refused = outcomes()[45]
+    page = shown(collection(kept=outcomes()[:46], last=refused))
     assert "the new biases were refused" in page
     assert '<circle class="refused"' in page
     assert "refused 2.40" in page
@@ -120,7 +120,7 @@ def test_biases_that_were_refused_are_told_of():
 
 
 def test_nothing_that_is_shown_can_be_run():
-    evil = Look(at=AT, result="failed", message=EVIL, action=EVIL)
+    evil = Reconciliation(at=AT, result="failed", message=EVIL, action=EVIL)
     page = shown(collection(EVIL, (evil,), last=evil, failing=evil, failures=1, field=EVIL), waiting_for=EVIL)
     assert "<script" not in page
     assert page.count("&lt;script&gt;") >= 4

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from milvus_hubness.errors import InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable, Stopped
+from milvus_hubness.errors import Cancelled, InvalidConfig, InvalidParameter, LeaseHeld, ServerUnavailable
 from milvus_hubness.estimators import NNN
 from tests.serve.worlds import SKEWNESS, Job, Ledger, Running, config_file, kept
 
@@ -86,7 +86,7 @@ def test_the_status_and_the_page_tell_the_same(file):
     assert status["ready"]
     assert status["database"] == "http://milvus:19530"
     assert (products["last"]["action"], products["last"]["changed"]) == ("full", 20)
-    assert [look["skewness"] for look in products["history"]] == [SKEWNESS]
+    assert [outcome["skewness"] for outcome in products["history"]] == [SKEWNESS]
     assert "up to date" in page
     assert "in use 0.90" in page
     assert headers["Content-Type"] == "text/html; charset=utf-8"
@@ -114,14 +114,14 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         return opened[-1]
 
     with Running(file, Job({"products": lambda _: next(answers)}), open_store=open_store) as running:
-        assert running.wait_for("looked")["message"] == "no answer"
+        assert running.wait_for("reconciled")["message"] == "no answer"
         assert samples(running.url)[("failures_in_a_row",)] == 1
         assert "no answer" in ask(f"{running.url}/")[1]
         assert ask(f"{running.url}/readyz")[0] == 503
         assert ask(f"{running.url}/healthz")[0] == 200
         before = len(opened)
-        running.service._keepers[0].ask("pending")
-        assert running.wait_for("looked", 2)["result"] == "ok"
+        running.service._workers[0].ask("pending")
+        assert running.wait_for("reconciled", 2)["result"] == "ok"
         assert len(opened) == before + 1
         read = samples(running.url)
     assert read[("failures_in_a_row",)] == 0
@@ -134,7 +134,7 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
 def test_an_error_nobody_foresaw_does_not_end_the_service(file):
     answers = iter([ZeroDivisionError("oh"), kept(), kept()])
     with Running(file, Job({"products": lambda _: next(answers)})) as running:
-        assert running.wait_for("looked")["message"].startswith("ZeroDivisionError: oh (")
+        assert running.wait_for("reconciled")["message"].startswith("ZeroDivisionError: oh (")
         running.wait_for("ready")
 
 
@@ -146,20 +146,20 @@ def test_new_rows_do_not_wait_for_a_bank_that_is_broken(tmp_path, any_collection
         running.wait_for("ready")
         assert (job.duties[0].bank.dim, job.duties[0].estimator) == (3, NNN())
         (tmp_path / "past.npy").write_text("broken")
-        keeper = running.service._keepers[0]
-        keeper.ask("full")
-        assert "past.npy" in running.wait_for("looked", 2)["message"]
-        assert running.wait_for("looked", 3)["result"] == "ok"
+        worker = running.service._workers[0]
+        worker.ask("full")
+        assert "past.npy" in running.wait_for("reconciled", 2)["message"]
+        assert running.wait_for("reconciled", 3)["result"] == "ok"
         assert (job.duties[1].bank, job.duties[1].estimator) == (None, None)
         assert "past.npy" in ask(f"{running.url}/")[1]
         assert samples(running.url)[("failures_in_a_row",)] == 1
         np.save(tmp_path / "past.npy", np.ones((2, 4)))
-        keeper.ask("pending")
-        assert running.wait_for("looked", 4)["result"] == "ok"
+        worker.ask("pending")
+        assert running.wait_for("reconciled", 4)["result"] == "ok"
         assert job.duties[2].bank.dim == 4
         assert samples(running.url)[("failures_in_a_row",)] == 0
-        keeper.ask("pending")
-        running.wait_for("looked", 5)
+        worker.ask("pending")
+        running.wait_for("reconciled", 5)
         assert job.duties[3].bank is None
 
 
@@ -177,28 +177,28 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
     with Running(file, first, ledger) as one:
         one.wait_for("ready")
         with Running(file, second, ledger) as other:
-            assert other.wait_for("looked")["result"] == "busy"
+            assert other.wait_for("reconciled")["result"] == "busy"
             before = dict(ledger.kept)
-            other.service._keepers[0].ask("pending")
-            other.wait_for("looked", 2)
+            other.service._workers[0].ask("pending")
+            other.wait_for("reconciled", 2)
             assert ledger.kept == before
     assert second.duties == []
     with Running(file, second, ledger) as other:
-        assert other.wait_for("looked")["result"] == "ok"
+        assert other.wait_for("reconciled")["result"] == "ok"
 
 
 def test_a_restart_shows_what_was_seen_before(file):
     ledger = Ledger()
     with Running(file, Job({"products": kept(action="full", skewness=SKEWNESS)}), ledger) as running:
         running.wait_for("ready")
-        running.service._keepers[0].ask("pending")
-        running.wait_for("looked", 2)
+        running.service._workers[0].ask("pending")
+        running.wait_for("reconciled", 2)
     job = Job({"products": ServerUnavailable("no answer")})
     with Running(file, job, ledger) as running:
-        running.wait_for("looked")
+        running.wait_for("reconciled")
         [products] = json.loads(ask(f"{running.url}/status.json")[1])["collections"]
         read = samples(running.url)
-    assert [look["result"] for look in products["history"]] == ["ok", "ok", "failed"]
+    assert [outcome["result"] for outcome in products["history"]] == ["ok", "ok", "failed"]
     assert products["last_success"] == products["history"][1]["at"]
     assert read[("skewness", "new")] == 0.9
     assert read[("refreshes_total", "full", "ok")] == 0
@@ -209,14 +209,14 @@ def test_stopping_ends_a_look_between_two_batches(file):
         progress("computing biases", 40, 100)
         began.set()
         assert stop.wait(5)
-        raise Stopped("after 40 rows")
+        raise Cancelled("after 40 rows")
 
     began = threading.Event()
     with Running(file, answer) as running:
         assert began.wait(5)
         assert "at work: computing biases, 40 of 100" in ask(f"{running.url}/")[1]
         running.service.stop()
-        assert running.wait_for("looked")["result"] == "stopped"
+        assert running.wait_for("reconciled")["result"] == "stopped"
         running.wait_for("stopped")
     with pytest.raises(urllib.error.URLError):
         urllib.request.urlopen(running.url, timeout=1)
@@ -302,7 +302,7 @@ def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
     text = PRODUCTS + '[[collection]]\nname = "videos"\n'
     job = Job({"products": ServerUnavailable("no answer")})
     service = Running(config_file(tmp_path, text), job).service
-    assert [look.result for look in service.once()] == ["failed", "ok"]
+    assert [outcome.result for outcome in service.once()] == ["failed", "ok"]
     assert [duty.collection for duty in job.duties] == ["products", "videos"]
 
 

@@ -3,7 +3,7 @@
 import threading
 
 from milvus_hubness.errors import CollectionNotFound
-from milvus_hubness.jobs.shadow import Shadow
+from milvus_hubness.jobs.shadow import RefreshEvaluation
 from milvus_hubness.jobs.upkeep import Kept
 from milvus_hubness.serve import ConfigFile, Service
 
@@ -11,7 +11,7 @@ SKEWNESS = {"raw": 3.1, "old": 1.4, "new": 0.9}
 
 
 def kept(collection="products", action="none", skewness=None, **facts):
-    judged = Shadow(500, 100, skewness, 0.8, {}, {}, "") if skewness else None
+    judged = RefreshEvaluation(500, 100, skewness, 0.8, {}, {}, "") if skewness else None
     given = {
         "reason": "bank and parameters are unchanged",
         "rows": 1_000,

@@ -116,8 +116,8 @@ def test_two_saves_that_overlap_at_any_request_end_with_whole_generations(databa
 def test_a_late_write_of_one_generation_changes_no_other(database):
     store, name = database.store(), database.name("bank")
     first, second = bank_of(1, targets=3, columns=2), bank_of(2, queries=9)
-    write, sent = store.write, []
-    store.write = lambda *given: (sent.append(given), write(*given))[1]
+    write, sent = store.upsert, []
+    store.upsert = lambda *given: (sent.append(given), write(*given))[1]
     reference, _ = store.save_bank(name, first, "IP")
     late = list(sent)
     other, _ = store.save_bank(name, second, "IP")
@@ -180,7 +180,7 @@ def test_rows_that_were_tampered_with_are_refused_and_written_again(database, ch
     if change == "fewer":
         store.delete(name, rows.keys[2:3])
     else:
-        store.write(name, rows, store.bank_field)
+        store.upsert(name, rows, store.bank_field)
     with pytest.raises(StateError, match=rf"bank '{name}' holds other rows than .* run refresh with --bank"):
         database.store().load_bank(reference)
     found = database.store().load_bank(reference, checked=False)
@@ -258,7 +258,7 @@ def test_a_save_that_fails_leaves_the_rows_of_others(database, monkeypatch):
         database.store().save_bank(name, theirs, "IP")
         raise StoreError("the connection broke")
 
-    monkeypatch.setattr(store, "write", broken)
+    monkeypatch.setattr(store, "upsert", broken)
     with pytest.raises(StoreError, match="broke"):
         store.save_bank(name, ours, "IP")
     assert_whole(database, reference_to(name, theirs), theirs)
@@ -287,10 +287,10 @@ def test_two_refreshes_at_once_on_one_bank_collection_keep_their_own_banks(datab
     banks = {first.name: bank_of(1).queries, second: bank_of(2, queries=9).queries}
 
     class Overlapped(database.base):
-        def write(self, collection, batch, field, *, partition=None):
+        def upsert(self, collection, batch, field, *, partition=None):
             if collection == first.collection and not seen:
                 seen.append(refresh(database.store(), second, bank=banks[second], force=True))
-            super().write(collection, batch, field, partition=partition)
+            super().upsert(collection, batch, field, partition=partition)
 
     seen = []
     refresh(database.store(Overlapped), first.name, bank=banks[first.name], force=True)

@@ -40,7 +40,7 @@ class Server:
 
 def test_it_waits_until_the_index_is_built():
     server = Server(("InProgress", 5), ("Finished", 5), ("Finished", 0))
-    MilvusStore(server).serve("products")
+    MilvusStore(server).load("products")
     assert (server.states, server.loaded) == ([], ["products"])
 
 
@@ -48,7 +48,7 @@ def test_it_waits_until_the_index_is_built():
 def test_an_index_that_cannot_be_built_is_an_error_with_the_reason(states):
     server = Server(*states, reason="M must be\n at most 2048")
     with pytest.raises(StoreError) as raised:
-        MilvusStore(server).serve("products")
+        MilvusStore(server).load("products")
     said = str(raised.value)
     for words in ("'products'", "'vector_index'", "M must be at most 2048", "create it again", "repeat"):
         assert words in said
@@ -58,4 +58,4 @@ def test_an_index_that_cannot_be_built_is_an_error_with_the_reason(states):
 
 def test_a_server_that_gives_no_reason():
     with pytest.raises(StoreError, match="it gives no reason"):
-        MilvusStore(Server(("Failed", 1))).serve("products")
+        MilvusStore(Server(("Failed", 1))).load("products")

@@ -4,7 +4,7 @@ import pytest
 from pymilvus import DataType
 
 from milvus_hubness import CannotMigrate
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, STORED_FIELD
+from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD
 from milvus_hubness.stores.base import CollectionInfo, VectorField
 from milvus_hubness.stores.milvus_second_field import MilvusSecondField
 
@@ -40,7 +40,7 @@ def info(*further, **of_key):
 
 
 def second(dim=WIDTH, kind=DataType.FLOAT_VECTOR):
-    return {"name": STORED_FIELD, "type": kind, "params": {"dim": dim}}
+    return {"name": SECOND_VECTOR_FIELD, "type": kind, "params": {"dim": dim}}
 
 
 def scalars():
@@ -51,12 +51,12 @@ def scalars():
 def test_a_server_that_adds_vector_fields_is_asked_for_what_is_missing():
     server = Server("v2.6.18")
     store, source = MilvusSecondField(server), info(scalars()[0])
-    assert store.stored_field(source, "vector", "", WIDTH) == "can be added"
-    store.add_stored_field(source, "vector", "", WIDTH)
+    assert store.second_vector_field(source, "vector", "", WIDTH) == "can be added"
+    store.add_second_vector(source, "vector", "", WIDTH)
     assert server.asked == [
         (
             "add_collection_field",
-            ("shop", STORED_FIELD, DataType.FLOAT_VECTOR),
+            ("shop", SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR),
             {"nullable": True, "dim": WIDTH},
         ),
         (
@@ -70,19 +70,21 @@ def test_a_server_that_adds_vector_fields_is_asked_for_what_is_missing():
 @pytest.mark.parametrize("version", ["v2.6.17", "v2.3.5-lite", "milvus_lite-3.2.2"])
 def test_others_must_have_them(version):
     store = MilvusSecondField(Server(version))
-    with pytest.raises(CannotMigrate, match=rf"lacks {STORED_FIELD}, .* from 2\.6\.18 on, this is {version}"):
-        store.stored_field(info(*scalars()), "vector", "", WIDTH)
-    assert store.stored_field(info(second(), *scalars()), "vector", "", WIDTH) == "there"
+    with pytest.raises(
+        CannotMigrate, match=rf"lacks {SECOND_VECTOR_FIELD}, .* from 2\.6\.18 on, this is {version}"
+    ):
+        store.second_vector_field(info(*scalars()), "vector", "", WIDTH)
+    assert store.second_vector_field(info(second(), *scalars()), "vector", "", WIDTH) == "there"
 
 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (info(second(17), *scalars()), "has 17 dimensions, the stored form has 16"),
+        (info(second(17), *scalars()), "has 17 dimensions, the augmented form has 16"),
         (info(second(kind=DataType.FLOAT16_VECTOR), *scalars()), "is FLOAT16_VECTOR, not FLOAT_VECTOR"),
         (info(auto_id=True), "auto_id"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(source, told):
     with pytest.raises(CannotMigrate, match=told):
-        MilvusSecondField(Server("3.0.1")).stored_field(source, "vector", "", WIDTH)
+        MilvusSecondField(Server("3.0.1")).second_vector_field(source, "vector", "", WIDTH)

@@ -21,9 +21,8 @@ PAGE = 1000
 class HubnessDocumentStore(MilvusDocumentStore):
     """A MilvusDocumentStore whose retrieval from corrected collections is ranked by the corrected score.
 
-    Beside what MilvusDocumentStore takes: strength, w of every search, None for the collection's own; and
-    state_ttl, the seconds for which what a collection says of its biases is believed.
-    """
+    CandidateReranking what MilvusDocumentStore takes: strength, w of every search, None for the collection's
+    own; and state_ttl, the seconds for which what a collection says of its biases is believed."""
 
     def __init__(
         self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any
@@ -171,6 +170,6 @@ class HubnessDocumentStore(MilvusDocumentStore):
 
     def to_dict(self) -> dict[str, Any]:
         """As MilvusDocumentStore.to_dict."""
-        told = super().to_dict()
-        told["init_parameters"] |= {"strength": self.strength, "state_ttl": self.state_ttl}
-        return told
+        result = super().to_dict()
+        result["init_parameters"] |= {"strength": self.strength, "state_ttl": self.state_ttl}
+        return result

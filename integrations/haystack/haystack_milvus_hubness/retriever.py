@@ -15,8 +15,8 @@ class HubnessEmbeddingRetriever(MilvusEmbeddingRetriever):
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HubnessEmbeddingRetriever":
         """As MilvusEmbeddingRetriever.from_dict."""
-        told = data.get("init_parameters", {})
-        if "document_store" not in told:
+        result = data.get("init_parameters", {})
+        if "document_store" not in result:
             raise DeserializationError("Missing 'document_store' in serialization data")
-        told["document_store"] = HubnessDocumentStore.from_dict(told["document_store"])
+        result["document_store"] = HubnessDocumentStore.from_dict(result["document_store"])
         return default_from_dict(cls, data)

@@ -65,11 +65,11 @@ def run(uri: str) -> tuple[int, int]:
     asked = functions[:QUESTIONS]
     right = [pair.name for pair in asked]
     before, after = answers(plain, asked), answers(corrected, asked)
-    mended = next(i for i, name in enumerate(right) if before[i] != name == after[i])
+    repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
-    print(f"asked          {asked[mended].docstring.splitlines()[0]}")
-    print(f"Milvus         {before[mended]}")
-    print(f"HubnessMilvus  {after[mended]}")
+    print(f"asked          {asked[repaired].docstring.splitlines()[0]}")
+    print(f"Milvus         {before[repaired]}")
+    print(f"HubnessMilvus  {after[repaired]}")
     rightly = [sum(map(str.__eq__, found, right)) for found in (before, after)]
     print(f"right answers: {rightly[0]} with Milvus, {rightly[1]} with HubnessMilvus")
     return rightly[0], rightly[1]

@@ -1,4 +1,4 @@
-"""Hubness correction for LangChain on Milvus."""
+"""CorrectionConfig correction for LangChain on Milvus."""
 
 from langchain_milvus_hubness.vectorstore import HubnessMilvus
 

@@ -275,8 +275,8 @@ def oracle(query, texts, metric):
     def bias(items):
         return ALPHA * np.sort(similarity(PAST_QUERIES, items), axis=0)[-K:].mean(axis=0)
 
-    centre = bias([document.page_content for document in documents()]).mean()
-    scores = similarity([query], texts)[0] - (bias(texts) - centre)
+    mean_bias = bias([document.page_content for document in documents()]).mean()
+    scores = similarity([query], texts)[0] - (bias(texts) - mean_bias)
     return -2 * scores if metric == "L2" else scores
 
 

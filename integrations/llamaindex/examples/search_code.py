@@ -17,7 +17,7 @@ from llama_index.core.schema import TextNode
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from llama_index_milvus_hubness import HubnessVectorStore
-from milvus_hubness import Hubness, QueryBank
+from milvus_hubness import CorrectionConfig, QueryBank
 from milvus_hubness.demo.corpus import Pair, collect
 from milvus_hubness.demo.towers import words
 
@@ -59,7 +59,7 @@ def run(uri: str) -> tuple[int, int]:
 
     past_questions = QueryBank(embedded([pair.docstring for pair in others]))
     at = {"uri": uri, "index_type": "FLAT"}
-    corrected = HubnessVectorStore(COLLECTION, hubness=Hubness(past_questions), **at)
+    corrected = HubnessVectorStore(COLLECTION, hubness=CorrectionConfig(past_questions), **at)
     bodies = embedded([pair.body for pair in functions]).tolist()
     corrected.add(
         [

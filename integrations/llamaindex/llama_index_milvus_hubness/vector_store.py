@@ -21,7 +21,7 @@ from llama_index_milvus_hubness.filters import (
     literal,
     one_of,
 )
-from milvus_hubness import AsyncHubnessClient, DimensionMismatch, Hubness, HubnessClient
+from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
 from milvus_hubness.state import STATE_TTL
 
 ID, VECTOR, TEXT, DOCUMENT, NODE, NODE_TYPE = "id", "embedding", "text", "doc_id", "node", "node_type"
@@ -46,7 +46,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
     uri: str = "http://localhost:19530"
     token: str = Field(default="", exclude=True, repr=False)
     db_name: str = ""
-    hubness: Hubness | None = Field(default=None, exclude=True)
+    hubness: CorrectionConfig | None = Field(default=None, exclude=True)
     metric: str = "COSINE"
     index_type: str = "AUTOINDEX"
     index_params: dict[str, Any] = Field(default_factory=dict)

@@ -12,7 +12,7 @@ from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from pymilvus import MilvusClient
 
 from llama_index_milvus_hubness import HubnessVectorStore
-from milvus_hubness import NNN, DimensionMismatch, Hubness, HubnessClient, QueryBank
+from milvus_hubness import NNN, CorrectionConfig, DimensionMismatch, HubnessClient, QueryBank
 
 DIM, COUNT, K, ALPHA = 8, 60, 8, 0.75
 RNG = np.random.default_rng(0)
@@ -29,12 +29,12 @@ _numbers = itertools.count()
 
 def node(i, **changes):
     source = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"doc'{i % 3}")}
-    told = {"id_": f"n{i}", "text": f"text {i}", "metadata": {"group": i % 4}, "relationships": source}
-    return TextNode(**{**told, "embedding": ITEMS[i % COUNT].tolist(), **changes})
+    result = {"id_": f"n{i}", "text": f"text {i}", "metadata": {"group": i % 4}, "relationships": source}
+    return TextNode(**{**result, "embedding": ITEMS[i % COUNT].tolist(), **changes})
 
 
 def empty(uri, metric="IP", corrected=True, **options):
-    hubness = Hubness(QueryBank(BANK), NNN(K, ALPHA)) if corrected else None
+    hubness = CorrectionConfig(QueryBank(BANK), NNN(K, ALPHA)) if corrected else None
     at = {"uri": uri, "metric": metric, "index_type": "FLAT", "consistency_level": "Strong"}
     return HubnessVectorStore(f"nodes_{next(_numbers)}", hubness=hubness, **at, **options)
 
@@ -149,7 +149,7 @@ def is_(key, operator, value):
 @pytest.fixture(scope="module")
 def described(tmp_path_factory):
     store = empty(str(tmp_path_factory.mktemp("filters") / "filters.db"))
-    store.add([node(i, metadata=told) for i, told in enumerate(METADATA)])
+    store.add([node(i, metadata=result) for i, result in enumerate(METADATA)])
     return store
 
 
@@ -188,9 +188,9 @@ def test_filters_that_make_no_sense_are_refused(described, operator, value):
 
 def test_nodes_come_back_as_they_were_and_are_replaced(described):
     for i, told in enumerate(METADATA):
-        [back] = described.get_nodes([f"n{i}"])
-        assert back == node(i, metadata=told, embedding=None)
-        assert [back] == asyncio.run(described.aget_nodes([f"n{i}"]))
+        [revert] = described.get_nodes([f"n{i}"])
+        assert revert == node(i, metadata=told, embedding=None)
+        assert [revert] == asyncio.run(described.aget_nodes([f"n{i}"]))
 
 
 def test_nodes_are_deleted(store):

@@ -55,11 +55,11 @@ def run(uri: str) -> tuple[int, int]:
     asked = functions[:QUESTIONS]
     right = [pair.name for pair in asked]
     before, after = answers(plain, COLLECTION, asked), answers(corrected, ALIAS, asked)
-    mended = next(i for i, name in enumerate(right) if before[i] != name == after[i])
+    repaired = next(i for i, name in enumerate(right) if before[i] != name == after[i])
     print(f"{FUNCTIONS} functions, {QUESTIONS} questions, {len(past_questions)} past questions in the bank")
-    print(f"asked                {asked[mended].docstring.splitlines()[0]}")
-    print(f"QdrantClient         {before[mended]}")
-    print(f"HubnessQdrantClient  {after[mended]}")
+    print(f"asked                {asked[repaired].docstring.splitlines()[0]}")
+    print(f"QdrantClient         {before[repaired]}")
+    print(f"HubnessQdrantClient  {after[repaired]}")
     rightly = [sum(map(str.__eq__, found, right)) for found in (before, after)]
     print(f"right answers: {rightly[0]} with QdrantClient, {rightly[1]} with HubnessQdrantClient")
     return rightly[0], rightly[1]

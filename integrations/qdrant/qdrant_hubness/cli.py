@@ -23,7 +23,7 @@ from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
 from milvus_hubness.cli.migrate.spread import spread
 from milvus_hubness.jobs.bank_source import read_bank
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.steering import CLIENT_TTL, Steering, as_events
+from milvus_hubness.jobs.migration.steering import CLIENT_TTL, MigrationOptions, as_events
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.progress import Progress
 from milvus_hubness.redaction import remember_secrets, secrets_in
@@ -42,7 +42,9 @@ Bank = Annotated[str, typer.Option(help="Reference queries: a file, or collectio
 Column = Annotated[str | None, typer.Option(help="Column, array or vector that holds them.")]
 Vector = Annotated[str | None, typer.Option("--vector", help="Name of the vector, where there are several.")]
 Alias = Annotated[str | None, typer.Option(help="The alias the application uses: moved to the copy.")]
-Frozen = Annotated[bool, typer.Option("--frozen", help="Nobody writes meanwhile: clients need not be told.")]
+Frozen = Annotated[
+    bool, typer.Option("--no-writers", help="Nobody writes meanwhile: clients need not be told.")
+]
 Ttl = Annotated[
     float, typer.Option(help="Seconds in which every client of ours hears of it: their longest state_ttl.")
 ]
@@ -66,13 +68,16 @@ class Connection:
 class Writers:
     """Who writes to the collection meanwhile."""
 
-    frozen: Frozen = False
+    no_writers: Frozen = False
     client_ttl: Ttl = CLIENT_TTL
 
-    def steering(self, progress: Progress, rate: float | None = None) -> Steering:
+    def options(self, progress: Progress, rate: float | None = None) -> MigrationOptions:
         throttle = Throttle(rows_per_second=rate)
-        return Steering(
-            frozen=self.frozen, client_ttl=self.client_ttl, throttle=throttle, events=as_events(progress)
+        return MigrationOptions(
+            no_writers=self.no_writers,
+            client_ttl=self.client_ttl,
+            throttle=throttle,
+            events=as_events(progress),
         )
 
 
@@ -92,13 +97,14 @@ class Estimating:
         return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
 
     def estimator(self, *known: Any) -> Any:
-        """What the options name. known: what they change, if anything is there already."""
+        """What the options name. cached: what they change, if anything is there already."""
         return chosen_estimator(self.method, self.param, self.k, self.alpha, *known)
 
 
 app = typer.Typer(
     name="qdrant-hubness",
-    help=f"Hubness correction for cross-modal search, inside Qdrant. The key of a server: ${KEY_VARIABLE}.",
+    help="CorrectionConfig correction for cross-modal search, inside Qdrant. The key of a server: "
+    f"${KEY_VARIABLE}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -139,9 +145,9 @@ def migrate(
     store = connection.open()
     known = None if source is None or restart else moving(store, source, target)
     with progress_bars() as progress:
-        steering = writers.steering(progress, rows_per_second)
+        options = writers.options(progress, rows_per_second)
         if known is not None:
-            found = moved_on(store, known, nullcontext(steering))
+            found = moved_on(store, known, nullcontext(options))
         elif bank and source is not None:
             wanted = jobs.plan_migration(
                 store,
@@ -156,16 +162,16 @@ def migrate(
             if plan:
                 _show(f"Would migrate {source}", "plan", wanted.to_dict(), as_json=as_json)
                 return
-            steering.events.tell("plan", **wanted.to_dict())
-            found = jobs.run(store, wanted, steering)
+            options.events.report("plan", **wanted.to_dict())
+            found = jobs.run(store, wanted, options)
         else:
             found = unfinished(store, source, target)
             if found.phase in {"switching", "switched", "rolling back"}:
-                found = moved_on(store, found, nullcontext(steering))
+                found = moved_on(store, found, nullcontext(options))
             else:
-                found = jobs.resume(store, found.target, steering)
+                found = jobs.resume(store, found.target, options)
         if alias and found.phase == "verified":
-            found = jobs.cutover(store, found.target, alias=alias, steering=steering)
+            found = jobs.cutover(store, found.target, alias=alias, options=options)
     _show(f"Migrated {found.source}", "migration", _told(found), as_json=as_json)
 
 
@@ -181,11 +187,11 @@ def rollback(
     store = connection.open()
     known = Ledger(store).find(collection)
     if known.phase == "rolled back":
-        told = {"source": known.source, "target": known.target, "carried": 0}
-        _show(f"{known.target} is rolled back already", "rollback", told, as_json=as_json)
+        result = {"source": known.source, "target": known.target, "carried": 0}
+        _show(f"{known.target} is rolled back already", "rollback", result, as_json=as_json)
         return
     with progress_bars() as progress:
-        done = jobs.rollback(store, known.target, steering=writers.steering(progress))
+        done = jobs.rollback(store, known.target, options=writers.options(progress))
     _show(f"Rolled back {done.target}", "rollback", vars(done), as_json=as_json)
 
 
@@ -249,7 +255,9 @@ def refresh(
     estimating: Estimating,
     connection: Connection,
     bank: Bank = "",
-    back: Annotated[bool, typer.Option("--back", help="To what was before the last full refresh.")] = False,
+    revert: Annotated[
+        bool, typer.Option("--revert", help="To what was before the last full refresh.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Adopt new biases even where they are judged worse.")
     ] = False,
@@ -273,7 +281,7 @@ def refresh(
             bank=read_bank(store, bank, estimating.bank_column) if bank else None,
             estimator=estimator,
             field=estimating.vector,
-            back=back,
+            revert=revert,
             force=force,
             plan=plan,
             client_ttl=client_ttl,
@@ -306,16 +314,16 @@ def _told(migration: Migration) -> dict[str, Any]:
         "rows": migration.rows,
         "alias": migration.switch.name if migration.switch else None,
         "bank": migration.bank_collection,
-        "unsound": migration.unsound,
+        "invalid": migration.invalid,
         "verified": migration.verified,
     }
 
 
-def _show(title: str, name: str, told: dict[str, Any], *, as_json: bool) -> None:
+def _show(title: str, name: str, result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        show_json({name: told})
+        show_json({name: result})
     else:
-        show_facts(title, told)
+        show_facts(title, result)
 
 
 def _terminate(number: int, frame: Any) -> None:

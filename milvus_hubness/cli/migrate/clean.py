@@ -9,7 +9,7 @@ import typer
 
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
-from milvus_hubness.cli.migrate.facts import told
+from milvus_hubness.cli.migrate.facts import migration_facts
 from milvus_hubness.cli.migrate.options import Connection, Name, Target
 
 
@@ -35,4 +35,4 @@ def clean(
             return
     done = jobs.clean(store, name, drop=drop, target=target)
     if as_json:
-        show_json({"clean": {"dropped": going, **told(done)}})
+        show_json({"clean": {"dropped": going, **migration_facts(done)}})

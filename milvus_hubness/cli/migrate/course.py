@@ -1,4 +1,4 @@
-"""A migration under way: who listens to it, who steers it, and what ends it."""
+"""A migration under threshold: who listens to it, who steers it, and what ends it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from milvus_hubness.cli.migrate.stopping import stoppable
 from milvus_hubness.cli.migrate.stream import stream
 from milvus_hubness.cli.migrate.timeline import Timeline
 from milvus_hubness.errors import UnreadableFile
-from milvus_hubness.jobs import Steering
+from milvus_hubness.jobs import MigrationOptions
 from milvus_hubness.jobs.migration.bulk import BulkTarget
 from milvus_hubness.jobs.migration.control import Controls, CutoverGate
 from milvus_hubness.jobs.migration.control_file import ControlFile, write_control
@@ -46,8 +46,8 @@ class Course:
             self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
         )
         self._gate = CutoverGate(postponed=postponed)
-        self._steering = Steering(
-            frozen=writers.frozen,
+        self._steering = MigrationOptions(
+            no_writers=writers.no_writers,
             client_ttl=writers.client_ttl,
             throttle=self._throttle,
             gate=self._gate,
@@ -57,7 +57,7 @@ class Course:
         self.timeline = Timeline()
 
     @contextmanager
-    def open(self, source: str, target: str) -> Iterator[Steering]:
+    def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
         """While it is open the migration is told of and can be steered. Raises InvalidParameter where --http
         cannot listen, UnreadableFile for a --metrics-file that cannot be written."""
         secrets = known_tokens()

@@ -6,7 +6,7 @@ import typer
 
 from milvus_hubness import jobs
 from milvus_hubness.cli.migrate.course import Course
-from milvus_hubness.cli.migrate.facts import show_migration, told
+from milvus_hubness.cli.migrate.facts import migration_facts, show_migration
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
     Connection,
@@ -38,11 +38,11 @@ def cutover(
     migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not switching.asked:
         raise typer.BadParameter("give the name that moves to the copy: --alias or --rename")
-    with course.open(migration.source, migration.target) as steering:
+    with course.open(migration.source, migration.target) as options:
         migration = jobs.cutover(
-            store, migration.target, alias=switching.alias, rename=switching.rename, steering=steering
+            store, migration.target, alias=switching.alias, rename=switching.rename, options=options
         )
     if as_json:
-        stream_result(told(migration))
+        stream_result(migration_facts(migration))
     else:
         show_migration(migration)

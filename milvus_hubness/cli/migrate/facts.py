@@ -53,7 +53,7 @@ def show_plan(plan: dict[str, Any]) -> None:
     )
 
 
-def told(migration: Migration) -> dict[str, Any]:
+def migration_facts(migration: Migration) -> dict[str, Any]:
     """A migration as plain data, less what only the program needs."""
     return migration.model_dump(mode="json", exclude={"version", "arguments", "state", "announced_at"})
 
@@ -65,7 +65,7 @@ def show_migration(migration: Migration) -> None:
         {
             "bank": migration.bank_collection,
             "verified": verification_words(migration.verified),
-            "bias 0": unsound_words(migration.unsound, migration.unsound_keys),
+            "bias 0": invalid_words(migration.invalid, migration.invalid_keys),
             "passes": f"{migration.passes} to catch up",
             "switched": switch_words(migration),
         },
@@ -83,7 +83,7 @@ def verification_words(found: dict[str, Any] | None) -> str | None:
     )
 
 
-def unsound_words(count: int, keys: Sequence[int | str]) -> str | None:
+def invalid_words(count: int, keys: Sequence[int | str]) -> str | None:
     """Which rows carry no bias, if any."""
     return f"{count} rows without a usable vector: {list(keys)}" if count else None
 

@@ -22,14 +22,16 @@ def moving(store: Store, source: str, target: str | None) -> Migration | None:
     return found if found and found.phase in {"switching", "switched", "rolling back"} else None
 
 
-def moved_on(store: Store, known: Migration, opened: AbstractContextManager[jobs.Steering]) -> Migration:
+def moved_on(
+    store: Store, known: Migration, opened: AbstractContextManager[jobs.MigrationOptions]
+) -> Migration:
     """What was begun is finished, as it was begun. opened: entered if there is anything left to do."""
     if known.phase == "switched" and not store.exists(known.source_now):
         return known
-    with opened as steering:
+    with opened as options:
         if known.phase != "rolling back":
-            return jobs.cutover(store, known.target, steering=steering)
-        jobs.rollback(store, known.target, steering=steering)
+            return jobs.cutover(store, known.target, options=options)
+        jobs.rollback(store, known.target, options=options)
     return Ledger(store).find(known.target)
 
 

@@ -84,7 +84,7 @@ class Switching:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Whether a plan is to say what the stored form costs the index."""
+    """Whether a plan is to say what the augmented form costs the index."""
 
     measure: Annotated[
         bool,
@@ -102,9 +102,11 @@ class Measuring:
 class Writers:
     """Who writes to the collection meanwhile."""
 
-    frozen: Annotated[
+    no_writers: Annotated[
         bool,
-        typer.Option("--frozen", help="Nobody writes to the collection meanwhile: no client need be told."),
+        typer.Option(
+            "--no-writers", help="Nobody writes to the collection meanwhile: no client need be told."
+        ),
     ] = False
     client_ttl: Annotated[
         float,
@@ -199,7 +201,7 @@ class Planning:
             force=self.force,
             measure=measuring.measure or measuring.search_value is not None,
             search_value=measuring.search_value,
-            client_ttl=0.0 if writers.frozen else writers.client_ttl,
+            client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
     def expect_as_begun(
@@ -264,7 +266,7 @@ class Pace:
         str | None,
         typer.Option(
             help="Copy by Parquet files that the server imports from this folder; it calls it REMOTE, or the "
-            "same. Needs --frozen and milvus-hubness[bulk].",
+            "same. Needs --no-writers and milvus-hubness[bulk].",
             metavar="LOCAL[=REMOTE]",
         ),
     ] = None

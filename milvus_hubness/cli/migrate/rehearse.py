@@ -11,7 +11,7 @@ import typer
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import out, show_facts
 from milvus_hubness.cli.migrate.course import Course
-from milvus_hubness.cli.migrate.facts import show_plan, unsound_words, verification_words
+from milvus_hubness.cli.migrate.facts import invalid_words, show_plan, verification_words
 from milvus_hubness.cli.migrate.moving import unfinished
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
@@ -50,15 +50,15 @@ def rehearse(
         plan = planning.plan(store, source, measuring=measuring, writers=writers)
         if not as_json:
             show_plan(plan.to_dict())
-        with course.open(plan.source.name, plan.target) as steering:
-            steering.events.tell("plan", **plan.to_dict())
-            migration = jobs.run(store, plan, steering)
+        with course.open(plan.source.name, plan.target) as options:
+            options.events.report("plan", **plan.to_dict())
+            migration = jobs.run(store, plan, options)
     else:
         known = unfinished(store, source, planning.target)
         planning.expect_as_begun(store, known)
         known.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
-        with course.open(known.source, known.target) as steering:
-            migration = jobs.resume(store, known.target, steering)
+        with course.open(known.source, known.target) as options:
+            migration = jobs.resume(store, known.target, options)
     report = _report(store, migration, course)
     if as_json:
         stream_result(report)
@@ -77,8 +77,8 @@ def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[st
         "peak_memory_mib": _peak_memory_mib(),
         "passes_in_all": migration.passes,
         "verification": migration.verified,
-        "unsound": migration.unsound,
-        "unsound_keys": list(migration.unsound_keys),
+        "invalid": migration.invalid,
+        "invalid_keys": list(migration.invalid_keys),
         "cutover": [
             f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
             f"milvus-hubness migrate cutover {source} --rename: {source} becomes {KEPT_AS.format(source)}, "
@@ -100,7 +100,7 @@ def _show(report: dict[str, Any]) -> None:
             "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
             "passes": "; ".join(passes),
             "verified": verification_words(report["verification"]),
-            "bias 0": unsound_words(report["unsound"], report["unsound_keys"]),
+            "bias 0": invalid_words(report["invalid"], report["invalid_keys"]),
             "to switch": "\n".join(report["cutover"]),
             "to drop it": report["clean"],
         },

@@ -28,8 +28,8 @@ def rollback(
         else:
             out.print(f"{migration.source} is rolled back already: the application reads it.")
         return
-    with course.open(migration.source, migration.target) as steering:
-        done = jobs.rollback(store, migration.target, steering=steering)
+    with course.open(migration.source, migration.target) as options:
+        done = jobs.rollback(store, migration.target, options=options)
     if as_json:
         stream_result(vars(done))
         return

@@ -9,7 +9,7 @@ import typer
 from milvus_hubness import jobs
 from milvus_hubness.cli.console import out
 from milvus_hubness.cli.migrate.course import Course
-from milvus_hubness.cli.migrate.facts import show_migration, show_plan, told
+from milvus_hubness.cli.migrate.facts import migration_facts, show_migration, show_plan
 from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
@@ -58,7 +58,7 @@ def run(
         found = unfinished(store, source, planning.target)
         planning.expect_as_begun(store, found, switching)
         migration = _resumed(store, found, switching, course)
-    result = {**told(migration), **course.timeline.to_dict()}
+    result = {**migration_facts(migration), **course.timeline.to_dict()}
     if as_json:
         stream_result(result)
     else:
@@ -79,10 +79,10 @@ def _planned(
     plan = planning.plan(store, source, switching=switching, writers=writers)
     if not as_json:
         show_plan(plan.to_dict())
-    with course.open(plan.source.name, plan.target) as steering:
-        steering.events.tell("plan", **plan.to_dict())
-        migration = jobs.run(store, plan, steering)
-        return _switched(store, migration, switching, steering)
+    with course.open(plan.source.name, plan.target) as options:
+        options.events.report("plan", **plan.to_dict())
+        migration = jobs.run(store, plan, options)
+        return _switched(store, migration, switching, options)
 
 
 def _resumed(store: MilvusStore, known: Migration, switching: Switching, course: Course) -> Migration:
@@ -90,17 +90,17 @@ def _resumed(store: MilvusStore, known: Migration, switching: Switching, course:
         return moved_on(store, known, course.open(known.source, known.target))
     if switching.asked:
         chosen_switch(store, known.source, known.target, switching.alias, switching.rename)
-    with course.open(known.source, known.target) as steering:
-        return _switched(store, jobs.resume(store, known.target, steering), switching, steering)
+    with course.open(known.source, known.target) as options:
+        return _switched(store, jobs.resume(store, known.target, options), switching, options)
 
 
 def _switched(
-    store: MilvusStore, migration: Migration, switching: Switching, steering: jobs.Steering
+    store: MilvusStore, migration: Migration, switching: Switching, options: jobs.MigrationOptions
 ) -> Migration:
     if not switching.asked:
         return migration
     return jobs.cutover(
-        store, migration.target, alias=switching.alias, rename=switching.rename, steering=steering
+        store, migration.target, alias=switching.alias, rename=switching.rename, options=options
     )
 
 

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
-from milvus_hubness.cli.migrate.facts import switch_words, told, unsound_words, verification_words
+from milvus_hubness.cli.migrate.facts import invalid_words, migration_facts, switch_words, verification_words
 from milvus_hubness.cli.migrate.options import Connection, Target
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import holder_of
@@ -47,16 +47,16 @@ def _standing(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
     rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
     speed = rows / seconds if seconds else None
     copying = migration.phase == "copying"
-    mirror = store.info(migration.source_now).mirror if store.exists(migration.source_now) else None
+    dual_write = store.info(migration.source_now).dual_write if store.exists(migration.source_now) else None
     holder = holder_of(store, migration.target)
     return {
-        **told(migration),
+        **migration_facts(migration),
         "lease": holder.model_dump(mode="json", include={"token", "owner", "expires_at"}) if holder else None,
         "rows_copied": rows if copying else migration.rows,
         "chunks_done": len(done) if copying else migration.chunks,
         "rows_per_second": round(speed, 1) if speed else None,
         "eta_seconds": round((migration.rows - rows) / speed, 1) if speed and copying else None,
-        "mirror": mirror.model_dump() if mirror else None,
+        "dual_write": dual_write.model_dump() if dual_write else None,
     }
 
 
@@ -81,8 +81,8 @@ def _show_all(standings: list[dict[str, Any]]) -> None:
 
 def _show(migration: Migration, standing: dict[str, Any]) -> None:
     speed, eta = standing["rows_per_second"], standing["eta_seconds"]
-    lease, mirror = standing["lease"], standing["mirror"]
-    required = ", and fail where that does" if mirror and mirror["required"] else ""
+    lease, dual_write = standing["lease"], standing["dual_write"]
+    required = ", and fail where that does" if dual_write and dual_write["required"] else ""
     show_facts(
         f"{migration.source} -> {migration.target}",
         {
@@ -93,10 +93,10 @@ def _show(migration: Migration, standing: dict[str, Any]) -> None:
             "left": f"{eta:,.0f} s" if eta is not None else None,
             "passes": migration.passes or None,
             "bank": migration.bank_collection,
-            "bias 0": unsound_words(migration.unsound, migration.unsound_keys),
+            "bias 0": invalid_words(migration.invalid, migration.invalid_keys),
             "verified": verification_words(migration.verified),
             "switched": switch_words(migration),
-            "writers": f"write to {mirror['collection']} too{required}" if mirror else None,
+            "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
             "at work": f"process {lease['owner']['pid']} on {lease['owner']['host']}, lease until "
             f"{lease['expires_at'][:19]} UTC"
             if lease

@@ -18,8 +18,8 @@ def verify(name: Name, connection: Connection, target: Target = None, as_json: A
     course = Course(Writers(), Watching(), as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
-    with course.open(migration.source_now, migration.target) as steering:
-        found = asdict(jobs.verify(store, migration.target, steering=steering))
+    with course.open(migration.source_now, migration.target) as options:
+        found = asdict(jobs.verify(store, migration.target, options=options))
     if as_json:
         stream_result({"source": migration.source_now, "target": migration.target, **found})
     else:

@@ -10,7 +10,7 @@ import typer
 from milvus_hubness.charts import learning_curves
 from milvus_hubness.cli.console import AsJson, show_facts, show_json, write_page
 from milvus_hubness.cli.quari.options import NetworkFile
-from milvus_hubness.cli.quari.train import in_words, told
+from milvus_hubness.cli.quari.train import in_words, training_facts
 from milvus_hubness.quari import Checkpoint
 
 
@@ -23,7 +23,7 @@ def show(
     kept = Checkpoint.load(network)
     if plot is not None:
         write_page(plot, learning_curves(kept.history, kept.best_epoch))
-    found = {**told(kept), "network": str(network), "curves": str(plot) if plot else None}
+    found = {**training_facts(kept), "network": str(network), "curves": str(plot) if plot else None}
     if as_json:
         show_json({"quari": found})
     else:

@@ -119,7 +119,12 @@ def train(
             progress=progress,
         )
     write_page(curves, learning_curves(trained.history, trained.best_epoch))
-    found = {**told(trained), "left_out": labelled.left_out, "network": str(out), "curves": str(curves)}
+    found = {
+        **training_facts(trained),
+        "left_out": labelled.left_out,
+        "network": str(out),
+        "curves": str(curves),
+    }
     if as_json:
         show_json({"quari": found})
     else:
@@ -131,7 +136,7 @@ def _named(kind: type[TrainingSettings] | type[QuariConfig], context: typer.Cont
     return {each.name: context.params[each.name] for each in fields(kind) if each.name in context.params}
 
 
-def told(trained: Checkpoint) -> dict[str, Any]:
+def training_facts(trained: Checkpoint) -> dict[str, Any]:
     """What is known of a network, and its first and best epochs."""
     best = next(each for each in trained.history if each.epoch == trained.best_epoch)
     return {

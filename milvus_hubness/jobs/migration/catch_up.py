@@ -1,4 +1,4 @@
-"""Passes over both collections that find and mend what the copy missed: inserts, updates and deletes."""
+"""Passes over both collections that find and repair what the copy missed: inserts, updates and deletes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from milvus_hubness.jobs.migration.faces import Corrected
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.stores.base import Batch, Key
 
-SECOND_LOOKS = (0.0, 0.2, 1.0)
+RECHECK_DELAYS = (0.0, 0.2, 1.0)
 """Seconds to wait before each look at a row that differs: a client may be between its two writes."""
 
-FROZEN_LOOKS = (0.0,)
+NO_WRITERS_DELAYS = (0.0,)
 """The same where nobody writes."""
 
-MENDING_ROUNDS = 20
+REPAIR_ROUNDS = 20
 BYTES_PER_NUMBER = 4
 
 
@@ -42,7 +42,7 @@ def catch_up(
     rows_total: int,
     throttle: Throttle,
     events: Events,
-    looks: Sequence[float] = SECOND_LOOKS,
+    looks: Sequence[float] = RECHECK_DELAYS,
 ) -> Pass:
     """Compare all rows once, and make those of the copy that differ what they are in the origin.
 
@@ -50,10 +50,10 @@ def catch_up(
     NotCaughtUp for a row that changes faster than it can be carried.
     """
 
-    def mend(broken: dict[Key, str], partition: str | None) -> None:
-        _mend(pair, list(broken), partition, throttle)
+    def repair(broken: dict[Key, str], partition: str | None) -> None:
+        _repair_rows(pair, list(broken), partition, throttle)
 
-    return _compare(pair, partitions, rows_per_page, mend, number, rows_total, throttle, events, looks)
+    return _compare(pair, partitions, rows_per_page, repair, number, rows_total, throttle, events, looks)
 
 
 def compare(
@@ -68,13 +68,13 @@ def compare(
     """Compare all rows once, and write nothing. Raises VerificationFailed naming rows that differ."""
 
     def refuse(broken: dict[Key, str], partition: str | None) -> None:
-        told = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
+        result = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
         raise VerificationFailed(
             f"{pair.copy.collection!r} does not hold what {pair.origin.collection!r} does: "
-            f"rows {name_some(told)}"
+            f"rows {name_some(result)}"
         )
 
-    return _compare(pair, partitions, rows_per_page, refuse, 0, rows_total, throttle, events, SECOND_LOOKS)
+    return _compare(pair, partitions, rows_per_page, refuse, 0, rows_total, throttle, events, RECHECK_DELAYS)
 
 
 def _compare(
@@ -99,7 +99,7 @@ def _compare(
             rows += len(wanted)
             fields += sum(len(row) + 1 for row in wanted.rows)
             facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
-            events.tell("catching-up", **{"pass": number}, **facts)
+            events.report("catching-up", **{"pass": number}, **facts)
     return Pass(rows, fields, differing)
 
 
@@ -117,7 +117,7 @@ def _still_differing(
     return found
 
 
-def _mend(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
+def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
     """Carry these rows over, until what was carried is what the origin holds.
 
     A client may write a row in between, to the origin and then to the copy, and this may then undo the
@@ -125,13 +125,13 @@ def _mend(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle
     after that look, and then its write to the copy comes after this one, and stays.
     """
     store, field = pair.store, pair.state.field
-    for _ in range(MENDING_ROUNDS):
-        wanted = store.fetch(pair.origin.collection, keys, field, partition=partition)
+    for _ in range(REPAIR_ROUNDS):
+        wanted = store.get(pair.origin.collection, keys, field, partition=partition)
         if len(wanted):
             send(pair, carried(pair, wanted), partition, throttle)
         if gone := sorted(set(keys) - set(wanted.keys)):
             store.delete(pair.copy.collection, gone)
-        now = store.fetch(pair.origin.collection, keys, field, partition=partition)
+        now = store.get(pair.origin.collection, keys, field, partition=partition)
         keys = [key for key, same in same_rows(wanted, now).items() if not same]
         if not keys:
             return
@@ -144,13 +144,13 @@ def carried(pair: Pair, wanted: Batch) -> Batch:
     """Rows of the origin as the copy is to hold them."""
     if isinstance(pair.origin, Corrected) and isinstance(pair.copy, Corrected):
         return pair.copy.rebiased(pair.origin, wanted)
-    return pair.copy.written(pair.origin.read(wanted))
+    return pair.copy.encode_rows(pair.origin.decode_rows(wanted))
 
 
 def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
     """Write rows to the copy, in requests that the throttle admits. are_new: it has never held their keys.
     Returns the bytes of their vectors."""
-    write = pair.store.append if are_new else pair.store.write
+    write = pair.store.insert if are_new else pair.store.upsert
     per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
     start = 0
     while start < len(rows):

@@ -128,7 +128,7 @@ def _biases_as_computed(pair: Pair, wanted: Batch, copied: Batch) -> None:
         return
     state = pair.state
     stored = state.layout.biases(copied.vectors, state.profile.slot)
-    fresh = pair.copy.written(pair.copy.read(copied))
+    fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
     computed = state.layout.biases(fresh.vectors, state.profile.slot)
     off = np.abs(stored - computed) > BIAS_TOLERANCE * np.maximum(1, np.abs(computed))
     if off.any():
@@ -141,17 +141,17 @@ def _biases_as_computed(pair: Pair, wanted: Batch, copied: Batch) -> None:
 def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
     """How many rows were searched for, and how many found themselves in the origin and in the copy."""
     layout, field = pair.state.layout, pair.state.field
-    rows = pair.copy.read(copied)
-    sound = ~layout.unsound(rows.vectors)
-    keys = [key for key, fine in zip(rows.keys, sound, strict=True) if fine]
+    rows = pair.copy.decode_rows(copied)
+    valid = ~layout.invalid(rows.vectors)
+    keys = [key for key, fine in zip(rows.keys, valid, strict=True) if fine]
     if not keys:
         return 0, 0, 0
-    vectors = rows.vectors[sound]
+    vectors = rows.vectors[valid]
     counts = []
-    wrapped = layout.wrap(vectors, 0.0, slot=pair.state.profile.slot)
+    encoded = layout.encode_queries(vectors, 0.0, slot=pair.state.profile.slot)
     for face in (pair.origin, pair.copy):
-        asked = wrapped if isinstance(face, Corrected) else vectors
-        found = pair.store.nearest(face.collection, field, asked, SEARCHED)
+        query_vectors = encoded if isinstance(face, Corrected) else vectors
+        found = pair.store.nearest(face.collection, field, query_vectors, SEARCHED)
         counts.append(sum(key in best[:TOP] for key, best in zip(keys, found, strict=True)))
     return len(keys), counts[0], counts[1]
 

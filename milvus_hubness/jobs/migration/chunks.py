@@ -16,8 +16,8 @@ SAMPLE_ROWS = 4_096
 
 class Chunk(BaseModel):
     """The rows of a partition with after < key ≤ upto. rows: how many there were when it was frozen.
-    seconds: how long writing them took, None until that is done. unsound: how many of them hold no usable
-    vector; unsound_keys: the first of those. importing: the file that the database was asked to import it
+    seconds: how long writing them took, None until that is done. invalid: how many of them hold no usable
+    vector; invalid_keys: the first of those. importing: the file that the database was asked to import it
     from, as that calls it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -28,8 +28,8 @@ class Chunk(BaseModel):
     upto: Key
     rows: int = Field(ge=1)
     seconds: float | None = None
-    unsound: int = 0
-    unsound_keys: tuple[Key, ...] = ()
+    invalid: int = 0
+    invalid_keys: tuple[Key, ...] = ()
     importing: str | None = None
 
 

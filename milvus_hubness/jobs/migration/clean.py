@@ -55,9 +55,9 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if store.exists(target) and not is_others:
         _refuse_aliases(store, target)
     if store.exists(migration.source_now):
-        mirror = store.info(migration.source_now, counted=False).mirror
-        if mirror is not None and mirror.collection == target:
-            store.write_mirror(migration.source_now, None)
+        dual_write = store.info(migration.source_now, counted=False).dual_write
+        if dual_write is not None and dual_write.collection == target:
+            store.write_dual_write(migration.source_now, None)
     if not is_others:
         _drop(lease, target)
     bank = migration.bank_collection

@@ -58,7 +58,7 @@ class Controls:
         if limits:
             self._throttle.set_rate(**limits)
             now = self._throttle.snapshot()
-            self._events.tell("rate", **{name: now[name] for name in LIMITS})
+            self._events.report("rate", **{name: now[name] for name in LIMITS})
         if settings.get("cutover") == "postponed":
             self._gate.postpone()
         if settings.get("cutover") == "now":
@@ -73,9 +73,9 @@ class Controls:
     def _set_paused(self, paused: bool) -> None:
         if paused:
             if self._throttle.pause(self.name):
-                self._events.tell("paused", reason=self.name)
+                self._events.report("paused", reason=self.name)
         elif self._throttle.resume(self.name):
-            self._events.tell("resumed", reason=self.name)
+            self._events.report("resumed", reason=self.name)
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ class ControlFile:
         except (InvalidParameter, UnreadableFile) as error:
             if str(error) != self._problem:
                 self._problem = str(error)
-                self._events.tell("warning", message=f"the control file is not followed: {error}")
+                self._events.report("warning", message=f"the control file is not followed: {error}")
         else:
             self._content, self._settings, self._problem = content, settings, None
 
@@ -73,10 +73,10 @@ def write_control(path: Path, **changes: Any) -> dict[str, Any]:
     content = _content(path)
     settings = {**(_parsed(path, content) if content is not None else {}), **changes}
     check_settings(settings)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(json.dumps(settings))
-        os.replace(beside, path)
+        temporary.write_text(json.dumps(settings))
+        os.replace(temporary, path)
     except OSError as error:
         raise UnreadableFile(f"cannot write the control file {path}: {error.strerror}") from None
     return settings

@@ -13,7 +13,7 @@ from milvus_hubness.jobs.migration.catch_up import carried, send
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.faces import Flags
-from milvus_hubness.jobs.migration.recording import Recorder, with_unsound
+from milvus_hubness.jobs.migration.recording import Recorder, with_invalid
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.stores.base import Batch, Key
 
@@ -59,9 +59,9 @@ class _Copying:
                 batch = reading.pop().result()
                 reading += [pool.submit(self._read, after) for after in self._todo[i + 1 : i + 2]]
                 rows = carried(self._pair, batch)
-                unsound = [batch.keys[i] for i in np.flatnonzero(self._unsound(batch))]
+                invalid = [batch.keys[i] for i in np.flatnonzero(self._invalid(batch))]
                 recording = self._recorded(pool, writing, recording)
-                writing = [pool.submit(self._write, chunk, rows, unsound)]
+                writing = [pool.submit(self._write, chunk, rows, invalid)]
             for last in self._recorded(pool, writing, recording):
                 last.result()
 
@@ -74,8 +74,8 @@ class _Copying:
             each.result()
         return [pool.submit(self._recorder.done, [each.chunk], each.size, each.seconds) for each in written]
 
-    def _unsound(self, batch: Batch) -> Flags:
-        return self._pair.state.layout.unsound(self._pair.origin.read(batch).vectors)
+    def _invalid(self, batch: Batch) -> Flags:
+        return self._pair.state.layout.invalid(self._pair.origin.decode_rows(batch).vectors)
 
     def _read(self, chunk: Chunk) -> Batch:
         return self._pair.store.scan(
@@ -86,10 +86,10 @@ class _Copying:
             partition=chunk.partition,
         )
 
-    def _write(self, chunk: Chunk, rows: Batch, unsound: list[Key]) -> _Written:
+    def _write(self, chunk: Chunk, rows: Batch, invalid: list[Key]) -> _Written:
         began = time.perf_counter()
         are_new = self._alone and chunk.importing is None and chunk.number > self._perhaps_begun
         size = send(self._pair, rows, chunk.partition, self._throttle, are_new=are_new)
         seconds = time.perf_counter() - began
-        copied = with_unsound(chunk, unsound).model_copy(update={"seconds": round(seconds, 3)})
+        copied = with_invalid(chunk, invalid).model_copy(update={"seconds": round(seconds, 3)})
         return _Written(copied, size, seconds)

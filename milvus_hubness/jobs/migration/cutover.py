@@ -13,12 +13,12 @@ from milvus_hubness.jobs.migration.following import announced, one_pass, until_e
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, Switch, leased
 from milvus_hubness.jobs.migration.names import chosen_switch
 from milvus_hubness.jobs.migration.preparing import backward, forward
-from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.steering import MigrationOptions
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.owner import now
-from milvus_hubness.state import Mirror
+from milvus_hubness.state import DualWrite
 from milvus_hubness.stores.base import Store
 
 POSTPONED_SECONDS = 30
@@ -33,7 +33,7 @@ def cutover(
     *,
     alias: str | None = None,
     rename: bool = False,
-    steering: Steering | None = None,
+    options: MigrationOptions | None = None,
 ) -> Migration:
     """Let the application read the copy: catch up once more, then move the name that it uses.
 
@@ -44,11 +44,11 @@ def cutover(
 
     Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and what the store raises.
     """
-    steering = steering or Steering()
+    options = options or MigrationOptions()
     found = Ledger(store).find(name)
     found.require("verified", "switching", "switched", step="cutover")
     names = dict.fromkeys([found.source_now, found.target, found.source])
-    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+    with options.reporting_failures(), leased(store, names, options.lease, options.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
         migration = ledger.again(found)
         migration.require("verified", "switching", "switched", step="cutover")
@@ -56,9 +56,9 @@ def cutover(
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
             _warm(store, migration)
-            migration = _postponed(store, ledger, migration, steering)
-            steering.events.tell("before-cutover", **facts)
-            migration = _caught_up(store, ledger, migration, steering)
+            migration = _postponed(store, ledger, migration, options)
+            options.events.report("before-cutover", **facts)
+            migration = _caught_up(store, ledger, migration, options)
             state = keep_nearest(store, migration.target, migration.corrected())
             if state != migration.state:
                 store.write_state(migration.target, state)
@@ -67,7 +67,7 @@ def cutover(
             migration = _moved(lease, ledger, migration)
             facts = {"source": migration.source_now, "target": migration.target}
             if done := migration.switch:
-                steering.events.tell("after-cutover", **facts, alias=done.name, window=done.window)
+                options.events.report("after-cutover", **facts, alias=done.name, window=done.window)
     return migration
 
 
@@ -82,18 +82,18 @@ class Rollback:
     carried: int
 
 
-def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Rollback:
+def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
     """Let the application read the source again, after this has caught up with what was written since.
 
     name: of the source, the copy or the alias. Raises WrongPhase unless the copy took over,
     CollectionNotFound where the source is gone, NotCaughtUp, and what the store raises.
     """
-    steering = steering or Steering()
+    options = options or MigrationOptions()
     found = Ledger(store).find(name)
     found.require("switched", "rolling back", step="rollback")
     names = dict.fromkeys([found.source_now, found.target, found.source])
     carried = 0
-    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+    with options.reporting_failures(), leased(store, names, options.lease, options.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
         migration = ledger.again(found)
         migration.require("switched", "rolling back", step="rollback")
@@ -102,46 +102,46 @@ def rollback(store: Store, name: str, *, steering: Steering | None = None) -> Ro
             raise CollectionNotFound(f"the source {migration.source_now!r} of {migration.target!r} is gone")
         facts = {"source": migration.source, "target": migration.target, "alias": switch.name}
         if migration.phase == "switched":
-            steering.events.tell("before-rollback", **facts)
+            options.events.report("before-rollback", **facts)
             pair, partitions = backward(store, migration), store.info(migration.source_now).partitions
             for required in (False, True):
-                if not steering.frozen:
-                    mirror = Mirror(collection=migration.source_now, required=required)
-                    migration = announced(store, ledger, migration, migration.target, mirror)
-                    steering.wait_for_clients(migration.announced_at)
+                if not options.no_writers:
+                    dual_write = DualWrite(collection=migration.source_now, required=required)
+                    migration = announced(store, ledger, migration, migration.target, dual_write)
+                    options.wait_for_clients(migration.announced_at)
                 try:
-                    migration, _, rows = until_equal(ledger, migration, pair, partitions, steering)
+                    migration, _, rows = until_equal(ledger, migration, pair, partitions, options)
                 except Exception:
-                    if not steering.frozen:
-                        mirror = Mirror(collection=migration.source_now)
-                        store.write_mirror(migration.target, mirror)
+                    if not options.no_writers:
+                        dual_write = DualWrite(collection=migration.source_now)
+                        store.write_dual_write(migration.target, dual_write)
                     raise
                 carried += rows
             migration = ledger.write(migration, phase="rolling back")
         migration = _moved_back(lease, ledger, migration, switch)
-        steering.events.tell("after-rollback", **facts, carried=carried)
+        options.events.report("after-rollback", **facts, carried=carried)
     return Rollback(switch.name, migration.source, migration.target, carried)
 
 
 def _warm(store: Store, migration: Migration) -> None:
     """Have the copy indexed and loaded, and searched so that its index is in memory."""
-    store.serve(migration.target)
+    store.load(migration.target)
     state = migration.corrected()
     queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
-    sound = queries[~state.layout.unsound(queries)]
-    if len(sound):
-        asked = state.layout.wrap(sound, state.profile.strength, slot=state.profile.slot)
-        store.nearest(migration.target, state.field, np.asarray(asked), 10)
+    valid = queries[~state.layout.invalid(queries)]
+    if len(valid):
+        query_vectors = state.layout.encode_queries(valid, state.profile.strength, slot=state.profile.slot)
+        store.nearest(migration.target, state.field, np.asarray(query_vectors), 10)
 
 
-def _postponed(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+def _postponed(store: Store, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
     """Until whoever postponed the cut-over releases it, the copy follows."""
-    if steering.gate is None or not steering.gate.postponed:
+    if options.gate is None or not options.gate.postponed:
         return migration
-    steering.events.tell("postponed", source=migration.source, target=migration.target)
-    pair, partitions = forward(store, migration, steering.engine), store.info(migration.source).partitions
-    while not _released(steering.gate, steering.throttle):
-        one_pass(pair, partitions, migration, migration.passes + 1, steering)
+    options.events.report("postponed", source=migration.source, target=migration.target)
+    pair, partitions = forward(store, migration, options.engine), store.info(migration.source).partitions
+    while not _released(options.gate, options.throttle):
+        one_pass(pair, partitions, migration, migration.passes + 1, options)
         migration = ledger.write(migration, passes=migration.passes + 1)
     return migration
 
@@ -155,17 +155,17 @@ def _released(gate: CutoverGate, throttle: Throttle) -> bool:
     return False
 
 
-def _caught_up(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
-    if not steering.frozen:
-        mirror = Mirror(collection=migration.target, required=True)
-        migration = announced(store, ledger, migration, migration.source, mirror)
-        steering.wait_for_clients(migration.announced_at)
-    pair, partitions = forward(store, migration, steering.engine), store.info(migration.source).partitions
+def _caught_up(store: Store, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
+    if not options.no_writers:
+        dual_write = DualWrite(collection=migration.target, required=True)
+        migration = announced(store, ledger, migration, migration.source, dual_write)
+        options.wait_for_clients(migration.announced_at)
+    pair, partitions = forward(store, migration, options.engine), store.info(migration.source).partitions
     try:
-        migration, _, _ = until_equal(ledger, migration, pair, partitions, steering)
+        migration, _, _ = until_equal(ledger, migration, pair, partitions, options)
     except Exception:
-        if not steering.frozen:
-            store.write_mirror(migration.source, Mirror(collection=migration.target))
+        if not options.no_writers:
+            store.write_dual_write(migration.source, DualWrite(collection=migration.target))
         raise
     return migration
 
@@ -190,7 +190,7 @@ def _moved(lease: Lease, ledger: Ledger, migration: Migration) -> Migration:
     if switch.kept_as:
         store.write_state(target, state)
         lease.fence(switch.kept_as)
-    store.write_mirror(migration.source_now, None)
+    store.write_dual_write(migration.source_now, None)
     return ledger.write(migration, phase="switched", switch=done, state=state)
 
 
@@ -208,7 +208,7 @@ def _moved_back(lease: Lease, ledger: Ledger, migration: Migration, switch: Swit
     state = migration.corrected().model_copy(update={"source": migration.source})
     if switch.kept_as:
         store.write_state(migration.target, state)
-    store.write_mirror(migration.target, None)
+    store.write_dual_write(migration.target, None)
     return ledger.write(migration, phase="rolled back", switch=None, state=state)
 
 

@@ -33,8 +33,8 @@ class Pair:
         """The rows of these keys in both, as they are now. The copy's are read first: clients write to the
         origin first, so that a row seen in the copy has come to the origin, or has left it, before."""
         field = self.state.field
-        copied = self.store.fetch(self.copy.collection, keys, field, partition=partition)
-        wanted = self.store.fetch(self.origin.collection, keys, field, partition=partition)
+        copied = self.store.get(self.copy.collection, keys, field, partition=partition)
+        wanted = self.store.get(self.origin.collection, keys, field, partition=partition)
         return wanted, copied
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
@@ -89,9 +89,9 @@ class Pair:
             return found
         wanted = _picked(wanted, [ours[key] for key in common])
         copied = _picked(copied, [theirs[key] for key in common])
-        before, after = self.origin.read(wanted), self.copy.read(copied)
+        before, after = self.origin.decode_rows(wanted), self.copy.decode_rows(copied)
         vectors = self._recovered(before.vectors, after.vectors)
-        sound = self.copy.sound(copied)
+        valid = self.copy.valid(copied)
         for i, key in enumerate(common):
             ours_row, their_row = before.rows[i], after.rows[i]
             names = sorted(ours_row.keys() | their_row.keys())
@@ -100,7 +100,7 @@ class Pair:
                 differing.append(self.state.field)
             if differing:
                 found[key] = f"differs in {', '.join(differing)}"
-            elif not sound[i]:
+            elif not valid[i]:
                 found[key] = "bias pending, not finite or not the one in its field"
         return found
 

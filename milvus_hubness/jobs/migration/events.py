@@ -79,7 +79,7 @@ class Events:
     """Tells each event to every listener, in their order, in the thread that tells.
 
     Listeners hear one event at a time, whichever threads tell. hooks are called after them and hold nobody
-    up but who told: they may take long, and may themselves steer the migration.
+    up but who result: they may take long, and may themselves steer the migration.
     """
 
     def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
@@ -87,7 +87,7 @@ class Events:
         self._hooks = hooks
         self._one_at_a_time = threading.RLock()
 
-    def tell(self, name: str, /, **facts: Any) -> None:
+    def report(self, name: str, /, **facts: Any) -> None:
         """Raises what a listener or hook raises, and does not tell those after it."""
         with self._one_at_a_time:
             event = Event(name, facts, datetime.now(timezone.utc))

@@ -80,8 +80,8 @@ def recall_gate(
     *,
     value: int | None = None,
 ) -> RecallGate:
-    """What the stored form costs the collection's own kind of index, measured on up to ROWS of its rows and
-    queries of the bank; see `measure_recall`. value: of ef or nprobe, as the application asks."""
+    """What the augmented form costs the collection's own kind of index, measured on up to ROWS of its rows
+    and queries of the bank; see `measure_recall`. value: of ef or nprobe, as the application asks."""
     parts, left = [], ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(looked.chunks, object)):
         if left <= 0:
@@ -92,13 +92,13 @@ def recall_gate(
             ).vectors
         )
         left -= len(parts[-1])
-    vectors, link = np.concatenate(parts), store.takes_link(info, field)
+    vectors, graph_hint = np.concatenate(parts), store.takes_graph_hint(info, field)
     correction = Correction.fit(
         layout.measured_on(
             vectors,
             bank.vectors,
-            link=link,
-            cells=store.takes_cells(info, field),
+            graph_hint=graph_hint,
+            locality_hints=store.takes_locality_hints(info, field),
         ),
         estimator,
         bank,
@@ -106,8 +106,8 @@ def recall_gate(
         target_bank=target_bank,
     )
     biases = correction.centred(vectors)
-    centre = float(biases[~layout.unsound(vectors)].mean(dtype=np.float64))
-    biases = replace(correction, centre=centre).centred(vectors)
+    mean_bias = float(biases[~layout.invalid(vectors)].mean(dtype=np.float64))
+    biases = replace(correction, mean_bias=mean_bias).centred(vectors)
     vector = info.vector_fields[field]
     return measure_recall(
         correction.layout,
@@ -118,22 +118,22 @@ def recall_gate(
         vector.index_params,
         rows_total=looked.rows,
         value=value,
-        link=link,
-        cells=correction.cells(vectors),
+        graph_hint=graph_hint,
+        locality_hints=correction.locality_hints(vectors),
     )
 
 
 def resolution_of(
     store: Store, info: CollectionInfo, field: str, looked: Survey, layout: Layout, bank: QueryBank
 ) -> Resolution | None:
-    """How finely the stored form tells rows apart, on rows spread over the collection and queries of the
+    """How finely the augmented form tells rows apart, on rows spread over the collection and queries of the
     bank; None where it does so as finely as the vectors do. Raises CannotMigrate where it does not."""
     dtype = info.vector_fields[field].dtype
     if layout.metric != "L2" and dtype == "float32":
         return None
     every = max(1, -(-sum(map(len, looked.sample.values())) // MEASURED_ROWS))
     parts = [
-        store.fetch(info.name, keys[::every], field, partition=partition).vectors
+        store.get(info.name, keys[::every], field, partition=partition).vectors
         for partition, keys in looked.sample.items()
         if keys
     ]

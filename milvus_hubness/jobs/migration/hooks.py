@@ -33,7 +33,7 @@ class Hooks:
         timeout: float | None = None,
         cancelled: threading.Event | None = None,
     ) -> None:
-        _require_known(commands)
+        _validate_names(commands)
         self._commands = {name: tuple(each) for name, each in commands.items()}
         self._secrets = tuple(secrets)
         self._timeout = timeout
@@ -73,11 +73,11 @@ def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
         if not command.strip():
             raise InvalidParameter(f"hook {spec!r} is not of the form EVENT=COMMAND")
         commands.setdefault(name.strip(), []).append(command.strip())
-    _require_known(commands)
+    _validate_names(commands)
     return commands
 
 
-def _require_known(names: Iterable[str]) -> None:
+def _validate_names(names: Iterable[str]) -> None:
     if unknown := sorted(set(names) - set(EVENT_NAMES)):
         raise InvalidParameter(
             f"no event {', '.join(map(repr, unknown))} to hook on: there are {', '.join(EVENT_NAMES)}"

@@ -24,7 +24,7 @@ from milvus_hubness.jobs.migration.catch_up import BYTES_PER_NUMBER, carried
 from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.migration.recording import Recorder, with_unsound
+from milvus_hubness.jobs.migration.recording import Recorder, with_invalid
 from milvus_hubness.jobs.migration.throttle import Throttle
 from milvus_hubness.stores.base import Batch, Key, Store
 
@@ -41,7 +41,7 @@ def half_imported(chunks: Sequence[Chunk]) -> bool:
     return any(chunk.importing is not None and chunk.seconds is None for chunk in chunks)
 
 
-def settle_imports(
+def wait_for_imports(
     store: Store,
     target: str,
     chunks: Sequence[Chunk],
@@ -156,8 +156,8 @@ class _Importing:
             nonlocal rows
             for chunk in group:
                 batch = next(batches)
-                unsound = pair.state.layout.unsound(pair.origin.read(batch).vectors)
-                written.append(with_unsound(chunk, [batch.keys[i] for i in np.flatnonzero(unsound)]))
+                invalid = pair.state.layout.invalid(pair.origin.decode_rows(batch).vectors)
+                written.append(with_invalid(chunk, [batch.keys[i] for i in np.flatnonzero(invalid)]))
                 rows += len(batch)
                 self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
                 yield carried(pair, batch)

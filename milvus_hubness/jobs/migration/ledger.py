@@ -53,9 +53,8 @@ class Migration(_Frozen):
 
     id: random; the copy carries it, and its chunks are kept under it. rebuilds: the former state of a source
     that is corrected already, and whose copy gets other biases. arguments: what it was begun with, which
-    every further run must agree on. unmirrored: rows that a later pass found written by clients that do not
-    write to both collections. source_identity: see CollectionInfo.
-    """
+    every further run must agree on. missed_dual_writes: rows that a later pass found written by clients that
+    do not write to both collections. source_identity: see CollectionInfo."""
 
     version: Literal[1] = 1
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -70,10 +69,10 @@ class Migration(_Frozen):
     made_bank: Made = "nothing"
     rows: int = 0
     chunks: int = 0
-    unsound: int = 0
-    unsound_keys: tuple[int | str, ...] = ()
+    invalid: int = 0
+    invalid_keys: tuple[int | str, ...] = ()
     passes: int = 0
-    unmirrored: int = 0
+    missed_dual_writes: int = 0
     announced_at: datetime | None = None
     begun_at: datetime
     changed_at: datetime
@@ -105,10 +104,10 @@ class Migration(_Frozen):
             if self.arguments.get(name) != arguments.get(name)
         )
         if names:
-            told = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
+            result = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
             raise ResumeRefused(
                 f"{self.target!r} is an unfinished copy of {self.source!r} that was begun otherwise "
-                f"({'; '.join(told)}): give the same again, or --restart, which drops it and begins anew"
+                f"({'; '.join(result)}): give the same again, or --restart, which drops it and begins anew"
             )
 
     def require(self, *phases: Phase, step: str) -> None:

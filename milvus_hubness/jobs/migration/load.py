@@ -72,9 +72,9 @@ class LoadWatch:
     def _make_room(self, outcome: Outcome) -> None:
         if outcome.exit_code == 0:
             if self._throttle.resume(MAX_LOAD):
-                self._events.tell("resumed", reason=MAX_LOAD)
+                self._events.report("resumed", reason=MAX_LOAD)
         elif self._throttle.pause(MAX_LOAD):
-            self._events.tell("throttled", reason=MAX_LOAD, detail=outcome.complaint)
+            self._events.report("throttled", reason=MAX_LOAD, detail=outcome.complaint)
 
     def _run(self, command: str) -> Outcome:
         return run_command(command, secrets=self._secrets, timeout=TIMEOUT_SECONDS, cancelled=self._over)

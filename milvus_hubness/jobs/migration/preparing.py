@@ -12,7 +12,7 @@ from milvus_hubness.jobs.migration.differences import Pair
 from milvus_hubness.jobs.migration.faces import Corrected, Plain
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration
 from milvus_hubness.jobs.plan import MigrationPlan
-from milvus_hubness.jobs.restored import restored_by_slot
+from milvus_hubness.jobs.restored import load_corrections
 from milvus_hubness.layout import Floats
 from milvus_hubness.operations.owner import now
 from milvus_hubness.stores.base import Store, StoredBank
@@ -57,7 +57,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
         dtype=plan.source.vector_fields[plan.field].dtype,
         source=plan.source.name,
         phase="copying",
-        centre=correction.centre,
+        mean_bias=correction.mean_bias,
         strength=plan.strength,
         gate=plan.gate,
         gate_targets=plan.gate_targets,
@@ -90,12 +90,12 @@ def _source(store: Store, migration: Migration) -> Plain | Corrected:
     name, before = migration.source_now, migration.rebuilds
     if before is None:
         return Plain(name)
-    return Corrected(name, before, restored_by_slot(store, before, unchecked=before.profiles))
+    return Corrected(name, before, load_corrections(store, before, unchecked=before.profiles))
 
 
 def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> Corrected:
     state = migration.corrected()
-    return Corrected(migration.target, state, restored_by_slot(store, state, engine))
+    return Corrected(migration.target, state, load_corrections(store, state, engine))
 
 
 def _fit(store: Store, plan: MigrationPlan) -> Correction:
@@ -106,17 +106,17 @@ def _fit(store: Store, plan: MigrationPlan) -> Correction:
         plan.layout.measured_on(
             gallery,
             plan.bank.vectors,
-            link=store.takes_link(*of),
-            cells=store.takes_cells(*of),
+            graph_hint=store.takes_graph_hint(*of),
+            locality_hints=store.takes_locality_hints(*of),
         ),
         plan.estimator,
         plan.bank,
         gallery=gallery if plan.estimator.needs_gallery else None,
         target_bank=plan.target_bank,
     )
-    biases = correction.centred(gallery)[~plan.layout.unsound(gallery)]
-    centre = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
-    return Correction(correction.layout, correction.fitted, centre)
+    biases = correction.centred(gallery)[~plan.layout.invalid(gallery)]
+    mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+    return Correction(correction.layout, correction.fitted, mean_bias)
 
 
 def _gallery(store: Store, plan: MigrationPlan) -> Floats:
@@ -132,7 +132,7 @@ def _gallery(store: Store, plan: MigrationPlan) -> Floats:
     size = store.chunk_rows(plan.source)
     return np.concatenate(
         [
-            store.fetch(plan.source.name, keys[start : start + size], plan.field, partition=partition).vectors
+            store.get(plan.source.name, keys[start : start + size], plan.field, partition=partition).vectors
             for partition, keys in plan.survey.sample.items()
             for start in range(0, len(keys), size)
         ]

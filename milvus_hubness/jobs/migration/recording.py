@@ -30,7 +30,7 @@ class Recorder:
         self._ledger.write_chunks(self.migration, chunks)
         self._rows += sum(chunk.rows for chunk in chunks)
         speed = (self._rows - self._rows_before) / (moment - self._began)
-        self._events.tell(
+        self._events.report(
             "copying",
             partition=chunks[-1].partition,
             chunk=chunks[-1].number + 1,
@@ -44,6 +44,6 @@ class Recorder:
         )
 
 
-def with_unsound(chunk: Chunk, keys: Sequence[Key]) -> Chunk:
+def with_invalid(chunk: Chunk, keys: Sequence[Key]) -> Chunk:
     """The chunk, with the keys of its rows that hold no usable vector."""
-    return chunk.model_copy(update={"unsound": len(keys), "unsound_keys": tuple(keys[:KEYS_NAMED])})
+    return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": tuple(keys[:KEYS_NAMED])})

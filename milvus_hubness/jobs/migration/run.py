@@ -13,20 +13,20 @@ from milvus_hubness.jobs.migration.chunks import Chunk
 from milvus_hubness.jobs.migration.clean import drop_copy
 from milvus_hubness.jobs.migration.copying import copy_chunks
 from milvus_hubness.jobs.migration.following import announced, until_equal
-from milvus_hubness.jobs.migration.importing import half_imported, import_chunks, settle_imports
+from milvus_hubness.jobs.migration.importing import half_imported, import_chunks, wait_for_imports
 from milvus_hubness.jobs.migration.ledger import Ledger, Migration, leased
 from milvus_hubness.jobs.migration.preparing import begun, forward, prepared
 from milvus_hubness.jobs.migration.recording import KEYS_NAMED, Recorder
-from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.steering import MigrationOptions
 from milvus_hubness.jobs.nearest import keep_nearest
 from milvus_hubness.jobs.plan import MigrationPlan
 from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.state import Mirror
+from milvus_hubness.state import DualWrite
 from milvus_hubness.stores.base import CollectionInfo, Store
 
 
-def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> Migration:
+def run(store: Store, plan: MigrationPlan, options: MigrationOptions | None = None) -> Migration:
     """Copy, catch up and verify, from wherever an earlier run of the same plan ended.
 
     Raises ResumeRefused where the plan or the source's schema is not that of the earlier run, LeaseHeld,
@@ -34,12 +34,12 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
     InvalidParameter where the engine does not know the estimator or the server not the copy's index, and what
     the store raises. Whatever it raises, it can be run again.
     """
-    steering = steering or Steering()
-    require_engine(steering.engine, plan.estimator)
-    if steering.bulk:
-        steering.bulk.require(store, plan.source)
+    options = options or MigrationOptions()
+    require_engine(options.engine, plan.estimator)
+    if options.bulk:
+        options.bulk.require(store, plan.source)
     names = (plan.source.name, plan.target)
-    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+    with options.reporting_failures(), leased(store, names, options.lease, options.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
         known = ledger.of_target(plan.target)
         if plan.restart and known is not None:
@@ -47,19 +47,19 @@ def run(store: Store, plan: MigrationPlan, steering: Steering | None = None) -> 
         migration = begun(ledger, plan)
         if migration.phase == "preparing":
             migration = prepared(store, ledger, plan, ledger.write(migration))
-        steering.throttle.check()
-        return _carry_on(lease, ledger, migration, steering)
+        options.throttle.check()
+        return _carry_on(lease, ledger, migration, options)
 
 
-def resume(store: Store, name: str, steering: Steering | None = None) -> Migration:
+def resume(store: Store, name: str, options: MigrationOptions | None = None) -> Migration:
     """As `run`, of the unfinished migration of this source or to this target, with what it was begun with.
 
     Raises NoMigration too.
     """
-    steering = steering or Steering()
+    options = options or MigrationOptions()
     found = Ledger(store).find(name)
     names = (found.source_now, found.target)
-    with steering.telling(), leased(store, names, steering.lease, steering.throttle) as lease:
+    with options.reporting_failures(), leased(store, names, options.lease, options.throttle) as lease:
         store, ledger = lease.store, Ledger(lease.store)
         migration = ledger.again(found)
         if migration.phase == "preparing":
@@ -72,17 +72,17 @@ def resume(store: Store, name: str, steering: Steering | None = None) -> Migrati
                 raise ResumeRefused(
                     f"the schema of {info.name!r} is not what it was when this began: --restart"
                 )
-            if steering.bulk and migration.phase == "copying":
-                steering.bulk.require(store, info)
-        return _carry_on(lease, ledger, migration, steering)
+            if options.bulk and migration.phase == "copying":
+                options.bulk.require(store, info)
+        return _carry_on(lease, ledger, migration, options)
 
 
-def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
     if migration.phase not in {"copying", "catching up", "rolled back"}:
         return migration
     store = lease.store
     # What a job that was killed has brought back in the source must not reach the copy.
-    write_intents.repair(lease, migration.source, client_ttl=steering.client_ttl)
+    write_intents.repair(lease, migration.source, client_ttl=options.client_ttl)
     source = store.info(migration.source)
     if migration.phase == "copying":
         planned = migration.indexed(source)
@@ -90,66 +90,66 @@ def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, steering: Stee
         store.validate_index(planned.vector_fields[field], source.vector_fields[field])
         store.create_copy(planned, migration.target, migration.corrected())
         lease.fence(migration.target)
-        migration = _settled(store, ledger, migration, steering)
-    if not steering.frozen:
-        mirror = Mirror(collection=migration.target)
-        migration = announced(store, ledger, migration, source.name, mirror)
+        migration = _settled(store, ledger, migration, options)
+    if not options.no_writers:
+        dual_write = DualWrite(collection=migration.target)
+        migration = announced(store, ledger, migration, source.name, dual_write)
     if migration.phase == "copying":
-        migration = _copied(store, ledger, migration, source, steering)
-    if not steering.frozen:
-        steering.wait_for_clients(migration.announced_at)
-    return _verified(store, ledger, migration, source, steering)
+        migration = _copied(store, ledger, migration, source, options)
+    if not options.no_writers:
+        options.wait_for_clients(migration.announced_at)
+    return _verified(store, ledger, migration, source, options)
 
 
-def _settled(store: Store, ledger: Ledger, migration: Migration, steering: Steering) -> Migration:
+def _settled(store: Store, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
     """Before anybody writes to the copy: no import of an earlier run is under way, and where this run will
     import, no rows of chunks that are still to be copied are there."""
     chunks = ledger.chunks(migration)
-    if not half_imported(chunks) and not (steering.bulk and store.count(migration.target)):
+    if not half_imported(chunks) and not (options.bulk and store.count(migration.target)):
         return migration
-    recorder = Recorder(migration, chunks, ledger, steering.events)
-    settle_imports(store, migration.target, chunks, ledger, recorder, steering.throttle)
+    recorder = Recorder(migration, chunks, ledger, options.events)
+    wait_for_imports(store, migration.target, chunks, ledger, recorder, options.throttle)
     return recorder.migration
 
 
 def _copied(
-    store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
+    store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, options: MigrationOptions
 ) -> Migration:
     facts = {"source": source.name, "target": migration.target}
-    steering.events.tell("before-copy", **facts, rows_total=migration.rows)
+    options.events.report("before-copy", **facts, rows_total=migration.rows)
     store.count(source.name)
-    pair = forward(store, migration, steering.engine)
+    pair = forward(store, migration, options.engine)
     chunks = ledger.chunks(migration)
-    recorder = Recorder(migration, chunks, ledger, steering.events)
-    if steering.bulk:
-        import_chunks(pair, chunks, ledger, recorder, steering.bulk, steering.throttle)
+    recorder = Recorder(migration, chunks, ledger, options.events)
+    if options.bulk:
+        import_chunks(pair, chunks, ledger, recorder, options.bulk, options.throttle)
         store.show_imported(migration.target)
     else:
-        alone = steering.frozen and migration.announced_at is None
-        copy_chunks(pair, chunks, recorder, steering.throttle, alone=alone)
-        store.finish(migration.target)
+        alone = options.no_writers and migration.announced_at is None
+        copy_chunks(pair, chunks, recorder, options.throttle, alone=alone)
+        store.flush(migration.target)
     migration = recorder.migration
-    steering.events.tell("after-copy", **facts, rows=migration.rows)
-    found = _unsound(ledger.chunks(migration))
+    options.events.report("after-copy", **facts, rows=migration.rows)
+    found = _invalid(ledger.chunks(migration))
     return ledger.write(migration, phase="catching up", **found)
 
 
 def _verified(
-    store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, steering: Steering
+    store: Store, ledger: Ledger, migration: Migration, source: CollectionInfo, options: MigrationOptions
 ) -> Migration:
     index_as_planned(store, migration, source)
-    pair = forward(store, migration, steering.engine)
-    migration, equal, _ = until_equal(ledger, migration, pair, source.partitions, steering)
-    steering.events.tell(
+    pair = forward(store, migration, options.engine)
+    migration, equal, _ = until_equal(ledger, migration, pair, source.partitions, options)
+    options.events.report(
         "before-verify", source=source.name, target=migration.target, rows_total=migration.rows
     )
     found = verified(pair, source.partitions, ledger.chunks(migration), equal)
     state = keep_nearest(store, migration.target, migration.corrected()).model_copy(update={"phase": "ready"})
     store.write_state(migration.target, state)
-    steering.events.tell("verified", **asdict(found))
+    options.events.report("verified", **asdict(found))
     return ledger.write(migration, phase="verified", state=state, rows=equal.rows, verified=asdict(found))
 
 
-def _unsound(chunks: Sequence[Chunk]) -> dict[str, Any]:
-    keys = tuple(key for chunk in chunks for key in chunk.unsound_keys)
-    return {"unsound": sum(chunk.unsound for chunk in chunks), "unsound_keys": keys[: 4 * KEYS_NAMED]}
+def _invalid(chunks: Sequence[Chunk]) -> dict[str, Any]:
+    keys = tuple(key for chunk in chunks for key in chunk.invalid_keys)
+    return {"invalid": sum(chunk.invalid for chunk in chunks), "invalid_keys": keys[: 4 * KEYS_NAMED]}

@@ -20,20 +20,20 @@ from milvus_hubness.operations.owner import now
 from milvus_hubness.state import STATE_TTL
 
 CLIENT_TTL = STATE_TTL
-"""The longest state_ttl of the clients that write, unless told otherwise."""
+"""The longest state_ttl of the clients that write, unless set otherwise."""
 
 
 @dataclass(frozen=True)
-class Steering:
-    """frozen: nobody writes to the source while this runs, so that clients need not be told, and what differs
-    after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that writes,
-    in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are copied by
-    files that the database imports, rather than by upserts; only where frozen, since an import does not
-    replace what a client wrote before it. engine: what computes the biases of the rows that are copied,
+class MigrationOptions:
+    """no_writers: nobody writes to the source while this runs, so that clients need not be told, and what
+    differs after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that
+    writes, in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are
+    copied by files that the database imports, rather than by upserts; only where frozen, since an import does
+    not replace what a client wrote before it. engine: what computes the biases of the rows that are copied,
     "server" for the database's own search over the bank, "ray" for a Ray cluster. lease: one that is held
     already; without, one is taken. Raises InvalidParameter."""
 
-    frozen: bool = False
+    no_writers: bool = False
     client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
     throttle: Throttle = field(default_factory=Throttle)
     events: Events = field(default_factory=lambda: Events([]))
@@ -43,10 +43,10 @@ class Steering:
     lease: Lease | None = None
 
     def __post_init__(self) -> None:
-        if self.bulk and not self.frozen:
+        if self.bulk and not self.no_writers:
             raise InvalidParameter(
                 "imported rows come beside those that clients write meanwhile, not in their place: copy by "
-                "files only where nobody writes, and say so with --frozen"
+                "files only where nobody writes, and say so with --no-writers"
             )
 
     def wait_for_clients(self, since: datetime | None) -> None:
@@ -55,15 +55,15 @@ class Steering:
             time.sleep(max(0.0, self.client_ttl - (now() - since).total_seconds()))
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
+    def reporting_failures(self) -> Iterator[None]:
         """Tell how the work within ended, where it did not end well."""
         try:
             yield
         except Exception as error:
-            self.events.tell("failed", type=type(error).__name__, message=str(error))
+            self.events.report("failed", type=type(error).__name__, message=str(error))
             raise
         except BaseException as stop:
-            self.events.tell("stopped", reason=type(stop).__name__)
+            self.events.report("stopped", reason=type(stop).__name__)
             raise
 
 

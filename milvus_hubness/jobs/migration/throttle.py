@@ -49,7 +49,7 @@ class Throttle:
         self._rows = _Bucket(checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS)
         self._bytes = _Bucket(checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS)
         self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
-        self._steered: float | None = None
+        self._with_options: float | None = None
         self._bytes_per_row = 0.0
 
     def admit(self, rows: int, size: int) -> None:
@@ -120,8 +120,8 @@ class Throttle:
         with self._changed:
             wanted = float(default)
             if self._chunk_seconds is not None:
-                self._steered = max(self._steered or wanted, SMALLEST_REQUEST)
-                wanted = self._steered
+                self._with_options = max(self._with_options or wanted, SMALLEST_REQUEST)
+                wanted = self._with_options
             if self._rows.rate is not None:
                 wanted = min(wanted, self._rows.rate * BURST_SECONDS)
             if self._bytes.rate is not None and self._bytes_per_row:
@@ -133,12 +133,12 @@ class Throttle:
         twice or half the rows. A request of fewer rows than that, the last of a partition, say, counts only
         if it was slow."""
         with self._changed:
-            if self._chunk_seconds is None or self._steered is None:
+            if self._chunk_seconds is None or self._with_options is None:
                 return
-            if rows < int(self._steered) and seconds < self._chunk_seconds:
+            if rows < int(self._with_options) and seconds < self._chunk_seconds:
                 return
             step = self._chunk_seconds / max(seconds, INSTANT)
-            self._steered *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
+            self._with_options *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
         """running; paused_by, the reasons; the three limits; rows_per_request, None while it was never
@@ -150,7 +150,7 @@ class Throttle:
                 "rows_per_second": self._rows.rate,
                 "bytes_per_second": self._bytes.rate,
                 "chunk_seconds": self._chunk_seconds,
-                "rows_per_request": None if self._steered is None else int(self._steered),
+                "rows_per_request": None if self._with_options is None else int(self._with_options),
                 "stopped": None if self._error is None else str(self._error),
             }
 

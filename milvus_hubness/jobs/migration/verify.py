@@ -6,11 +6,11 @@ from milvus_hubness.jobs.migration.catch_up import compare
 from milvus_hubness.jobs.migration.checks import Verification, index_as_planned, verified
 from milvus_hubness.jobs.migration.ledger import Ledger
 from milvus_hubness.jobs.migration.preparing import forward
-from milvus_hubness.jobs.migration.steering import Steering
+from milvus_hubness.jobs.migration.steering import MigrationOptions
 from milvus_hubness.stores.base import Store
 
 
-def verify(store: Store, name: str, *, steering: Steering | None = None) -> Verification:
+def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
     """Compare every row and field of a migration's two collections, and what `Verification` names beside.
 
     name: of the source, the copy or the alias. Vectors must come back bit for bit; under COSINE, where a row
@@ -19,7 +19,7 @@ def verify(store: Store, name: str, *, steering: Steering | None = None) -> Veri
     VerificationFailed naming the first rows that differ, or an index that is not as planned, NoMigration,
     WrongPhase before there is a copy or once the source is dropped.
     """
-    steering = steering or Steering()
+    options = options or MigrationOptions()
     ledger = Ledger(store)
     migration = ledger.find(name)
     migration.require(
@@ -34,7 +34,7 @@ def verify(store: Store, name: str, *, steering: Steering | None = None) -> Veri
         source.partitions,
         rows_per_page=store.chunk_rows(source),
         rows_total=migration.rows,
-        throttle=steering.throttle,
-        events=steering.events,
+        throttle=options.throttle,
+        events=options.events,
     )
     return verified(pair, source.partitions, ledger.chunks(migration), equal)

@@ -17,13 +17,13 @@ from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
     CollectionState,
     Profile,
-    read_journal,
-    read_mirror,
+    read_dual_write,
+    read_intent_log,
     read_states,
 )
-from milvus_hubness.stores.bank_generations import parts_of, stored_bank, validated
+from milvus_hubness.stores.bank_generations import fitted_bank, parts_of, validated
 from milvus_hubness.stores.base import StoredBank
-from qdrant_hubness.client.known import Known
+from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of
 from qdrant_hubness.store.properties import STATES, of_metadata, point_id
@@ -34,10 +34,10 @@ T = TypeVar("T")
 Operation = Generator[Ask | Compute | Pause, Any, T]
 
 ROWS_PER_PAGE = 1_000
-NOTHING = Known("")
+NOTHING = CachedState("")
 
 
-class Knowledge:
+class StateCache:
     """strength: w of every query that names none; None for each collection's own. state_ttl: seconds for
     which what a collection says of itself is believed. bank_budget: bytes of banks to keep in memory. local:
     whether the client keeps the data itself."""
@@ -46,14 +46,14 @@ class Knowledge:
         self.strength = strength
         self._state_ttl = state_ttl
         self._banks = BankCache(bank_budget)
-        self._known: dict[str, tuple[float, Known]] = {}
+        self._known: dict[str, tuple[float, CachedState]] = {}
         self._in_metadata: bool | None = True if local else None
 
     def forget(self, collection: str) -> None:
         """Ask again what the collection says of itself."""
         self._known.pop(collection, None)
 
-    def known(self, collection: str) -> Operation[Known]:
+    def cached_state(self, collection: str) -> Operation[CachedState]:
         """What the collection says of itself. One that is not there says nothing: the call that follows tells
         of that in Qdrant's own words."""
         remembered = self._known.get(collection)
@@ -67,39 +67,39 @@ class Knowledge:
                 return NOTHING
             raise
         name, told = yield from self._told(collection, described)
-        found = Known(
+        found = CachedState(
             name,
             {field: each.size for field, each in schema.dense(described).items() if _is_single(each)},
             read_states(told),
-            read_mirror(told),
-            read_journal(told),
+            read_dual_write(told),
+            read_intent_log(told),
         )
         self._known[collection] = (asked + self._state_ttl, found)
         return found
 
-    def as_it_is(self, collection: str, call: Callable[[Known], Operation[T]]) -> Operation[T]:
+    def as_it_is(self, collection: str, call: Callable[[CachedState], Operation[T]]) -> Operation[T]:
         """call(known), and once more where that fails and the collection turns out to have changed."""
-        known = yield from self.known(collection)
+        cached = yield from self.cached_state(collection)
         try:
-            return (yield from call(known))
+            return (yield from call(cached))
         except (HubnessError, *FAILURES):
             self.forget(collection)
-            now = yield from self.known(collection)
-            if now == known:
+            now = yield from self.cached_state(collection)
+            if now == cached:
                 raise
         return (yield from call(now))
 
     def reading(
-        self, collection: str, call: Callable[[Known], Operation[T]], vectors: Callable[[T], list[Any]]
+        self, collection: str, call: Callable[[CachedState], Operation[T]], vectors: Callable[[T], list[Any]]
     ) -> Operation[T]:
         """As `as_it_is`, of a call that shows stored vectors, which tell by their width that the collection
         is another one by now. vectors: one or some of each answer."""
 
-        def looked(known: Known) -> Operation[T]:
-            found = yield from call(known)
-            if not all(known.fits(each) for each in vectors(found)):
+        def looked(cached: CachedState) -> Operation[T]:
+            found = yield from call(cached)
+            if not all(cached.fits(each) for each in vectors(found)):
                 self.forget(collection)
-                found = yield from call((yield from self.known(collection)))
+                found = yield from call((yield from self.cached_state(collection)))
             return found
 
         return self.as_it_is(collection, looked)
@@ -110,7 +110,7 @@ class Knowledge:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
             told = of_metadata(described)
-            if not read_mirror(told):
+            if not read_dual_write(told):
                 return collection, told
             return (yield from self._real_name(collection)), told
         name = yield from self._real_name(collection)
@@ -156,13 +156,15 @@ class Knowledge:
         return found
 
     def cells(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
-        """(n, c) what the cell columns of vectors (n, d) hold, by the active profile's bank."""
+        """(n, c) what the locality hint columns of vectors (n, d) hold, by the active profile's bank."""
         profile = state.profile
-        if not state.layout.cell_count:
+        if not state.layout.locality_hint_count:
             return np.zeros((len(vectors), 0), np.float32)
         bank = yield from self._bank(collection, state, profile)
         of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).cells(vectors))
+        found: Floats = yield Compute(
+            lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors)
+        )
         return found
 
     def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
@@ -184,7 +186,7 @@ class Knowledge:
             found += page
             if offset is None:
                 break
-        return validated(reference, stored_bank(reference, "qdrant", *_rows(found)))
+        return validated(reference, fitted_bank(reference, "qdrant", *_rows(found)))
 
 
 def _rows(records: list[Any]) -> tuple[Floats, list[dict[str, Any]]]:

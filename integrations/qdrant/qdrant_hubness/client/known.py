@@ -12,7 +12,7 @@ from qdrant_client import models
 
 from milvus_hubness.halves import rounded
 from milvus_hubness.layout import Floats
-from milvus_hubness.state import CollectionState, Journal, Mirror
+from milvus_hubness.state import CollectionState, DualWrite, WriteIntentLog
 from qdrant_hubness.store.properties import OURS
 from qdrant_hubness.store.rows import UNNAMED, named
 
@@ -20,16 +20,16 @@ DISTANCES = {"COSINE": models.Distance.COSINE, "IP": models.Distance.DOT, "L2": 
 
 
 @dataclass(frozen=True)
-class Known:
-    """name: the real one, where there is a mirror. sizes: of the single dense vectors as they are stored, by
-    name. states: of those that are corrected. mirror: where its points are carried to. journal: where writes
-    are noted first."""
+class CachedState:
+    """name: the real one, where there is a copy. sizes: of the single dense vectors as they are stored, by
+    name. states: of those that are corrected. dual_write: where its points are carried to. intent_log: where
+    writes are noted first."""
 
     name: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     states: Mapping[str, CollectionState] = field(default_factory=dict)
-    mirror: Mirror | None = None
-    journal: Journal | None = None
+    dual_write: DualWrite | None = None
+    intent_log: WriteIntentLog | None = None
 
     def state_of(self, using: str | None) -> CollectionState | None:
         """Of the vector that a query is about."""
@@ -46,7 +46,7 @@ class Known:
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
         """The states whose biases lie in the vectors."""
-        return {name: state for name, state in self.states.items() if state.beside is None}
+        return {name: state for name, state in self.states.items() if state.reranking is None}
 
     def fits(self, vector: Any) -> bool:
         """Whether a stored vector, or several by name, are as wide as this knows them."""
@@ -54,7 +54,7 @@ class Known:
         return all(len(found[name]) == size for name, size in self.sizes.items() if found.get(name))
 
     def shown(self, point: Any, asked: Collection[str] = ()) -> Any:
-        """A point as the user knows it. asked: keys of ours that it was asked for by name."""
+        """A point as the user knows it. search_request: keys of ours that it was asked for by name."""
         changed: dict[str, Any] = {}
         if point.payload and (ours := self.hidden - set(asked)):
             changed["payload"] = {key: value for key, value in point.payload.items() if key not in ours}
@@ -72,20 +72,20 @@ class Known:
             for name, each in vector.items()
         }
 
-    def described(self, told: Any) -> Any:
+    def described(self, result: Any) -> Any:
         """What get_collection says, as if the vectors had never been changed."""
         if not self.states:
-            return told
-        params = told.config.params
+            return result
+        params = result.config.params
         vectors = params.vectors
         if isinstance(vectors, models.VectorParams):
             vectors = self._params(UNNAMED, vectors)
         elif vectors:
             vectors = {name: self._params(name, each) for name, each in vectors.items()}
-        metadata = {k: v for k, v in (told.config.metadata or {}).items() if not k.startswith(OURS)}
+        metadata = {k: v for k, v in (result.config.metadata or {}).items() if not k.startswith(OURS)}
         params = params.model_copy(update={"vectors": vectors})
-        config = told.config.model_copy(update={"params": params, "metadata": metadata or None})
-        return told.model_copy(update={"config": config})
+        config = result.config.model_copy(update={"params": params, "metadata": metadata or None})
+        return result.model_copy(update={"config": config})
 
     def _params(self, name: str, params: Any) -> Any:
         state = self.in_vectors.get(name)
@@ -98,5 +98,5 @@ def users_vector(state: CollectionState, vector: Any) -> Floats:
     """(d,) what a stored vector (width,) was made of. Raises DimensionMismatch."""
     joined = state.form.joined(np.asarray(vector, np.float32)[None])
     ones = np.ones(1) if state.metric == "COSINE" else None
-    found: Floats = rounded(state.layout.strip(joined, ones), state.dtype)[0]
+    found: Floats = rounded(state.layout.decode_vectors(joined, ones), state.dtype)[0]
     return found

@@ -112,11 +112,11 @@ class Methods(ABC):
         )
 
     def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_pairs, of vectors that are not in the stored form."""
+        """As QdrantClient.search_matrix_pairs, of vectors that are not in augmented form."""
         return self._run(self._operations.matrix("search_matrix_pairs", collection_name, args, kwargs))
 
     def search_matrix_offsets(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
-        """As QdrantClient.search_matrix_offsets, of vectors that are not in the stored form."""
+        """As QdrantClient.search_matrix_offsets, of vectors that are not in augmented form."""
         return self._run(self._operations.matrix("search_matrix_offsets", collection_name, args, kwargs))
 
     # -- reads ----------------------------------------------------------------------------------------
@@ -130,8 +130,8 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.retrieve."""
-        told = {"with_payload": with_payload, "with_vectors": with_vectors, **options}
-        return self._run(self._operations.retrieve(collection_name, ids, told))
+        result = {"with_payload": with_payload, "with_vectors": with_vectors, **options}
+        return self._run(self._operations.retrieve(collection_name, ids, result))
 
     def scroll(
         self,
@@ -145,7 +145,7 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.scroll."""
-        told = {
+        result = {
             "scroll_filter": scroll_filter,
             "limit": limit,
             "order_by": order_by,
@@ -153,7 +153,7 @@ class Methods(ABC):
             "with_payload": with_payload,
             "with_vectors": with_vectors,
         }
-        return self._run(self._operations.scroll(collection_name, {**told, **options}))
+        return self._run(self._operations.scroll(collection_name, {**result, **options}))
 
     def get_collection(self, collection_name: str, **kwargs: Any) -> Any:
         """As QdrantClient.get_collection, with sizes and distances as they were before the correction."""
@@ -165,7 +165,7 @@ class Methods(ABC):
         """As QdrantClient.upsert; each point gets its bias from the bank.
 
         Raises DimensionMismatch, NonFiniteVectors and, under Cosine, ZeroVectors, each naming the points by
-        their place; JournalFailed where nothing was written, and MirrorFailed."""
+        their place; WriteIntentFailed where nothing was written, and DualWriteFailed."""
         return self._write(collection_name, "upsert", points=points, wait=wait, **options)
 
     def update_vectors(
@@ -178,8 +178,8 @@ class Methods(ABC):
         self, collection_name: str, vectors: Sequence[str], points: Any, wait: bool = True, **options: Any
     ) -> Any:
         """As QdrantClient.delete_vectors."""
-        told = {"vectors": vectors, "points": points, "wait": wait}
-        return self._write(collection_name, "delete_vectors", **told, **options)
+        result = {"vectors": vectors, "points": points, "wait": wait}
+        return self._write(collection_name, "delete_vectors", **result, **options)
 
     def delete(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
         """As QdrantClient.delete."""
@@ -195,30 +195,30 @@ class Methods(ABC):
         **options: Any,
     ) -> Any:
         """As QdrantClient.set_payload."""
-        told = {"payload": payload, "points": points, "key": key, "wait": wait}
-        return self._write(collection_name, "set_payload", **told, **options)
+        result = {"payload": payload, "points": points, "key": key, "wait": wait}
+        return self._write(collection_name, "set_payload", **result, **options)
 
     def overwrite_payload(
         self, collection_name: str, payload: dict[str, Any], points: Any, wait: bool = True, **options: Any
     ) -> Any:
         """As QdrantClient.overwrite_payload. Where biases lie in payloads, these points have none until the
         next refresh."""
-        told = {"payload": payload, "points": points, "wait": wait}
-        return self._write(collection_name, "overwrite_payload", **told, **options)
+        result = {"payload": payload, "points": points, "wait": wait}
+        return self._write(collection_name, "overwrite_payload", **result, **options)
 
     def delete_payload(
         self, collection_name: str, keys: Sequence[str], points: Any, wait: bool = True, **options: Any
     ) -> Any:
         """As QdrantClient.delete_payload."""
-        told = {"keys": keys, "points": points, "wait": wait}
-        return self._write(collection_name, "delete_payload", **told, **options)
+        result = {"keys": keys, "points": points, "wait": wait}
+        return self._write(collection_name, "delete_payload", **result, **options)
 
     def clear_payload(
         self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
     ) -> Any:
         """As QdrantClient.clear_payload; biases in payloads as for overwrite_payload."""
-        told = {"points_selector": points_selector, "wait": wait}
-        return self._write(collection_name, "clear_payload", **told, **options)
+        result = {"points_selector": points_selector, "wait": wait}
+        return self._write(collection_name, "clear_payload", **result, **options)
 
     def batch_update_points(
         self, collection_name: str, update_operations: Sequence[Any], wait: bool = True, **options: Any

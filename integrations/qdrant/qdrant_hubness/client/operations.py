@@ -12,7 +12,7 @@ from milvus_hubness.client.steps import Ask
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.layout import Floats
 from qdrant_hubness.client.knowledge import Operation
-from qdrant_hubness.client.known import Known
+from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.client.rewrite import (
     DEFAULT_LIMIT,
     Answered,
@@ -35,39 +35,39 @@ class Operations(Writing):
     def retrieve(self, collection: str, ids: Sequence[Any], options: Options) -> Operation[list[Any]]:
         """As QdrantClient.retrieve."""
 
-        def call(known: Known) -> Operation[tuple[list[Any], Known]]:
-            return (yield Ask("retrieve", (collection, ids), options)), known
+        def call(cached: CachedState) -> Operation[tuple[list[Any], CachedState]]:
+            return (yield Ask("retrieve", (collection, ids), options)), cached
 
-        found, known = yield from self.reading(collection, call, _some_vectors)
+        found, cached = yield from self.reading(collection, call, _some_vectors)
         asked = payload_keys(options["with_payload"])
-        return [known.shown(each, asked) for each in found]
+        return [cached.shown(each, asked) for each in found]
 
     def scroll(self, collection: str, options: Options) -> Operation[tuple[list[Any], Any]]:
         """As QdrantClient.scroll."""
         offsets: list[Any] = []
 
-        def call(known: Known) -> Operation[tuple[list[Any], Known]]:
+        def call(cached: CachedState) -> Operation[tuple[list[Any], CachedState]]:
             records, offset = yield Ask("scroll", (collection,), options)
             offsets.append(offset)
-            return records, known
+            return records, cached
 
-        found, known = yield from self.reading(collection, call, _some_vectors)
+        found, cached = yield from self.reading(collection, call, _some_vectors)
         asked = payload_keys(options["with_payload"])
-        return [known.shown(each, asked) for each in found], offsets[-1]
+        return [cached.shown(each, asked) for each in found], offsets[-1]
 
     def described(self, collection: str) -> Operation[Any]:
         """As QdrantClient.get_collection."""
 
-        def call(known: Known) -> Operation[Any]:
-            return known.described((yield Ask("get_collection", (collection,))))
+        def call(cached: CachedState) -> Operation[Any]:
+            return cached.described((yield Ask("get_collection", (collection,))))
 
         return self.as_it_is(collection, call)
 
     def matrix(self, method: str, collection: str, args: tuple[Any, ...], options: Options) -> Operation[Any]:
         """A method that compares points with each other. Raises UnsupportedOperation where their vectors are
-        in the stored form."""
-        known = yield from self.known(collection)
-        if (options.get("using") or UNNAMED) in known.in_vectors:
+        in augmented form."""
+        cached = yield from self.cached_state(collection)
+        if (options.get("using") or UNNAMED) in cached.in_vectors:
             raise UnsupportedOperation(f"{method} would compare stored vectors, with their biases in them")
         return (yield Ask(method, (collection, *args), options))
 
@@ -111,19 +111,19 @@ class Operations(Writing):
         strength: float | None,
         profile: str | None,
     ) -> Operation[list[Any]]:
-        def call(known: Known) -> Operation[list[Any]]:
+        def call(cached: CachedState) -> Operation[list[Any]]:
             sent, answered = [], []
             for request in requests:
                 most = (request.limit or DEFAULT_LIMIT) + (request.offset or 0)
-                found = yield from self._rewritten(collection, known, request, most, strength, profile)
+                found = yield from self._rewritten(collection, cached, request, most, strength, profile)
                 sent.append(found[0])
                 answered.append(found[1])
             shown = []
             responses = yield from send(sent)
             for request, answer, response in zip(requests, answered, responses, strict=True):
-                points = yield from self._diverse(collection, known, answer, response.points)
+                points = yield from self._diverse(collection, cached, answer, response.points)
                 asked = payload_keys(request.with_payload)
-                points = [known.shown(answer.scored(each), asked) for each in points]
+                points = [cached.shown(answer.scored(each), asked) for each in points]
                 shown.append(response.model_copy(update={"points": points}))
             return shown
 
@@ -141,20 +141,20 @@ class Operations(Writing):
     ) -> Operation[Any]:
         """As QdrantClient.query_points_groups."""
 
-        def call(known: Known) -> Operation[Any]:
+        def call(cached: CachedState) -> Operation[Any]:
             limit = (request.limit or DEFAULT_LIMIT) * group_size
-            sent, answered = yield from self._rewritten(collection, known, request, limit, strength, profile)
+            sent, answered = yield from self._rewritten(collection, cached, request, limit, strength, profile)
             if answered.mmr is not None:
                 raise UnsupportedOperation("mmr of a corrected vector in groups")
-            told = {name: each for name, each in arguments(sent).items() if name != "offset"}
+            result = {name: each for name, each in arguments(sent).items() if name != "offset"}
             sizes = {"group_by": group_by, "group_size": group_size}
-            found = yield Ask("query_points_groups", (collection,), {**told, **sizes, **options})
-            beside = yield from self._lookup_known(options.get("with_lookup"))
+            found = yield Ask("query_points_groups", (collection,), {**result, **sizes, **options})
+            beside = yield from self._look_up_cached(options.get("with_lookup"))
             asked = payload_keys(request.with_payload)
             groups = [
                 group.model_copy(
                     update={
-                        "hits": [known.shown(answered.scored(hit), asked) for hit in group.hits],
+                        "hits": [cached.shown(answered.scored(hit), asked) for hit in group.hits],
                         "lookup": beside.shown(group.lookup) if group.lookup is not None else None,
                     }
                 )
@@ -164,15 +164,15 @@ class Operations(Writing):
 
         return self.as_it_is(collection, call)
 
-    def _lookup_known(self, lookup: Any) -> Operation[Known]:
+    def _look_up_cached(self, lookup: Any) -> Operation[CachedState]:
         if lookup is None:
-            return Known("")
-        return (yield from self.known(lookup if isinstance(lookup, str) else lookup.collection))
+            return CachedState("")
+        return (yield from self.cached_state(lookup if isinstance(lookup, str) else lookup.collection))
 
     def _rewritten(
         self,
         collection: str,
-        known: Known,
+        cached: CachedState,
         request: models.QueryRequest,
         most: int,
         strength: float | None,
@@ -181,12 +181,12 @@ class Operations(Writing):
         weight = self.strength if strength is None else strength
         if weight is not None and not np.isfinite(weight):
             raise InvalidInput(f"strength must be finite, got {weight!r}")
-        wanted = points_named(request, known)
-        vectors = yield from self._vectors_of(collection, known, wanted)
-        return Rewriting(known, vectors, weight, profile).request(request, most=most)
+        wanted = points_named(request, cached)
+        vectors = yield from self._vectors_of(collection, cached, wanted)
+        return Rewriting(cached, vectors, weight, profile).request(request, most=most)
 
     def _vectors_of(
-        self, collection: str, known: Known, wanted: Iterable[Named]
+        self, collection: str, cached: CachedState, wanted: Iterable[Named]
     ) -> Operation[dict[Named, Floats]]:
         """What the user gave for points that a query names. Raises InvalidInput naming one without it."""
         found: dict[Named, Any] = {}
@@ -194,7 +194,7 @@ class Operations(Writing):
         for place, field, id in wanted:
             by_place.setdefault((place, field), []).append(id)
         for (place, field), ids in by_place.items():
-            there = known if place is None else (yield from self.known(place))
+            there = cached if place is None else (yield from self.cached_state(place))
             options = {"with_payload": False, "with_vectors": [field] if field else True}
             records = yield Ask("retrieve", (place or collection, ids), options)
             vectors = {each.id: named(there.stripped(each.vector)).get(field) for each in records}
@@ -205,33 +205,33 @@ class Operations(Writing):
         return found
 
     def _diverse(
-        self, collection: str, known: Known, answered: Answered, found: list[Any]
+        self, collection: str, cached: CachedState, answered: Answered, found: list[Any]
     ) -> Operation[list[Any]]:
         mmr = answered.mmr
         if mmr is None or not found:
             return found
         wanted = [(None, mmr.field, each.id) for each in found]
-        vectors = yield from self._vectors_of(collection, known, wanted)
+        vectors = yield from self._vectors_of(collection, cached, wanted)
         return picked_by_mmr(mmr, found, np.array([vectors[each] for each in wanted], np.float32))
 
 
-def _some_vectors(found: tuple[list[Any], Known]) -> list[Any]:
+def _some_vectors(found: tuple[list[Any], CachedState]) -> list[Any]:
     return [each.vector for each in found[0][:1]]
 
 
 def arguments(request: models.QueryRequest) -> Options:
     """What query_points takes for a request."""
     named_otherwise = {"filter": "query_filter", "params": "search_params", "with_vector": "with_vectors"}
-    told = {named_otherwise.get(name, name): value for name, value in request if name != "shard_key"}
-    told["limit"] = told["limit"] or DEFAULT_LIMIT
+    result = {named_otherwise.get(name, name): value for name, value in request if name != "shard_key"}
+    result["limit"] = result["limit"] or DEFAULT_LIMIT
     if request.shard_key is not None:
-        told["shard_key_selector"] = request.shard_key
-    return told
+        result["shard_key_selector"] = request.shard_key
+    return result
 
 
-def request_of(query: Any, **told: Any) -> models.QueryRequest:
+def request_of(query: Any, **result: Any) -> models.QueryRequest:
     """The arguments of query_points as a request."""
-    return models.QueryRequest.model_construct(query=_plain(query), **told)
+    return models.QueryRequest.model_construct(query=_plain(query), **result)
 
 
 def _plain(query: Any) -> Any:

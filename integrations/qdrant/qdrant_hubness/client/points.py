@@ -111,7 +111,7 @@ def merged(vectors: dict[str, Any]) -> Any:
 
 def calls_of(operations: Iterable[Any], options: dict[str, Any]) -> list[Call]:
     """The calls that the operations of batch_update_points stand for."""
-    return [Call(method, {**told, **options}) for method, told in map(_call_of, operations)]
+    return [Call(method, {**result, **options}) for method, result in map(_call_of, operations)]
 
 
 def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
@@ -131,12 +131,12 @@ def _call_of(operation: Any) -> tuple[str, dict[str, Any]]:
         return "delete_payload", {"keys": given.keys, "points": _selector(given), **_further(given)}
     if isinstance(operation, models.SetPayloadOperation):
         given = operation.set_payload
-        told = {"payload": given.payload, "points": _selector(given), "key": given.key}
-        return "set_payload", {**told, **_further(given)}
+        result = {"payload": given.payload, "points": _selector(given), "key": given.key}
+        return "set_payload", {**result, **_further(given)}
     if isinstance(operation, models.OverwritePayloadOperation):
         given = operation.overwrite_payload
-        told = {"payload": given.payload, "points": _selector(given)}
-        return "overwrite_payload", {**told, **_further(given)}
+        result = {"payload": given.payload, "points": _selector(given)}
+        return "overwrite_payload", {**result, **_further(given)}
     if isinstance(operation, models.DeleteOperation):
         return "delete", {"points_selector": operation.delete}
     if isinstance(operation, models.ClearPayloadOperation):

@@ -1,9 +1,9 @@
 """Queries of corrected collections, turned into queries that Qdrant answers with corrected scores. No I/O.
 
-In the stored form < r , b > a vector q is asked as < q , −w >, whatever kind of query it is part of. Points
-that a query names by id are asked by the vector that the user gave them: their stored one would ask for its
-own bias. Where biases lie in payloads, candidates are fetched and a formula takes w times the bias off.
-"""
+In the augmented form < r , b > a vector q is asked as < q , −w >, whatever kind of query it is part of.
+Points that a query names by id are asked by the vector that the user gave them: their stored one would ask
+for its own bias. Where biases lie in payloads, candidates are fetched and a formula takes w times the bias
+off."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.halves import decode
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState, Profile
-from qdrant_hubness.client.known import Known
+from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store.rows import UNNAMED
 
 Named = tuple[str | None, str, Any]
@@ -56,7 +56,7 @@ def _inputs(query: Any) -> list[Any]:
     if isinstance(query, models.RelevanceFeedbackQuery):
         feedback = query.relevance_feedback
         return [feedback.target, *(each.example for each in feedback.feedback)]
-    return [] if _asks_no_vector(query) else [query]
+    return [] if _needs_no_vector(query) else [query]
 
 
 def _pairs(context: Any) -> list[Any]:
@@ -64,25 +64,25 @@ def _pairs(context: Any) -> list[Any]:
     return [each for pair in pairs if pair is not None for each in (pair.positive, pair.negative)]
 
 
-def _asks_no_vector(query: Any) -> bool:
+def _needs_no_vector(query: Any) -> bool:
     return isinstance(
         query,
         models.OrderByQuery | models.FusionQuery | models.RrfQuery | models.FormulaQuery | models.SampleQuery,
     )
 
 
-def points_named(request: Any, known: Known) -> set[Named]:
+def points_named(request: Any, cached: CachedState) -> set[Named]:
     """The points of which a request, or a prefetch, needs the vectors as the user knows them."""
     found: set[Named] = set()
     look, using = request.lookup_from, request.using or UNNAMED
-    if using in known.in_vectors or look is not None:
+    if using in cached.in_vectors or look is not None:
         field = (look.vector if look and look.vector is not None else using) or UNNAMED
         found = {
             (look.collection if look else None, field, _id(each))
             for each in _inputs(request.query)
             if is_id(each)
         }
-    return found.union(*(points_named(each, known) for each in prefetches(request)))
+    return found.union(*(points_named(each, cached) for each in prefetches(request)))
 
 
 def prefetches(request: Any) -> list[Any]:
@@ -130,7 +130,7 @@ class Rewriting:
     """strength: w, None for each profile's own. profile: which set of biases, None for the active one.
     vectors: of the points that `points_named` told of."""
 
-    known: Known
+    cached_state: CachedState
     vectors: Vectors
     strength: float | None = None
     profile: str | None = None
@@ -138,7 +138,7 @@ class Rewriting:
     def request(self, request: models.QueryRequest, *, most: int) -> tuple[models.QueryRequest, Answered]:
         """A request as it is to be sent, and how its answer is read. most: points that it may be answered
         with, its offset counted. Raises UnsupportedOperation for what a corrected vector cannot be asked."""
-        state = self.known.state_of(request.using)
+        state = self.cached_state.state_of(request.using)
         asked, answered = self._rewritten(request, state, most, is_top=True)
         return asked, answered
 
@@ -151,14 +151,14 @@ class Rewriting:
             self._require_mergeable(request.query, inner)
             changed["prefetch"] = [
                 self._rewritten(
-                    each, self.known.state_of(each.using), each.limit or DEFAULT_LIMIT, is_top=False
+                    each, self.cached_state.state_of(each.using), each.limit or DEFAULT_LIMIT, is_top=False
                 )[0]
                 for each in inner
             ]
         query = request.query
-        if query is None or _asks_no_vector(query):
+        if query is None or _needs_no_vector(query):
             return request.model_copy(update=changed), Answered()
-        if request.lookup_from is not None or (state is not None and state.beside is None):
+        if request.lookup_from is not None or (state is not None and state.reranking is None):
             query, excluded = self._looked_up(request)
             changed["query"], changed["lookup_from"] = query, None
             if excluded:
@@ -166,7 +166,7 @@ class Rewriting:
         if state is None:
             return request.model_copy(update=changed), Answered()
         weight = self._weight(state)
-        if state.beside is not None:
+        if state.reranking is not None:
             return self._by_formula(request.model_copy(update=changed), state, weight, most), Answered()
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
 
@@ -185,7 +185,7 @@ class Rewriting:
             if state.metric == "L2":
                 raise UnsupportedOperation(
                     f"{type(query).__name__} compares similarities of several vectors, which are none under "
-                    "Euclid in the stored form: ask for the nearest, or recommend by the average vector"
+                    "Euclid in augmented form: ask for the nearest, or recommend by the average vector"
                 )
             changed["query"] = _mapped(query, wrap)
             return request.model_copy(update=changed), Answered()
@@ -214,8 +214,8 @@ class Rewriting:
             query, models.FormulaQuery
         )
         for each in inner:
-            state = self.known.state_of(each.using)
-            if merges and state is not None and state.metric == "L2" and not _asks_no_vector(each.query):
+            state = self.cached_state.state_of(each.using)
+            if merges and state is not None and state.metric == "L2" and not _needs_no_vector(each.query):
                 raise UnsupportedOperation(
                     "the scores of a corrected Euclid vector are products until the answer is read: merge "
                     "them by reciprocal ranks"
@@ -250,9 +250,11 @@ class Rewriting:
         slot = self._profile(state).slot
 
         def wrap(value: Any) -> list[float]:
-            rows = state.layout.wrap(as_vector(value)[None], weight, slot=slot)
-            asked: list[float] = np.asarray(decode(state.form.asked(rows), state.dtype))[0].tolist()
-            return asked
+            rows = state.layout.encode_queries(as_vector(value)[None], weight, slot=slot)
+            query_vectors: list[float] = np.asarray(decode(state.form.encode_queries(rows), state.dtype))[
+                0
+            ].tolist()
+            return query_vectors
 
         return wrap
 
@@ -270,14 +272,14 @@ class Rewriting:
                 f"a {type(query).__name__} whose biases lie in payloads: ask for the nearest, recommend by "
                 "the average vector, or ask with strength=0"
             )
-        beside = state.beside
+        reranking = state.reranking
         candidates = models.Prefetch(
             prefetch=request.prefetch,
             query=query,
             using=request.using,
             filter=request.filter,
             params=request.params,
-            limit=max(most, beside.candidates if beside else most),
+            limit=max(most, reranking.candidates if reranking else most),
             lookup_from=request.lookup_from,
         )
         field = state.slot_fields[self._profile(state).slot]
@@ -312,8 +314,8 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
         return query.model_copy(update={"context": _mapped_pairs(query.context, change)})
     if isinstance(query, models.RelevanceFeedbackQuery):
         feedback = query.relevance_feedback
-        told = [each.model_copy(update={"example": change(each.example)}) for each in feedback.feedback]
-        changed = {"target": change(feedback.target), "feedback": told}
+        result = [each.model_copy(update={"example": change(each.example)}) for each in feedback.feedback]
+        changed = {"target": change(feedback.target), "feedback": result}
         return query.model_copy(update={"relevance_feedback": feedback.model_copy(update=changed)})
     return models.NearestQuery.model_construct(nearest=change(query), mmr=None)
 

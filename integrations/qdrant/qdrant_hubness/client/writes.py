@@ -1,7 +1,7 @@
 """Writes: each point with its bias, noted while a refresh is at work, and carried on while a migration is.
 No I/O: see milvus_hubness.client.steps.
 
-What is carried to a mirror is read from the collection after the write, and read again after it was carried:
+What is carried to a copy is read from the collection after the write, and read again after it was carried:
 whichever of two clients that write the same point carries last, it carries what the collection holds.
 """
 
@@ -18,16 +18,16 @@ from qdrant_client import models
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.errors import (
     DimensionMismatch,
+    DualWriteFailed,
     HubnessError,
-    JournalFailed,
-    MirrorFailed,
+    WriteIntentFailed,
     name_some,
 )
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.base import Key
-from qdrant_hubness.client.knowledge import Knowledge, Operation
-from qdrant_hubness.client.known import Known
+from qdrant_hubness.client.knowledge import Operation, StateCache
+from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.client.points import (
     SELECTORS,
     Call,
@@ -51,16 +51,16 @@ Columns = dict[str, Any]
 _log = logging.getLogger("qdrant_hubness")
 
 
-class Writing(Knowledge):
+class Writing(StateCache):
     """What changes points."""
 
     def write(self, collection: str, calls: Sequence[Call]) -> Operation[list[Any]]:
         """The calls one after the other, and what each returned."""
 
-        def attempt(known: Known) -> Operation[list[Any]]:
+        def attempt(cached: CachedState) -> Operation[list[Any]]:
             results = []
             for call in calls:
-                results.append((yield from self._written(collection, known, call)))
+                results.append((yield from self._written(collection, cached, call)))
             return results
 
         return self.as_it_is(collection, attempt)
@@ -74,32 +74,32 @@ class Writing(Knowledge):
     ) -> Operation[None]:
         """As QdrantClient.upload_points, whose options are: those of how it works in parallel are for plain
         collections."""
-        known = yield from self.known(collection)
-        if not (known.states or known.mirror):
+        cached = yield from self.cached_state(collection)
+        if not (cached.states or cached.dual_write):
             yield Ask("upload_points", (collection, points), {"batch_size": batch_size, **options})
             return
-        told = {name: each for name, each in options.items() if name not in _IN_PARALLEL}
+        result = {name: each for name, each in options.items() if name not in _IN_PARALLEL}
         left = iter(points)
         while part := list(islice(left, batch_size)):
-            yield from self.write(collection, [Call("upsert", {"points": part, **told})])
+            yield from self.write(collection, [Call("upsert", {"points": part, **result})])
 
-    def _written(self, collection: str, known: Known, call: Call) -> Operation[Any]:
-        watched = known.mirror is not None or (known.journal is not None and call.brings_vectors)
+    def _written(self, collection: str, cached: CachedState, call: Call) -> Operation[Any]:
+        watched = cached.dual_write is not None or (cached.intent_log is not None and call.brings_vectors)
         if watched:
-            collection = known.name
+            collection = cached.name
             call = (yield from self._settled(collection, call)).having(wait=True)
             if not self._ids(call):
                 return models.UpdateResult(operation_id=0, status=models.UpdateStatus.COMPLETED)
         after: list[tuple[Key, Columns]] = []
-        if call.brings_vectors and known.states:
-            call, notes, after = yield from self._stored(collection, known, call)
-            if known.journal is not None:
-                yield from self._note(known, notes)
+        if call.brings_vectors and cached.states:
+            call, notes, after = yield from self._stored(collection, cached, call)
+            if cached.intent_log is not None:
+                yield from self._note(cached, notes)
         result = yield Ask(call.method, (collection,), call.options)
         for key, columns in after:
             yield Ask("set_payload", (collection, columns, [key]), {"wait": True})
-        if known.mirror is not None:
-            yield from self._reach(known, self._ids(call))
+        if cached.dual_write is not None:
+            yield from self._reach(cached, self._ids(call))
         return result
 
     # -- which points -------------------------------------------------------------------------------------
@@ -144,21 +144,23 @@ class Writing(Knowledge):
             return [key_of(each.id) for each in call.options["points"]]
         return ids_of(call.selector)
 
-    # -- in the stored form ---------------------------------------------------------------------------------
+    # -- in augmented form ---------------------------------------------------------------------------------
 
     def _stored(
-        self, collection: str, known: Known, call: Call
+        self, collection: str, cached: CachedState, call: Call
     ) -> Operation[tuple[Call, list[Any], list[tuple[Key, Columns]]]]:
         """The call with its points as they are stored, the notes of that, and what payloads are to be told
         afterwards, where the call brings none."""
         upserts = call.method == "upsert"
         points = structs(call.options["points"]) if upserts else list(call.options["points"])
         vectors = [by_name(point.vector) for point in points]
-        columns = yield from self._convert(collection, known, points, vectors, sound=True)
+        columns = yield from self._convert(collection, cached, points, vectors, valid=True)
         notes = [
-            line(field, key_of(point.id), own[field], {n: told[n] for n in _fields_of(state) if n in told})
-            for point, own, told in zip(points, vectors, columns, strict=True)
-            for field, state in known.states.items()
+            line(
+                field, key_of(point.id), own[field], {n: result[n] for n in _fields_of(state) if n in result}
+            )
+            for point, own, result in zip(points, vectors, columns, strict=True)
+            for field, state in cached.states.items()
             if field in own
         ]
         kind = models.PointStruct if upserts else models.PointVectors
@@ -166,9 +168,9 @@ class Writing(Knowledge):
             kind.model_construct(
                 id=point.id,
                 vector=merged(own),
-                **({"payload": {**(point.payload or {}), **told}} if upserts else {}),
+                **({"payload": {**(point.payload or {}), **result}} if upserts else {}),
             )
-            for point, own, told in zip(points, vectors, columns, strict=True)
+            for point, own, result in zip(points, vectors, columns, strict=True)
         ]
         after = [] if upserts else [(key_of(p.id), c) for p, c in zip(points, columns, strict=True) if c]
         return call.having(points=made), notes, after
@@ -176,16 +178,16 @@ class Writing(Knowledge):
     def _convert(
         self,
         collection: str,
-        known: Known,
+        cached: CachedState,
         points: Sequence[Any],
         vectors: Sequence[dict[str, Any]],
         *,
-        sound: bool,
+        valid: bool,
     ) -> Operation[list[Columns]]:
-        """Vectors by name are brought into the stored form, in place. Returns what each payload is to say of
-        biases. sound: refuse points without a direction under Cosine or with NaN, instead of bias 0."""
+        """Vectors by name are brought into the augmented form, in place. Returns what each payload is to say
+        of biases. valid: refuse points without a direction under Cosine or with NaN, instead of bias 0."""
         columns: list[Columns] = [{} for _ in points]
-        for field, state in known.states.items():
+        for field, state in cached.states.items():
             places = [i for i, own in enumerate(vectors) if own.get(field) is not None]
             if not places:
                 continue
@@ -193,11 +195,11 @@ class Writing(Knowledge):
             if odd := [points[i].id for i, own in zip(places, given, strict=True) if len(own) != state.dim]:
                 raise DimensionMismatch(f"vectors of points {name_some(odd)} have not {state.dim} dimensions")
             rows = np.array(given, np.float32)
-            rows = state.require_storable(rows, "point") if sound else state.layout.rows(rows)
+            rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
-            if state.beside is None:
-                cells: Floats = yield from self.cells(collection, state, rows)
-                stored = state.form.split(state.layout.augment(rows, slots, cells)).tolist()
+            if state.reranking is None:
+                locality_hints: Floats = yield from self.cells(collection, state, rows)
+                stored = state.form.split(state.layout.augment(rows, slots, locality_hints)).tolist()
                 for i, own in zip(places, stored, strict=True):
                     vectors[i][field] = own
                 continue
@@ -207,83 +209,87 @@ class Writing(Knowledge):
                 columns[i][state.epoch_field] = state.profile.epoch
         return columns
 
-    def _note(self, known: Known, notes: list[Any]) -> Operation[None]:
-        """Raises JournalFailed where a write cannot be noted."""
-        journal = known.journal
-        if journal is None or not notes:
+    def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
+        """Raises WriteIntentFailed where a write cannot be noted."""
+        intent_log = cached.intent_log
+        if intent_log is None or not notes:
             return
         try:
             for part in parts(notes, IDS_PER_REQUEST):
-                yield Ask("upsert", (journal.collection, part), {"wait": True})
+                yield Ask("upsert", (intent_log.collection, part), {"wait": True})
         except FAILURES as error:
-            raise JournalFailed(
-                f"nothing was written: it could not be noted in {journal.collection!r}: {error}"
+            raise WriteIntentFailed(
+                f"nothing was written: it could not be noted in {intent_log.collection!r}: {error}"
             ) from error
 
-    # -- the mirror -----------------------------------------------------------------------------------------
+    # -- the copy -----------------------------------------------------------------------------------------
 
-    def _reach(self, known: Known, ids: list[Key]) -> Operation[None]:
-        """What the collection holds of these points, its mirror holds too. Raises MirrorFailed."""
-        mirror = known.mirror
-        if mirror is None or not ids:
+    def _reach(self, cached: CachedState, ids: list[Key]) -> Operation[None]:
+        """What the collection holds of these points, its copy holds too. Raises DualWriteFailed."""
+        dual_write = cached.dual_write
+        if dual_write is None or not ids:
             return
         try:
-            yield from self._carry(known, mirror.collection, ids)
+            yield from self._carry(cached, dual_write.collection, ids)
             return
         except (HubnessError, *FAILURES) as error:
-            if not mirror.required:
+            if not dual_write.required:
                 _log.warning(
-                    "written to %r, but not to %r, which is being made of it and is mended later: %s",
-                    known.name,
-                    mirror.collection,
+                    "written to %r, but not to %r, which is being made of it and is repaired later: %s",
+                    cached.name,
+                    dual_write.collection,
                     error,
                 )
                 return
-        for name in (known.name, mirror.collection):
+        for name in (cached.name, dual_write.collection):
             self.forget(name)
-        now = yield from self.known(known.name)
-        if now.mirror is None:
+        now = yield from self.cached_state(cached.name)
+        if now.dual_write is None:
             return
         try:
-            yield from self._carry(now, now.mirror.collection, ids)
+            yield from self._carry(now, now.dual_write.collection, ids)
         except (HubnessError, *FAILURES) as error:
-            raise MirrorFailed(
-                f"written to {known.name!r}, but not to {now.mirror.collection!r}, where its points are "
+            raise DualWriteFailed(
+                f"written to {cached.name!r}, but not to {now.dual_write.collection!r}, where its points are "
                 f"carried: {error}. Repeat the write"
             ) from error
 
-    def _carry(self, known: Known, mirror: str, ids: list[Key]) -> Operation[None]:
-        target = yield from self.known(mirror)
+    def _carry(self, cached: CachedState, dual_write: str, ids: list[Key]) -> Operation[None]:
+        target = yield from self.cached_state(dual_write)
         for part in parts(list(dict.fromkeys(ids)), IDS_PER_REQUEST):
             before: dict[Key, Any] | None = None
             for _ in range(CARRYING_ROUNDS):
-                read = yield Ask("retrieve", (known.name, part), {"with_payload": True, "with_vectors": True})
+                read = yield Ask(
+                    "retrieve", (cached.name, part), {"with_payload": True, "with_vectors": True}
+                )
                 now = {record.id: record for record in read}
                 if now == before:
                     break
                 before = now
-                yield from self._put(known, target, mirror, list(now.values()))
+                yield from self._put(cached, target, dual_write, list(now.values()))
                 if gone := [id for id in part if id not in now]:
                     selector = models.PointIdsList(points=gone)
-                    yield Ask("delete", (mirror, selector), {"wait": True})
+                    yield Ask("delete", (dual_write, selector), {"wait": True})
             else:
-                raise MirrorFailed(f"points of {known.name!r} change faster than they can be carried")
+                raise DualWriteFailed(f"points of {cached.name!r} change faster than they can be carried")
 
-    def _put(self, known: Known, target: Known, mirror: str, records: list[Any]) -> Operation[None]:
+    def _put(
+        self, cached: CachedState, target: CachedState, dual_write: str, records: list[Any]
+    ) -> Operation[None]:
         if not records:
             return
-        shown = [known.shown(record) for record in records]
+        shown = [cached.shown(record) for record in records]
         vectors = [by_name(record.vector) for record in shown]
-        columns = yield from self._convert(mirror, target, shown, vectors, sound=False)
+        columns = yield from self._convert(dual_write, target, shown, vectors, valid=False)
         points = [
             models.PointStruct.model_construct(
-                id=record.id, vector=merged(own), payload={**(record.payload or {}), **told}
+                id=record.id, vector=merged(own), payload={**(record.payload or {}), **result}
             )
-            for record, own, told in zip(shown, vectors, columns, strict=True)
+            for record, own, result in zip(shown, vectors, columns, strict=True)
         ]
-        yield Ask("upsert", (mirror, points), {"wait": True})
+        yield Ask("upsert", (dual_write, points), {"wait": True})
 
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:
     """What of the payload tells of a field's biases, where they lie there."""
-    return (*state.slot_fields, state.epoch_field) if state.beside is not None else ()
+    return (*state.slot_fields, state.epoch_field) if state.reranking is not None else ()

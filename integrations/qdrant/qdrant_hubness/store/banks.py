@@ -51,7 +51,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
             while page := self._page(reference.collection, partition, after, KEYS_PER_PAGE, where):
                 keys += [record.id for record in page]
                 after = keys[-1]
-        return self.fetch(reference.collection, keys, UNNAMED)
+        return self.get(reference.collection, keys, UNNAMED)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         where = models.FilterSelector(filter=rows_of(reference, [part] if part else []))

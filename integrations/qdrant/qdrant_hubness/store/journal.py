@@ -1,4 +1,4 @@
-"""Journals as Qdrant collections: a point for each vector that was noted last.
+"""Write-intent logs as Qdrant collections: a point for each vector that was noted last.
 
 A refresh replaces vectors, or biases in payloads, of points that are there. So it can undo no more of a
 write than that: a note keeps the vector and the biases that a client was about to write. A deleted point is
@@ -17,8 +17,8 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists
-from milvus_hubness.state import JOURNAL_PROPERTY, CollectionState, Journal
-from milvus_hubness.stores.base import CollectionInfo, Key, Note, journal_name, journals_among
+from milvus_hubness.state import WRITE_INTENTS_PROPERTY, CollectionState, WriteIntentLog
+from milvus_hubness.stores.base import CollectionInfo, Key, Note, intent_log_name, intent_logs_among
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
 from qdrant_hubness.store.points import PARTITIONS, SURE, partition_of
@@ -26,17 +26,17 @@ from qdrant_hubness.store.properties import point_id
 from qdrant_hubness.store.requests import translated, turn
 from qdrant_hubness.store.rows import named
 
-JOURNAL_OF_PROPERTY = "hubness_journal_of"
+WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
 _KEYS_PER_REQUEST = 500
 
 
 def vector_name(field: str) -> str:
-    """What the journal calls the vector of a field."""
+    """What the write-intent log calls the vector of a field."""
     return f"of_{field}"
 
 
 def line_id(field: str, key: Key) -> str:
-    """Where the journal keeps what is noted of a field of a point."""
+    """Where the write-intent log keeps what is noted of a field of a point."""
     return point_id(f"{field}\0{key!r}")
 
 
@@ -49,17 +49,17 @@ def line(field: str, key: Key, vector: Sequence[float], columns: dict[str, Any])
     )
 
 
-class QdrantJournal(QdrantBanks):
-    """The journal methods of the store."""
+class QdrantWriteIntents(QdrantBanks):
+    """The write-intent log methods of the store."""
 
-    def write_journal(self, collection: str, journal: Journal | None) -> None:
-        """As Store.write_journal."""
-        said = journal.model_dump_json() if journal else ""
-        self.properties.alter(self._real_name(collection), {JOURNAL_PROPERTY: said})
+    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
+        """As Store.write_intent_log."""
+        said = intent_log.model_dump_json() if intent_log else ""
+        self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: said})
 
-    def create_journal(self, source: CollectionInfo) -> Journal:
-        """As Store.create_journal."""
-        name = journal_name(source.name)
+    def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
+        """As Store.create_intent_log."""
+        name = intent_log_name(source.name)
         there = schema.dense(source.schema["described"])
         vectors = {
             vector_name(field): models.VectorParams(
@@ -70,41 +70,44 @@ class QdrantJournal(QdrantBanks):
             )
             for field in source.states
         }
-        told = json.dumps({"collection": source.name, "fields": list(source.states)})
-        self.make_collection(name, {JOURNAL_OF_PROPERTY: told}, vectors_config=vectors)
-        return Journal(collection=name, made=uuid.uuid4().hex)
+        result = json.dumps({"collection": source.name, "fields": list(source.states)})
+        self.make_collection(name, {WRITE_INTENTS_OF_PROPERTY: result}, vectors_config=vectors)
+        return WriteIntentLog(collection=name, made=uuid.uuid4().hex)
 
-    def end_journal(self, collection: str, journal: Journal) -> None:
-        """As Store.end_journal, but that the journal goes: Qdrant makes another in no time. Clients that have
-        not heard of it yet find none, ask, and hear of it."""
-        self.write_journal(collection, None)
-        self.drop_journal(journal, lambda: None)
+    def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
+        """As Store.end_intent_log, but that the write-intent log goes: Qdrant makes another in no time.
+        Clients that have not heard of it yet find none, ask, and hear of it."""
+        self.write_intent_log(collection, None)
+        self.drop_intent_log(intent_log, lambda: None)
 
-    def journals(self, collection: str) -> list[Journal]:
+    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
         """As Store.journals."""
         with turn(self.client), translated(collection):
             names = [each.name for each in self.client.get_collections().collections]
-        return [Journal(collection=name, made="") for name in journals_among(names, collection)]
+        return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
 
-    def drop_journal(self, journal: Journal, check: Callable[[], None]) -> None:
-        """As Store.drop_journal. No job takes the journal of another, and no two have the same name."""
-        name = journal.collection
+    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
+        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have the same
+        name."""
+        name = intent_log.collection
         if not self.exists(name):
             return
-        if JOURNAL_OF_PROPERTY not in self._told(name, self.ask("get_collection", name)):
-            raise CollectionExists(f"{name!r} is there already and is no journal: take another name for it")
+        if WRITE_INTENTS_OF_PROPERTY not in self._told(name, self.ask("get_collection", name)):
+            raise CollectionExists(
+                f"{name!r} is there already and is no write-intent log: take another name for it"
+            )
         self.drop(name)
 
     def notes(
-        self, journal: Journal, keys: Sequence[Key] | None = None, *, partition: str | None = None
+        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
     ) -> list[Note]:
         """As Store.notes."""
-        if not self.count(journal.collection):
+        if not self.count(intent_log.collection):
             return []
-        lines = self._lines(journal, keys) if keys is not None else self._all_lines(journal)
+        lines = self._lines(intent_log, keys) if keys is not None else self._all_lines(intent_log)
         return [_note(each) for each in lines]
 
-    def repeat(self, collection: str, journal: Journal, notes: Sequence[Note]) -> list[Note]:
+    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
         """As Store.repeat."""
         described = self.ask("get_collection", collection)
         states = self._states(collection, described)
@@ -113,7 +116,7 @@ class QdrantJournal(QdrantBanks):
             keys = list(dict.fromkeys(note.key for note in notes[start : start + _KEYS_PER_REQUEST]))
             found = self.ask("retrieve", collection, ids=keys, with_vectors=list(states), **self._reads)
             held = {record.id: record for record in found}
-            for each in self._lines(journal, keys):
+            for each in self._lines(intent_log, keys):
                 state, record = states.get(each.payload["field"]), held.get(each.payload["key"])
                 if state is None or record is None or self._holds(record, each, state, described):
                     continue
@@ -121,22 +124,22 @@ class QdrantJournal(QdrantBanks):
                 done.append(_note(each))
         return done
 
-    def _lines(self, journal: Journal, keys: Sequence[Key]) -> list[Any]:
-        told = self._told(journal.collection, self.ask("get_collection", journal.collection))
-        fields = json.loads(told[JOURNAL_OF_PROPERTY])["fields"]
+    def _lines(self, intent_log: WriteIntentLog, keys: Sequence[Key]) -> list[Any]:
+        result = self._told(intent_log.collection, self.ask("get_collection", intent_log.collection))
+        fields = json.loads(result[WRITE_INTENTS_OF_PROPERTY])["fields"]
         ids = [line_id(field, key) for key in keys for field in fields]
         found: list[Any] = []
         for start in range(0, len(ids), _KEYS_PER_REQUEST):
             part = ids[start : start + _KEYS_PER_REQUEST]
-            found += self.ask("retrieve", journal.collection, ids=part, with_vectors=True, **self._reads)
+            found += self.ask("retrieve", intent_log.collection, ids=part, with_vectors=True, **self._reads)
         return found
 
-    def _all_lines(self, journal: Journal) -> list[Any]:
+    def _all_lines(self, intent_log: WriteIntentLog) -> list[Any]:
         found: list[Any] = []
         for partition in PARTITIONS:
             after = None
             while page := self._page(
-                journal.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True
+                intent_log.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True
             ):
                 found += page
                 after = page[-1].id

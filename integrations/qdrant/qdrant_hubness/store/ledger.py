@@ -78,5 +78,5 @@ def _of(group: str) -> models.Filter:
 
 
 def _record(point: Any) -> Record:
-    told = point.payload
-    return Record(told["key"], told["group"], told["body"])
+    result = point.payload
+    return Record(result["key"], result["group"], result["body"])

@@ -16,7 +16,7 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from milvus_hubness.errors import CollectionNotFound, LeaseLost
-from milvus_hubness.halves import StoredForm
+from milvus_hubness.halves import StorageFormat
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState, read_states
 from milvus_hubness.stores.base import Batch, Fences, Key
@@ -191,21 +191,19 @@ class QdrantPoints:
                 break
         return form.batch(found)
 
-    def fetch(
-        self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None
-    ) -> Batch:
+    def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """As Store.fetch."""
         return self._fetch(collection, keys, self.form(collection, field))
 
-    def write(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """As Store.write."""
         form = self.form(collection, field)
         for points in self._parts(form.points(batch), form):
             self.ask("upsert", collection, points=points, **SURE)
 
-    def append(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """As Store.append: an upsert costs Qdrant no more."""
-        self.write(collection, batch, field, partition=partition)
+        self.upsert(collection, batch, field, partition=partition)
 
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
@@ -246,10 +244,10 @@ class QdrantPoints:
         described = self.ask("get_collection", collection)
         unit = schema.unit_vectors(described)
         state = self._states(collection, described).get(field)
-        if state is not None and state.beside is None:
+        if state is not None and state.reranking is None:
             return Form(field, state.form, state, unit, self.units)
         params = schema.dense(described)[field]
-        return Form(field, StoredForm(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
+        return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
 
     def make_collection(self, collection: str, told: dict[str, str], **config: Any) -> None:
         """A collection that tells this of itself. config: of create_collection."""
@@ -325,7 +323,7 @@ class QdrantPoints:
         """The filter that picks points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         states = self._states(collection, self.ask("get_collection", collection)).values()
-        if any(state.epoch_field == epoch_field and state.beside is not None for state in states):
+        if any(state.epoch_field == epoch_field and state.reranking is not None for state in states):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])

@@ -39,7 +39,7 @@ def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> Qdran
             return client
         return QdrantClient(":memory:") if uri == ":memory:" else QdrantClient(path=uri)
     except FAILURES as error:
-        message = f"no Qdrant answers at {uri}: {told(error)}"
+        message = f"no Qdrant answers at {uri}: {error_text(error)}"
     raise ServerUnavailable(redacted(message, {api_key or "", *secrets_in(uri)}))
 
 
@@ -63,7 +63,7 @@ def keeps_metadata(version: str) -> bool:
 
 def is_not_found(error: BaseException) -> bool:
     """Whether a collection was asked for that is not there."""
-    text = told(error).lower()
+    text = error_text(error).lower()
     if isinstance(error, UnexpectedResponse):
         return error.status_code == 404 and _NO_POINT not in text
     return "not found" in text and "collection" in text and not isinstance(error, KeyError)
@@ -71,7 +71,7 @@ def is_not_found(error: BaseException) -> bool:
 
 def lacks_points(error: BaseException) -> bool:
     """Whether some points of a request were not there. All others were served."""
-    return isinstance(error, KeyError) or _NO_POINT in told(error).lower()
+    return isinstance(error, KeyError) or _NO_POINT in error_text(error).lower()
 
 
 @contextmanager
@@ -86,13 +86,13 @@ def translated(collection: str) -> Iterator[None]:
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if isinstance(error, ResponseHandlingException):
             raise ServerUnavailable(
-                redacted(f"the server stopped answering about {collection!r}: {told(error)}")
+                redacted(f"the server stopped answering about {collection!r}: {error_text(error)}")
             ) from error
-        message = redacted(f"Qdrant refused a request on {collection!r}: {told(error)}")
+        message = redacted(f"Qdrant refused a request on {collection!r}: {error_text(error)}")
         raise StoreError(message) from error
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What went wrong, in Qdrant's own words."""
     if isinstance(error, UnexpectedResponse):
         return f"{error.status_code} {error.content.decode(errors='replace')[:500]}"

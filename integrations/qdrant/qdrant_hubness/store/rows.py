@@ -1,10 +1,9 @@
 """Points of Qdrant as rows and back. No I/O.
 
 A row is the point's payload, and under `OTHER_VECTORS` its vectors but for the one that a batch is of. Of a
-field in the stored form it shows what other databases keep beside: the bias, which is read out of the vector;
-the epoch, PENDING where the payload says so; under COSINE a norm of 1, as Qdrant makes all vectors unit. Of
-these only the mark of pending points is kept, so that the payload is the user's own.
-"""
+field in augmented form it shows what other databases keep executor: the bias, which is read out of the
+vector; the epoch, PENDING where the payload says so; under COSINE a norm of 1, as Qdrant makes all vectors
+unit. Of these only the mark of pending points is kept, so that the payload is the user's own."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.halves import StoredForm
+from milvus_hubness.halves import StorageFormat
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState
 from milvus_hubness.stores.base import Batch, Key
@@ -66,7 +65,7 @@ class Form:
     see Others."""
 
     field: str
-    form: StoredForm
+    form: StorageFormat
     state: CollectionState | None
     unit: frozenset[str]
     units: int

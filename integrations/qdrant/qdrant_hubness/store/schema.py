@@ -8,7 +8,7 @@ from qdrant_client import models
 
 from milvus_hubness.halves import Dtype
 from milvus_hubness.layout import ALIGNMENT
-from milvus_hubness.state import JOURNAL_PROPERTY, MIRROR_PROPERTY, CollectionState
+from milvus_hubness.state import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, CollectionState
 from milvus_hubness.stores.base import CollectionInfo, VectorField
 from qdrant_hubness.store.rows import UNNAMED
 
@@ -64,16 +64,16 @@ def width_multiple(field: VectorField) -> int:
     return ALIGNMENT
 
 
-def takes_link(source: CollectionInfo, field: str) -> bool:
+def takes_graph_hint(source: CollectionInfo, field: str) -> bool:
     """Not where it is quantised: Qdrant's scalar quantiser has one range for all columns."""
     described: Described = source.schema["described"]
     own = dense(described)[field].quantization_config
     return own is None and described.config.quantization_config is None
 
 
-def takes_cells(source: CollectionInfo, field: str) -> bool:
+def takes_locality_hints(source: CollectionInfo, field: str) -> bool:
     """Not where it is quantised, nor in halves, in which each of our numbers takes three columns."""
-    return takes_link(source, field) and source.vector_fields[field].dtype == "float32"
+    return takes_graph_hint(source, field) and source.vector_fields[field].dtype == "float32"
 
 
 def obstacles(source: CollectionInfo, field: str) -> list[str]:
@@ -131,7 +131,7 @@ def copy_config(
     params, config = described.config.params, described.config
     vectors: Any = dense(described)
     there = source.states.get(state.field)
-    if there is None or there.keeps_vectors:
+    if there is None or there.leaves_vectors:
         vectors[state.field] = vectors[state.field].model_copy(
             update={"size": state.form.width, "distance": models.Distance.DOT}
         )
@@ -157,7 +157,7 @@ def copied_metadata(source: CollectionInfo, state: CollectionState) -> dict[str,
     """The source's own metadata with the state of the copy."""
     described: Described = source.schema["described"]
     carried = {**(described.config.metadata or {}), state.property_name: state.to_json()}
-    for name in (MIRROR_PROPERTY, JOURNAL_PROPERTY):
+    for name in (DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY):
         carried.pop(name, None)
     return carried
 

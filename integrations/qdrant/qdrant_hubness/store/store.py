@@ -21,16 +21,16 @@ from milvus_hubness.errors import (
 from milvus_hubness.halves import decode
 from milvus_hubness.layout import Floats
 from milvus_hubness.state import (
-    MIRROR_PROPERTY,
+    DUAL_WRITE_PROPERTY,
     TUNING_PROPERTY,
     CollectionState,
-    Journal,
-    Living,
-    Mirror,
+    DualWrite,
+    OnlineBank,
     TuningRecord,
-    read_journal,
-    read_living,
-    read_mirror,
+    WriteIntentLog,
+    read_dual_write,
+    read_intent_log,
+    read_online_banks,
     read_states,
     read_tuning,
 )
@@ -40,12 +40,12 @@ from milvus_hubness.stores.base import (
     CollectionInfo,
     ImportJob,
     Key,
-    Traffic,
+    QuerySamples,
     VectorField,
     is_fence,
 )
 from qdrant_hubness.store import schema
-from qdrant_hubness.store.journal import QdrantJournal
+from qdrant_hubness.store.journal import QdrantWriteIntents
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
 from qdrant_hubness.store.requests import translated, turn
 
@@ -55,12 +55,12 @@ QUERIES_PER_REQUEST = 200
 BIAS_METRICS = {"COSINE", "IP"}
 """Those whose score a formula can subtract a bias from."""
 _NO_SIDE = "payloads of Qdrant hold biases themselves: a collection beside is of no use"
-_NO_SECOND = "a second vector for the stored form is not supported on Qdrant: migrate, or have a formula"
+_NO_SECOND = "a second vector for the augmented form is not supported on Qdrant: migrate, or have a formula"
 _NO_IMPORT = "Qdrant imports no files of rows"
-_NO_LIVING = "HubnessQdrantClient takes no samples of queries, so that no bank lives on Qdrant"
+_NO_ONLINE_BANK = "HubnessQdrantClient takes no samples of queries, so that no bank lives on Qdrant"
 
 
-class QdrantStore(QdrantJournal):
+class QdrantStore(QdrantWriteIntents):
     """A Store over a plain QdrantClient, see `connect`. The methods do what Store says."""
 
     # -- what is there ------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ class QdrantStore(QdrantJournal):
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         name = self._real_name(collection)
         described = self.ask("get_collection", name)
-        told = self.properties.of(name, described)
+        result = self.properties.of(name, described)
         with turn(self.client), translated(name):
             aliases = self.client.get_collection_aliases(name).aliases
         return CollectionInfo(
@@ -78,13 +78,13 @@ class QdrantStore(QdrantJournal):
             rows=self.count(name) if counted else 0,
             partitions=PARTITIONS,
             aliases=tuple(each.alias_name for each in aliases if not is_fence(each.alias_name)),
-            states=read_states(told),
-            tuning=read_tuning(told),
-            is_bank=BANK_PROPERTY in told,
+            states=read_states(result),
+            tuning=read_tuning(result),
+            is_bank=BANK_PROPERTY in result,
             schema={"described": described},
-            mirror=read_mirror(told),
-            journal=read_journal(told),
-            living=read_living(told),
+            dual_write=read_dual_write(result),
+            intent_log=read_intent_log(result),
+            online_banks=read_online_banks(result),
         )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
@@ -100,11 +100,11 @@ class QdrantStore(QdrantJournal):
         if planned != source:
             raise InvalidParameter("this database makes a copy's index as the source's: name none for it")
 
-    def takes_link(self, source: CollectionInfo, field: str) -> bool:
-        return schema.takes_link(source, field)
+    def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
+        return schema.takes_graph_hint(source, field)
 
-    def takes_cells(self, source: CollectionInfo, field: str) -> bool:
-        return schema.takes_cells(source, field)
+    def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
+        return schema.takes_locality_hints(source, field)
 
     def units_moved(self) -> int:
         return self.units
@@ -119,9 +119,9 @@ class QdrantStore(QdrantJournal):
         numbers = sum(params.size for params in schema.dense(source.schema["described"]).values())
         return max(16, min(2_000, CHUNK_BYTES // (ROW_OVERHEAD_BYTES + 4 * numbers)))
 
-    def nearest(self, collection: str, field: str, asked: Floats, k: int) -> list[list[Key]]:
+    def nearest(self, collection: str, field: str, search_request: Floats, k: int) -> list[list[Key]]:
         form = self.form(collection, field)
-        queries = decode(form.form.asked(asked), form.form.dtype).tolist()
+        queries = decode(form.form.encode_queries(search_request), form.form.dtype).tolist()
         found: list[list[Key]] = []
         for start in range(0, len(queries), QUERIES_PER_REQUEST):
             requests = [
@@ -141,7 +141,7 @@ class QdrantStore(QdrantJournal):
             [field] = info.users_fields
         info.require_field(field)
         state = info.states.get(field)
-        if state is not None and not state.keeps_vectors:
+        if state is not None and not state.leaves_vectors:
             raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
         vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
@@ -158,8 +158,8 @@ class QdrantStore(QdrantJournal):
         else:
             metadata = schema.copied_metadata(source, state) if self.properties.in_metadata else None
             if metadata is None:
-                told = self.properties.of(source.name, source.schema["described"])
-                kept = {each.property_name: told[each.property_name] for each in source.states.values()}
+                result = self.properties.of(source.name, source.schema["described"])
+                kept = {each.property_name: result[each.property_name] for each in source.states.values()}
                 self.properties.alter(target, {**kept, state.property_name: state.to_json()})
             self.ask("create_collection", target, **schema.copy_config(source, state, metadata))
         for name, index in (source.schema["described"].payload_schema or {}).items():
@@ -185,21 +185,21 @@ class QdrantStore(QdrantJournal):
     def create_side(self, source: CollectionInfo, side: str) -> None:
         raise UnsupportedOperation(_NO_SIDE)
 
-    def stored_field(
+    def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
     ) -> Literal["there", "can be added"]:
         raise CannotMigrate(_NO_SECOND)
 
-    def stored_field_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         return []
 
-    def add_stored_field(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
         raise UnsupportedOperation(_NO_SECOND)
 
-    def serve_stored_field(self, source: CollectionInfo, state: CollectionState) -> None:
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
         raise UnsupportedOperation(_NO_SECOND)
 
-    def drop_stored_field(self, collection: str, state: CollectionState) -> bool:
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
         raise UnsupportedOperation(_NO_SECOND)
 
     # -- rows from files --------------------------------------------------------------------------------
@@ -226,14 +226,14 @@ class QdrantStore(QdrantJournal):
 
     # -- what is done to a whole collection -------------------------------------------------------------
 
-    def finish(self, collection: str) -> None:
-        self.serve(collection)
+    def flush(self, collection: str) -> None:
+        self.load(collection)
 
-    def serve(self, collection: str) -> None:
+    def load(self, collection: str) -> None:
         is_building = retry_if_result(lambda seen: seen.status == models.CollectionStatus.YELLOW)
         Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(self.ask, "get_collection", collection)
 
-    def settle(self, collection: str) -> None:
+    def wait_visible(self, collection: str) -> None:
         """Every write was waited for."""
 
     def write_state(self, collection: str, state: CollectionState) -> None:
@@ -242,24 +242,24 @@ class QdrantStore(QdrantJournal):
     def drop_state(self, collection: str, state: CollectionState) -> None:
         self.properties.alter(self._real_name(collection), {state.property_name: ""})
 
-    def write_mirror(self, collection: str, mirror: Mirror | None) -> None:
-        said = mirror.model_dump_json() if mirror else ""
-        self.properties.alter(self._real_name(collection), {MIRROR_PROPERTY: said})
+    def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
+        said = dual_write.model_dump_json() if dual_write else ""
+        self.properties.alter(self._real_name(collection), {DUAL_WRITE_PROPERTY: said})
 
     def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
         self.properties.alter(self._real_name(collection), {TUNING_PROPERTY: tuning.model_dump_json()})
 
     def noted(
-        self, collection: str, journal: Journal, keys: Sequence[Key], field: str
+        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
         raise UnsupportedOperation("Qdrant replaces no whole points: every note is replayed")
 
-    def compact_notes(self, journal: Journal, unused: frozenset[str]) -> frozenset[str]:
+    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
         """As Store.compact_notes: a note takes the place of the one before it."""
         return frozenset()
 
-    def count_notes(self, journal: Journal) -> int:
-        return self.count(journal.collection) if self.exists(journal.collection) else 0
+    def count_notes(self, intent_log: WriteIntentLog) -> int:
+        return self.count(intent_log.collection) if self.exists(intent_log.collection) else 0
 
     def drop(self, collection: str) -> None:
         self.ask("delete_collection", collection)
@@ -280,14 +280,14 @@ class QdrantStore(QdrantJournal):
 
     # -- live queries -----------------------------------------------------------------------------------
 
-    def write_living(self, collection: str, living: Sequence[Living]) -> None:
-        raise UnsupportedOperation(_NO_LIVING)
+    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
+        raise UnsupportedOperation(_NO_ONLINE_BANK)
 
-    def create_traffic(self, traffic: str, dim: int) -> None:
-        raise UnsupportedOperation(_NO_LIVING)
+    def create_query_samples(self, samples_collection: str, dim: int) -> None:
+        raise UnsupportedOperation(_NO_ONLINE_BANK)
 
-    def read_traffic(self, traffic: str, profile: str) -> Traffic:
-        raise UnsupportedOperation(_NO_LIVING)
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+        raise UnsupportedOperation(_NO_ONLINE_BANK)
 
-    def drop_samples(self, traffic: str, numbers: Sequence[int]) -> None:
-        raise UnsupportedOperation(_NO_LIVING)
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+        raise UnsupportedOperation(_NO_ONLINE_BANK)

@@ -1,0 +1,144 @@
+"""The words that the glossary replaces appear in no identifier, message or docstring of the package."""
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "milvus_hubness"
+
+REPLACED = {
+    "CorrectionConfig": "Hubness(",
+    "NoSpareColumns": "NoRoom",
+    "CorrectionNotRecommended": "NotAdvised",
+    "DualWriteFailed": "MirrorFailed",
+    "WriteIntentFailed": "JournalFailed",
+    "Cancelled": "Stopped",
+    "MigrationOptions": "Steering",
+    "no_writers": "--frozen",
+    "max_miss_rate": "--misses, allowed_misses",
+    "revert": "--back",
+    "bank": "milvus-hubness living",
+    "augmented vector": "stored form, StoredForm",
+    "augmented query": "asked form, asked, wrapped",
+    "mean bias": "centre",
+    "graph hint column": "link column, link columns, takes_link",
+    "locality hint columns": "cell column, cell columns, takes_cells, axes",
+    "bias location": "stored_in, keeps_vectors, placement, Placed",
+    "candidate re-ranking": "beside",
+    "online bank": "living, bank that lives, banks that live",
+    "query samples": "traffic",
+    "collection state": "says of itself, say of themselves",
+    "state cache": "knowledge, known",
+    "write-intent log": "journal, journals, journalling",
+    "dual write": "mirror, mirrors, mirrored, mirroring, unmirrored",
+    "refresh plan": "aim, aims",
+    "refresh evaluation": "shadow",
+    "rebuild": "way",
+    "reconcile": "look, looks, looked, looking",
+    "reconciler": "looker",
+    "worker": "keeper, keepers",
+    "scheduler": "ticker",
+    "task, overrides": "wish, wishes",
+    "half precision": "halves",
+    "encode, decode": "wrap, strip, written, told",
+    "valid": "sound, soundness",
+    "invalid": "unsound",
+    "insert, upsert, get, flush, wait_visible": "append, fetch, finish, settle, settles, settled",
+    "replay, repair": "mend, mends, mended, mending, repeat",
+    "release, acquire": "let_go, be_alone",
+    "report": "tell, tells, telling",
+    "load, restore": "restored",
+    "row, result, state, bank, vectors, options": "found, each, there, kept, wanted, given",
+    "plain English": "of ours, of theirs, is told, told otherwise, comes to, lies, anew, whoever",
+}
+"""Words of the glossary, and what they replace."""
+
+WORDS = sorted({word for words in REPLACED.values() for word in words.split(", ")})
+
+# fmt: off
+UNFINISHED = {
+    "anew", "append", "asked", "axes", "beside", "comes to", "each", "fetch", "found", "given", "halves",
+    "is told", "kept", "known", "lies", "look", "looked", "looking", "looks", "of ours", "repeat",
+    "restored", "says of itself", "settled", "sound", "tell", "telling", "tells", "there", "told",
+    "wanted", "way", "whoever", "wrap", "wrapped", "written",
+}
+# fmt: on
+"""Replaced words that still appear, some of them with an ordinary meaning as well. To become empty."""
+
+PYTHON = re.compile(r"(text)?wraps?|r?l?strip|append|(Named|frozen)set|isfinite")
+"""Names of Python and NumPy, which are no words of ours where they are attributes."""
+
+
+def _parts(name):
+    """An identifier with its parts apart: `_drop_journal` as `_ drop_journal journal`."""
+    parts = [part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+    return " ".join([name, *parts, "_".join(parts)])
+
+
+def _texts(path, modules):
+    """The line and the text of each identifier, string and comment; names of modules, which are files, and
+    methods of Python's own types are left out."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(path.read_text()).readline))
+    first, before = "", ""
+    for number, token in enumerate(tokens):
+        if token.type in (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT):
+            first = ""
+        elif token.type == tokenize.NAME:
+            first = first or token.string
+            after = tokens[number + 1].string
+            is_module = token.string in modules and (first in ("from", "import") or after == ".")
+            is_pythons = before == "." and PYTHON.fullmatch(token.string)
+            if not is_module and not is_pythons:
+                yield token.start[0], _parts(token.string)
+        elif token.type in (tokenize.STRING, tokenize.COMMENT):
+            yield token.start[0], re.sub(r"[\w./]+/[\w./]+|\w+\.py\b", "", token.string)
+        if token.type not in (tokenize.NL, tokenize.COMMENT):
+            before = token.string
+
+
+def _uses(package):
+    """Return for each replaced word the places that use it, as file:line."""
+    files = sorted(package.rglob("*.py"))
+    modules = {path.stem for path in files} | {path.parent.name for path in files}
+    patterns = {
+        word: re.compile(rf"(?<![\w-]){re.escape(word)}(?!\w)", re.IGNORECASE if word.islower() else 0)
+        for word in WORDS
+    }
+    uses = {word: [] for word in WORDS}
+    for path in files:
+        for line, text in _texts(path, modules):
+            for word, pattern in patterns.items():
+                if pattern.search(" ".join(text.split())):
+                    uses[word].append(f"{path.relative_to(package)}:{line}")
+    return uses
+
+
+@pytest.fixture(scope="module")
+def uses():
+    return _uses(PACKAGE)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_replaced_word_is_used_nowhere(uses, word):
+    if word in UNFINISHED:
+        assert uses[word], f"{word!r} is finished: take it out of UNFINISHED"
+    else:
+        assert uses[word] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("def drop_journal(collection): ...\n", "journal"),
+        ("class MirrorState: ...\n", "mirror"),
+        ('raise ValueError(f"{name!r} has no centre")\n', "centre"),
+        ('"""Banks that live\n    are told so."""\n', "banks that live"),
+        ("count = 1  # of the traffic\n", "traffic"),
+    ],
+)
+def test_a_word_that_comes_back_is_noticed(tmp_path, text, word):
+    (tmp_path / "module.py").write_text(text)
+    assert _uses(tmp_path)[word] == ["module.py:1"]
