@@ -25,11 +25,10 @@ import numpy.typing as npt
 from sklearn.cluster import KMeans
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks import QueryBank, Vectors
+from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.estimators import Blend
 from milvus_hubness.quality import k_occurrence, nearest, paired_difference, skewness, suspicions, tune
-from milvus_hubness.quality.sweep import sweep
-from milvus_hubness.quality.trials import Outcome, assess
+from milvus_hubness.quality.trials import Outcome, assess, sweep
 from milvus_hubness.quality.tuning import decide
 from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 

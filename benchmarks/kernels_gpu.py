@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from benchmarks.environment import environment, save, table
-from milvus_hubness.estimators.balance import balance, cached_steps, dense_steps
+from milvus_hubness.estimators.sinkhorn import balance, cached_steps, dense_steps
 from milvus_hubness.kernels import kernel_on, logsumexp, topk_mean
 
 SIZE, DIM = 1_000_000, 512

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from benchmarks.environment import environment, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, Layout, QueryBank
+from milvus_hubness.codec.arrays import GRAPH_HINT_SHARE, Floats
 from milvus_hubness.correction import Correction
-from milvus_hubness.layout import GRAPH_HINT_SHARE, Floats
 from tests.real_data import load_task
 
 TASKS = ("docstring_code", "caption_translation")

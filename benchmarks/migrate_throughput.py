@@ -86,8 +86,8 @@ def bare(uri: str, rows: int, dim: int) -> float:
 def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
     from milvus_hubness import NNN, MigrationOptions, MilvusStore, QueryBank, clean, connect, plan_migration
-    from milvus_hubness.jobs import run
-    from milvus_hubness.jobs.migration.events import Event, Events
+    from milvus_hubness.migration.run import run
+    from milvus_hubness.operations.progress import Event, Events
 
     times: dict[str, float] = {}
 

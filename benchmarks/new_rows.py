@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Blend, Estimator, FittedBias, restore
 from milvus_hubness.quality.trials import assess
 from tests.real_data import EMBEDDING_TASKS, Task, load_task

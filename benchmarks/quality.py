@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import (
     CSLS,
     NNN,

@@ -44,12 +44,11 @@ from benchmarks.environment import RESULTS, environment, one_thread, save, table
 from benchmarks.quari_rivals import COMMON, QUARI, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, speed
 from milvus_hubness.charts import learning_curves
-from milvus_hubness.demo.corpus import collect
-from milvus_hubness.demo.towers import build
+from milvus_hubness.demo.run import build, collect
 from milvus_hubness.quality import paired_difference, retrieval_summary
-from milvus_hubness.quality.retrieval import hits
+from milvus_hubness.quality.measures import hits
 from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, train
-from milvus_hubness.quari.evaluate import as_ranks
+from milvus_hubness.quari.reranker import as_ranks
 from tests.real_data import load_task
 
 CACHE = Path.home() / ".cache" / "milvus_hubness"

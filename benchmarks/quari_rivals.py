@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Sinkhorn
 from milvus_hubness.quality import nearest
 from milvus_hubness.quari import Adaptation, Checkpoint, Pairs, QuariReranker, TrainingSettings
-from milvus_hubness.quari.loss import contrastive_loss
-from milvus_hubness.quari.scoring import cosines
-from milvus_hubness.quari.semipositives import mine
+from milvus_hubness.quari.model import cosines
+from milvus_hubness.quari.pairs import mine
+from milvus_hubness.quari.train import contrastive_loss
 
 ESTIMATOR = Sinkhorn(0.03)
 CANDIDATES = 1000

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Sinkhorn, restore
-from milvus_hubness.estimators.balance import balance, cached_steps, dense_steps, scores_for, sparse_steps
+from milvus_hubness.estimators.sinkhorn import balance, cached_steps, dense_steps, scores_for, sparse_steps
 from tests.real_data import load_task, recall_at_1
 
 TAU, ITERATIONS = 0.03, 10

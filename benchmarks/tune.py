@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.environment import environment, one_thread, save, table
-from milvus_hubness.banks import QueryBank
-from milvus_hubness.quality.soundness import suspicions
-from milvus_hubness.quality.sweep import sweep
-from milvus_hubness.quality.trials import assess
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.quality.bank_checks import suspicions
+from milvus_hubness.quality.trials import assess, sweep
 from milvus_hubness.quality.tuning import decide, tune
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 

@@ -2,9 +2,11 @@
 
 from importlib.metadata import version
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.client import AsyncHubnessClient, CorrectionConfig, HubnessClient
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
+from milvus_hubness.enable.enable import disable, enable, plan_enable
 from milvus_hubness.errors import (
     AlreadyCorrected,
     BankTooLarge,
@@ -57,25 +59,13 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.jobs import (
-    BulkTarget,
-    MigrationOptions,
-    clean,
-    cutover,
-    diagnose,
-    disable,
-    enable,
-    migrate,
-    plan_enable,
-    plan_migration,
-    refresh,
-    resume,
-    rollback,
-    status,
-    tune,
-)
-from milvus_hubness.layout import Layout
+from milvus_hubness.migration.cutover import clean, cutover, rollback
+from milvus_hubness.migration.plan import BulkTarget, MigrationOptions, plan_migration
+from milvus_hubness.migration.run import migrate, resume
+from milvus_hubness.quality.collections import diagnose, tune
 from milvus_hubness.quari import QuariReranker
+from milvus_hubness.refresh.run import refresh
+from milvus_hubness.refresh.upkeep import status
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
 from milvus_hubness.stores import MilvusStore, connect
 

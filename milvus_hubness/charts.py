@@ -1,13 +1,16 @@
-"""All charts, as inline SVG: markup that needs no script and scales with the page."""
+"""Inline SVG charts, and the loader of the HTML page templates that show them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
-from typing import Protocol
+from functools import partial
+from importlib.resources import files
+from typing import Any, Protocol
 
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 WIDTH = 440
@@ -402,3 +405,23 @@ def _dot(kind: str, x: float, y: float, radius: float, tooltip: str = "") -> Mar
 
 def _tooltip(text: str) -> Markup:
     return Markup("<title>{}</title>").format(text) if text else Markup("")
+
+
+def page_template(
+    package: str, name: str, longest: int, filters: Mapping[str, Callable[..., Any]]
+) -> Template:
+    """Return the template `name` in the folder of a package.
+
+    longest: characters that the filter `short` leaves of a text. filters: further filters, beside `short` and
+    `number`.
+    """
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"number": number, "short": partial(_short, longest=longest), **filters}
+    return environment.from_string(files(package).joinpath(name).read_text("utf-8"))
+
+
+def _short(value: object, longest: int) -> str:
+    text = str(value)
+    return text if len(text) <= longest else text[: longest - 1] + "…"

@@ -1,4 +1,4 @@
-"""A fitted estimator at work on the vectors of one collection. No I/O."""
+"""A fitted estimator applied to the vectors of one collection. No I/O."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank
-from milvus_hubness.cells import NEAR, columns, evenly, lying
+from milvus_hubness.banks.bank import BankLike, QueryBank
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import Dtype, rounded
+from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import ZeroVectors
 from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore, to_dict
-from milvus_hubness.estimators.inputs import TargetBank
-from milvus_hubness.halves import Dtype, rounded
+from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.kernels import topk
-from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 
 

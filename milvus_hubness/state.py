@@ -1,4 +1,4 @@
-"""What a collection knows about its biases: versioned JSON in the custom property `hubness`. No I/O."""
+"""The collection state: versioned JSON in the custom property `hubness`. No I/O."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.codec.half_precision import Dtype, StorageFormat
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
@@ -19,14 +22,8 @@ from milvus_hubness.errors import (
     StateError,
     UnknownStateVersion,
 )
-from milvus_hubness.halves import Dtype, StorageFormat
-from milvus_hubness.layout import Floats, Layout, Metric
 
 PROPERTY = "hubness"
-TUNING_PROPERTY = "hubness_tuning"
-DUAL_WRITE_PROPERTY = "hubness_dual_write"
-WRITE_INTENTS_PROPERTY = "hubness_write_intents"
-ONLINE_BANKS_PROPERTY = "hubness_online_banks"
 VERSION: Literal[1] = 1
 
 BIAS_FIELD = "hubness_bias"
@@ -48,18 +45,14 @@ STATE_TTL = 5.0
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
 
-
-FEWEST_SAMPLES = 2_000
-"""So many places samples of live queries have at the least."""
-
 Told = TypeVar("Told", bound=BaseModel)
 
 
-class _Frozen(BaseModel):
+class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class BankReference(_Frozen):
+class BankReference(FrozenModel):
     """Reference to one generation of a bank collection.
 
     generation: digest of its queries, potentials and targets, which names its rows. fingerprint: of the
@@ -74,7 +67,7 @@ class BankReference(_Frozen):
     nearest: str = ""
 
 
-class Former(_Frozen):
+class Former(FrozenModel):
     """What the biases of a profile came from before: a refresh that goes back makes them anew."""
 
     estimator: dict[str, Any]
@@ -83,7 +76,7 @@ class Former(_Frozen):
     bank: BankReference
 
 
-class Profile(_Frozen):
+class Profile(FrozenModel):
     """One set of biases.
 
     estimator: name and parameters. slot: the column that searches read. standby: the column that the next
@@ -111,7 +104,7 @@ class Profile(_Frozen):
         return (self.bank, *([self.former.bank] if self.former else []))
 
 
-class CandidateReranking(_Frozen):
+class CandidateReranking(FrozenModel):
     """Biases beside the vectors, which are stored as the user gave them: searches fetch `candidates` rows and
     subtract the biases from their scores.
 
@@ -127,7 +120,7 @@ class CandidateReranking(_Frozen):
     queries: int = Field(ge=1)
 
 
-class Incoming(_Frozen):
+class Incoming(FrozenModel):
     """A set of biases on its threshold: a refresh is writing the slot that searches do not read yet.
 
     name: of the profile. profile: as it will be; its slot is the one that is being written. Rows written
@@ -138,7 +131,7 @@ class Incoming(_Frozen):
     profile: Profile
 
 
-class CollectionState(_Frozen):
+class CollectionState(FrozenModel):
     """Everything a client or a job needs to speak to a corrected vector field.
 
     suffix: what the names of our fields and our property end with, so that those of several corrected fields
@@ -326,106 +319,7 @@ class CollectionState(_Frozen):
             ) from None
 
 
-class TuningRecord(_Frozen):
-    """What `tune` found for a collection: a choice for this bank, or the advice to leave it alone.
-
-    choice: an estimator as its dictionary, with the strength to apply it at; None for "leave it alone".
-    """
-
-    verdict: Literal["apply", "apply weakly", "leave it alone"]
-    choice: dict[str, Any] | None
-    strength: float
-    reason: str
-    labelled: bool
-    bank_fingerprint: str
-    tuned_at: datetime
-
-
-def read_tuning(properties: Mapping[str, str]) -> TuningRecord | None:
-    """What tuning left among a collection's properties. Raises StateError where it is broken."""
-    return _read(properties, TUNING_PROPERTY, TuningRecord)
-
-
-class DualWrite(_Frozen):
-    """Who writes to this collection writes the same to another one too, first here and then there, while rows
-    are carried from here to there.
-
-    collection: the other one. required: whether a write that the other does not take has failed; before that
-    the next catch-up pass repairs it.
-    """
-
-    collection: str
-    required: bool = False
-
-
-def read_dual_write(properties: Mapping[str, str]) -> DualWrite | None:
-    """What a migration left among a collection's properties. Raises StateError where it is broken."""
-    return _read(properties, DUAL_WRITE_PROPERTY, DualWrite)
-
-
-class WriteIntentLog(_Frozen):
-    """Who writes to this collection notes the write in a write-intent log first, while a job rewrites rows
-    here: what the job undoes of it, it does again from there.
-
-    collection: holds for each key what was last noted of it. rows: holds the rows. made: tells what is noted
-    for one job from what was noted for others. auto_id: the server makes the keys of inserted rows, which
-    therefore are none that a job could have read before. by_partition: rows of one key may lie in several
-    partitions.
-    """
-
-    collection: str
-    made: str
-    auto_id: bool = False
-    by_partition: bool = False
-
-    @property
-    def rows(self) -> str:
-        return f"{self.collection}_rows"
-
-
-def read_intent_log(properties: Mapping[str, str]) -> WriteIntentLog | None:
-    """What a refresh left among a collection's properties. Raises StateError where it is broken."""
-    return _read(properties, WRITE_INTENTS_PROPERTY, WriteIntentLog)
-
-
-class OnlineBank(_Frozen):
-    """How the online bank of one profile works: a share of its live queries is sampled into a collection,
-    from which a job takes them into the bank.
-
-    field, profile: whose bank. samples_collection: the collection of samples. rate: the share of queries that
-    clients sample. size: places in the bank. seed_share: of these, the share that queries which the bank
-    began with keep. half_life_seconds: the age at which a query counts half as much as a new one.
-    duplicate_cosine: queries whose cosine is above it are the same."""
-
-    field: str
-    profile: str
-    samples_collection: str
-    rate: float = Field(gt=0, le=1)
-    size: int = Field(ge=1)
-    seed_share: float = Field(ge=0, le=1)
-    half_life_seconds: float = Field(gt=0, allow_inf_nan=False)
-    duplicate_cosine: float = Field(gt=0, le=1)
-
-    @property
-    def capacity(self) -> int:
-        """How many places samples of this profile have in `samples_collection`. Each takes one at random: as
-        long as few wait, few take the place of another."""
-        return max(2 * self.size, FEWEST_SAMPLES)
-
-
-class OnlineBanks(_Frozen):
-    """Those of a collection."""
-
-    banks: tuple[OnlineBank, ...]
-
-
-def read_online_banks(properties: Mapping[str, str]) -> tuple[OnlineBank, ...]:
-    """The online banks of a collection. Raises StateError where what it says of them is broken."""
-    result = _read(properties, ONLINE_BANKS_PROPERTY, OnlineBanks)
-    return result.banks if result else ()
-
-
-def _read(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:
+def read_property(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:
     """The record in a property; None where that is not there or, as servers that cannot drop it have it,
     empty."""
     text = properties.get(name)

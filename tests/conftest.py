@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from xdist.scheduler import LoadScopeScheduling
 
 from milvus_hubness import HubnessClient, MilvusStore
-from milvus_hubness.jobs.migration import steering
+from milvus_hubness.migration import plan
 from tests import servers
 
 settings.register_profile("here", deadline=None, max_examples=50, derandomize=True)
@@ -30,7 +30,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
     threadpool_limits(1)
 
-steering.CLIENT_TTL = 0.0
+plan.CLIENT_TTL = 0.0
 """Tests that migrate or refresh have no writers that need to be told, or say how long these remember."""
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}

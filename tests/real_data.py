@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Estimator, FittedBias
 
 DATA = Path(os.environ.get("MILVUS_HUBNESS_DATA", Path(__file__).parents[2] / "shared" / "data"))

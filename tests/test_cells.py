@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import NNN, QueryBank
-from milvus_hubness.cells import (
+from milvus_hubness.codec.index_hints import (
     COLUMNS,
     FEWEST,
     FEWEST_QUERIES,
@@ -16,10 +16,10 @@ from milvus_hubness.cells import (
     foremost,
     hint_directions,
 )
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
-from milvus_hubness.layout import Layout
 from tests.real_data import load_task
 
 DIM = 20

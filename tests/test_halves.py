@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.halves import (
+from milvus_hubness.codec.half_precision import (
     SMALLEST,
     SPACING,
     StorageFormat,
@@ -19,7 +18,8 @@ from milvus_hubness.halves import (
     rounded,
     unpacked,
 )
-from milvus_hubness.layout import Layout
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.state import form_of
 from tests.galleries import METRICS
 

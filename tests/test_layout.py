@@ -9,6 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from milvus_hubness.codec.arrays import GRAPH_HINT_SHARE
+from milvus_hubness.codec.half_precision import rounded
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import (
     DimensionMismatch,
     InvalidInput,
@@ -16,9 +19,7 @@ from milvus_hubness.errors import (
     NonFiniteVectors,
     ZeroVectors,
 )
-from milvus_hubness.halves import rounded
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
-from milvus_hubness.layout import GRAPH_HINT_SHARE, Layout
 
 METRICS = ["IP", "COSINE", "L2"]
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)

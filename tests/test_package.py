@@ -17,49 +17,55 @@ PACKAGE = ROOT / "milvus_hubness"
 
 MAY_IMPORT = {
     "errors": set(),
-    "redaction": set(),
     "charts": set(),
-    "pages": {"charts"},
-    "rows": {"errors"},
-    "cells": {"errors", "rows"},
-    "means": {"errors", "rows"},
-    "layout": {"cells", "errors", "means", "rows"},
-    "halves": {"errors", "layout"},
-    "state": {"errors", "halves", "layout"},
-    "banks": {"errors"},
-    "reservoir": {"banks"},
+    "codec": {"errors"},
+    "state": {"codec", "errors"},
+    "job_properties": {"state"},
     "kernels": {"errors"},
-    "estimators": {"errors", "banks", "kernels"},
-    "beyond": {"errors", "banks", "estimators", "kernels"},
-    "correction": {"banks", "cells", "errors", "estimators", "halves", "kernels", "layout", "state"},
-    "quality": {"errors", "banks", "charts", "kernels", "estimators", "layout", "pages"},
+    "banks": {"codec", "errors", "state"},
+    "estimators": {"banks", "errors", "kernels"},
     "rerank": {"kernels"},
-    "quari": {"errors", "banks", "kernels", "quality"},
-    "stores": {"errors", "banks", "halves", "layout", "redaction", "state"},
+    "distributed": {"banks", "errors", "estimators", "kernels"},
+    "correction": {"banks", "codec", "errors", "estimators", "kernels", "state"},
+    "stores": {"banks", "codec", "errors", "job_properties", "state"},
+    "operations": {
+        "banks", "codec", "correction", "distributed", "errors", "estimators", "job_properties",
+        "state", "stores",
+    },
     "client": {
-        "errors", "banks", "correction", "rerank", "estimators", "halves", "layout", "operations", "state",
+        "banks", "codec", "correction", "errors", "estimators", "job_properties", "operations", "rerank",
+        "state", "stores",
+    },
+    "proxy": {"client", "codec", "errors", "state", "stores"},
+    "quality": {
+        "banks", "charts", "codec", "correction", "errors", "estimators", "job_properties", "kernels",
+        "operations", "state", "stores",
+    },
+    "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
+    "migration": {
+        "banks", "codec", "correction", "errors", "estimators", "job_properties", "operations", "quality",
+        "rerank", "state", "stores",
+    },
+    "enable": {
+        "banks", "codec", "correction", "errors", "estimators", "migration", "operations", "quality", "state",
         "stores",
     },
-    "operations": {"errors", "state", "stores"},
-    "jobs": {
-        "errors", "banks", "beyond", "cells", "correction", "estimators", "halves", "layout", "operations",
-        "quality", "quari", "redaction", "rerank", "reservoir", "state", "stores",
+    "refresh": {
+        "banks", "codec", "correction", "distributed", "enable", "errors", "estimators", "job_properties",
+        "migration", "operations", "quality", "state", "stores",
     },
-    "demo": {"errors", "banks", "client", "estimators", "jobs", "operations", "quality", "stores"},
+    "demo": {"banks", "client", "errors", "estimators", "migration", "operations", "quality", "stores"},
     "serve": {
-        "errors", "banks", "charts", "estimators", "jobs", "operations", "pages", "quality", "state",
-        "stores",
+        "banks", "charts", "errors", "estimators", "operations", "quality", "refresh", "state", "stores",
     },
-    "proxy": {"errors", "client", "halves", "layout", "state", "stores"},
     "cli": {
-        "errors", "banks", "charts", "demo", "estimators", "jobs", "operations", "proxy", "quality", "quari",
-        "redaction", "serve", "state", "stores",
+        "banks", "charts", "demo", "enable", "errors", "estimators", "migration", "operations", "proxy",
+        "quality", "quari", "refresh", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "redaction", "rows", "cells", "means", "layout", "halves", "state", "banks", "kernels",
-    "estimators", "correction", "quality", "jobs", "operations", "quari", "reservoir", "rerank", "serve",
-    "beyond",
+    "errors", "charts", "codec", "state", "job_properties", "banks", "kernels", "estimators", "distributed",
+    "correction", "quality", "operations", "migration", "enable", "refresh", "quari", "rerank", "serve",
 }  # fmt: skip
 
 

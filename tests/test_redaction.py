@@ -7,7 +7,7 @@ import time
 import pytest
 
 from milvus_hubness import InvalidParameter, ServerUnavailable, connect
-from milvus_hubness.redaction import redacted, secrets_in
+from milvus_hubness.errors import redacted, secrets_in
 
 PASSWORD = "Pa55-for-redaction"
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest, chisquare
 
-from milvus_hubness.banks import Origins, QueryBank
-from milvus_hubness.reservoir import Terms, merge, unlike_each_other
+from milvus_hubness.banks.bank import Origins, QueryBank
+from milvus_hubness.banks.online import Terms, merge, unlike_each_other
 
 DRAWS = 1_500
 

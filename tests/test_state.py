@@ -4,8 +4,8 @@ from datetime import datetime, timezone
 
 import pytest
 
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
-from milvus_hubness.layout import Layout
 from milvus_hubness.state import (
     BankReference,
     CollectionState,

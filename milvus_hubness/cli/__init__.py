@@ -1,4 +1,4 @@
-"""The command line: one file per command."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness import __version__
-from milvus_hubness.cli import (
-    demo,
-    diagnose,
-    enable,
-    living,
-    migrate,
-    proxy,
-    quari,
-    refresh,
-    serve,
-    status,
-    tune,
-)
+from milvus_hubness.cli import demo, enable, migrate, quari, refresh, reports, servers
 from milvus_hubness.cli.console import run
 
 TERMINATED = 143
@@ -47,17 +35,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("demo")(demo.demo)
-app.command("tune")(tune.tune)
-app.command("diagnose")(diagnose.diagnose)
+app.command("tune")(reports.tune)
+app.command("diagnose")(reports.diagnose)
 app.add_typer(migrate.app, name="migrate")
 app.command("enable")(enable.enable)
 app.command("disable")(enable.disable)
 app.command("refresh")(refresh.refresh)
-app.command("bank")(living.bank)
+app.command("bank")(refresh.bank)
 app.add_typer(quari.app, name="quari")
-app.command("serve")(serve.serve)
-app.command("proxy")(proxy.proxy)
-app.command("status")(status.status)
+app.command("serve")(servers.serve)
+app.command("proxy")(servers.proxy)
+app.command("status")(reports.status)
 
 
 @app.callback()

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from milvus_hubness.cli.console import (
-    AsJson,
-    Database,
-    TokenFile,
-    open_token,
-    out,
-    progress_bars,
-    show_json,
-)
+from milvus_hubness.cli.console import AsJson, Database, TokenFile, open_token, out, progress_bars, show_json
 
 if TYPE_CHECKING:
     from milvus_hubness.demo.run import DemoResult, Measured

@@ -7,24 +7,30 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness import jobs
 from milvus_hubness.cli.console import (
     DEFAULT_URI,
+    Alpha,
     AsJson,
     Database,
+    K,
+    Method,
+    Params,
     TokenFile,
     Uri,
+    chosen_estimator,
+    describe,
     open_store,
     out,
     progress_bars,
-    read_bank,
     show_facts,
     show_json,
 )
-from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
-from milvus_hubness.jobs.bank_source import WHERE_FROM
-from milvus_hubness.jobs.enable import MAX_MISS_RATE
-from milvus_hubness.jobs.migration import steering
+from milvus_hubness.enable.enable import MAX_MISS_RATE, plan_enable
+from milvus_hubness.enable.enable import disable as run_disable
+from milvus_hubness.enable.enable import enable as run_enable
+from milvus_hubness.enable.second_vector import SecondVectorEnabled, SecondVectorPlan
+from milvus_hubness.migration import plan as migration_plan
+from milvus_hubness.operations.reading import WHERE_FROM, read_bank
 
 
 class Mode(str, Enum):
@@ -92,7 +98,7 @@ def enable(
             min=0.0,
             help="The longest state_ttl of a HubnessClient that writes, in seconds, for --where vectors.",
         ),
-    ] = steering.CLIENT_TTL,
+    ] = migration_plan.CLIENT_TTL,
     execute: Annotated[bool, typer.Option("--execute", help="Do it. Without this, only plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Enable though tuning advises against it.")] = False,
     uri: Uri = DEFAULT_URI,
@@ -107,7 +113,7 @@ def enable(
     estimator = chosen_estimator(method, param, k, alpha)
     store = open_store(uri, db, token_file)
     with progress_bars() as progress:
-        plan = jobs.plan_enable(
+        plan = plan_enable(
             store,
             collection,
             read_bank(store, bank, bank_column),
@@ -123,17 +129,17 @@ def enable(
             force=force,
             progress=progress,
         )
-        if not as_json and isinstance(plan, jobs.SecondVectorPlan):
+        if not as_json and isinstance(plan, SecondVectorPlan):
             _show_second_vector_plan(plan.to_dict())
         elif not as_json:
             _show_plan(plan.to_dict(), mode)
-        result = jobs.enable(store, plan, client_ttl=client_ttl, progress=progress) if execute else None
+        result = run_enable(store, plan, client_ttl=client_ttl, progress=progress) if execute else None
     if as_json:
         done = {"result": result.to_dict()} if result else {}
         show_json({"plan": plan.to_dict(), "executed": execute, **done})
     elif result is None:
         out.print("\nNothing was written. Run it again with --execute to do this.")
-    elif isinstance(result, jobs.SecondVectorEnabled):
+    elif isinstance(result, SecondVectorEnabled):
         _show_second_vector_result(result.to_dict())
     else:
         _show_result(result.to_dict())
@@ -150,7 +156,7 @@ def disable(
     """Take back what enable did: searches are raw again, the side collection is dropped, the bank stays, and
     so does a second vector field where the server cannot drop it."""
     store = open_store(uri, db, token_file)
-    dropped = jobs.disable(store, collection, field=field)
+    dropped = run_disable(store, collection, field=field)
     info = store.info(collection)
     stays = ", ".join(sorted(info.vector_fields.keys() - info.users_fields.keys())) or None
     if as_json:

@@ -1,4 +1,4 @@
-"""AsyncHubnessClient: what HubnessClient is, for asyncio."""
+"""AsyncHubnessClient: HubnessClient for asyncio."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from pymilvus import AnnSearchRequest, AsyncMilvusClient, CollectionSchema, Data
 from pymilvus.client.constants import UNLIMITED
 from pymilvus.milvus_client.index import IndexParams
 
+from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.biases import Bias
-from milvus_hubness.client.born import CorrectionConfig, NewCollection
 from milvus_hubness.client.catalog import shown_aliases
-from milvus_hubness.client.iterators import AsyncQueryIterator, PagedOperations
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
-from milvus_hubness.client.refusals import refusing
-from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
+from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
+from milvus_hubness.client.operations import AsyncQueryIterator, PagedOperations
+from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
+from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, Failed
 from milvus_hubness.client.steps import (
     Ask,
     InStore,
@@ -29,14 +29,14 @@ from milvus_hubness.client.steps import (
     Step,
     T,
     drive_async,
+    refusing,
 )
 from milvus_hubness.client.sync import DEFAULT_BANK_BUDGET
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL, BankReference, CollectionState
-from milvus_hubness.stores.base import StoredBank
-from milvus_hubness.stores.milvus import MilvusStore, connect
-from milvus_hubness.stores.milvus_rpc import EscapedKeys
-from milvus_hubness.stores.milvus_traffic import Sample, put_samples
+from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.milvus_server import EscapedKeys, connect
 
 CONNECT_SECONDS = 10.0
 

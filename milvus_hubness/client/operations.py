@@ -1,11 +1,400 @@
-"""What a client does on corrected collections, step by step. No I/O: see `steps`."""
+"""All operations of a client, and iterators over their results page by page."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pymilvus.client.constants import (
+    GUARANTEE_TIMESTAMP,
+    ITERATOR_FIELD,
+    ITERATOR_SESSION_CP_FILE,
+    ITERATOR_SESSION_TS_FIELD,
+    MAX_BATCH_SIZE,
+    OFFSET,
+    REDUCE_STOP_FOR_BEST,
+    UNLIMITED,
+)
+from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIteratorV2
+from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
+
 from milvus_hubness.client.catalog import Catalog
-from milvus_hubness.client.mirror import DualWriting
+from milvus_hubness.client.dual_write import DualWriting
+from milvus_hubness.client.messages import Question, SearchRequest, expect_question, expect_whole_hits
+from milvus_hubness.client.other_locations import rewrite_of
 from milvus_hubness.client.searches import Searching
+from milvus_hubness.client.state_cache import CachedState, naming
+from milvus_hubness.client.steps import Ask, Operation, refusing
+from milvus_hubness.errors import StoreError, UnsupportedOperation
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_server import escaped, literal
 
 
 class Operations(DualWriting, Searching, Catalog):
     """All of it, over one memory."""
+
+
+Row = dict[str, Any]
+Key = int | str
+
+_IN_KEY_ORDER = {ITERATOR_FIELD: "True", REDUCE_STOP_FOR_BEST: "True"}
+_NOT_OF_QUERY = (
+    *("batch_size", "limit", OFFSET, ITERATOR_SESSION_CP_FILE),
+    *("filter", "partition_names", "timeout"),
+)
+_NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_filter_func")
+
+
+@dataclass(frozen=True)
+class RowsRequest:
+    """Which rows to page through. options: further arguments of MilvusClient.query, by name."""
+
+    collection: str
+    filter: str | None
+    partition_names: list[str] | None
+    timeout: float | None
+    options: Mapping[str, Any]
+
+
+class CorrectedIterator:
+    """One of pymilvus's iterators, its pages changed on their way out. All but `next` is its own."""
+
+    def __init__(self, iterator: Any, page_out: Callable[[Any], Any]) -> None:
+        self._iterator = iterator
+        self._page_out = page_out
+
+    def next(self) -> Any:
+        """The next page, of the type that pymilvus gives."""
+        with refusing():
+            return self._page_out(self._iterator.next())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+
+def escaping(iterator: Any) -> Any:
+    """The iterator of pymilvus, with the keys escaped that it pastes into the filter of its next request."""
+    if isinstance(iterator, QueryIterator):
+        method, keys = "_QueryIterator__setup_next_expr", "_next_id"
+    elif isinstance(iterator, SearchIterator):
+        method, keys = "_SearchIterator__filtered_duplicated_result_expr", "_filtered_ids"
+    else:
+        return iterator
+    build = getattr(iterator, method)
+
+    def build_escaped(*args: Any) -> str:
+        own = getattr(iterator, keys)
+        setattr(iterator, keys, _escaped_in(own))
+        try:
+            filter: str = build(*args)
+            return filter
+        finally:
+            setattr(iterator, keys, own)
+
+    setattr(iterator, method, build_escaped)
+    return iterator
+
+
+def _escaped_in(keys: Any) -> Any:
+    if isinstance(keys, list):
+        return [_escaped_in(key) for key in keys]
+    return escaped(keys) if isinstance(keys, str) else keys
+
+
+class PagedOperations(Operations):
+    """Operations, and those whose answers come page by page.
+
+    An iterator keeps to the end what its collection said of itself: opening one asks for that anew.
+    """
+
+    def query_iterator(
+        self, collection: str, output_fields: list[str] | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        """query_iterator, its rows as the user knows them. options: its further arguments, by name."""
+        cached = yield from self._cached_now(collection, options)
+        fields = cached.reading.fields(output_fields)
+        further = {**options, "output_fields": fields.requested}
+        to_skip = further.get(OFFSET, 0)
+        takes_pages = isinstance(to_skip, int) and to_skip > MAX_BATCH_SIZE
+        if takes_pages:
+            further[OFFSET] = 0
+        iterator = escaping((yield Ask("query_iterator", (collection,), further)))
+        if takes_pages and iterator._next_id is None:
+            iterator._next_id = yield from self._key_at(collection, cached.key_field, to_skip, options)
+        if not cached.states:
+            return iterator
+
+        strict = bool(options.get("strict_float32"))
+
+        def page_out(rows: list[Row]) -> list[Row]:
+            cached.reading.rows_out(rows, fields, strict_float32=strict)
+            return rows
+
+        return CorrectedIterator(iterator, page_out)
+
+    def search_iterator(
+        self,
+        collection: str,
+        data: Any,
+        output_fields: list[str] | None,
+        search_params: dict[str, Any] | None,
+        options: Mapping[str, Any],
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        with_raw_score: bool = False,
+    ) -> Operation[Any]:
+        """search_iterator, by the corrected score where the field carries biases. options: its further
+        arguments, by name.
+
+        Raises as `search` does, and UnsupportedOperation where the biases lie beside the vectors.
+        """
+        cached = yield from self._cached_now(collection, options)
+        further = {**options, "output_fields": output_fields, "search_params": search_params}
+        if not cached.states:
+            return escaping((yield Ask("search_iterator", (collection, data), further)))
+        expect_whole_hits(output_fields, cached.states, options)
+        state = cached.searched(options["anns_field"])
+        if state is None:
+            fields = cached.reading.fields(output_fields)
+            further = {**cached.uncorrected(further), "output_fields": fields.requested}
+            return (
+                yield from _opened(
+                    collection, data, further, lambda results: cached.reading.hits_out(results, fields)
+                )
+            )
+        expect_question(data, None, output_fields, search_params, {"round_decimal": options["round_decimal"]})
+        question = Question(
+            data,
+            limit=options["batch_size"],
+            search_params=search_params,
+            output_fields=output_fields,
+            round_decimal=options["round_decimal"],
+            strength=self._strength if strength is None else strength,
+            profile=profile,
+            with_raw_score=with_raw_score,
+        )
+        rewrite_of(state, cached.reading).expect_answerable(replace(question, offset=0), options)
+        options = naming(state, options)
+        asked = yield from self._ordered(collection, cached, state, question, options)
+        further |= options
+        further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
+        further |= {"round_decimal": -1, **asked.options}
+        if state.reranking is None:
+            # Whatever the user's metric is, the augmented form is searched by inner product.
+            further["search_params"]["metric_type"] = "IP"
+        return (yield from _opened(collection, asked.data, further, asked.answer))
+
+    def _ordered(
+        self,
+        collection: str,
+        cached: CachedState,
+        state: CollectionState,
+        question: Question,
+        options: Mapping[str, Any],
+    ) -> Operation[SearchRequest]:
+        """What gives all rows in one order: where searches are gated, the raw nearest row decides which."""
+        rewrite = rewrite_of(state, cached.reading)
+        if state.reranking is not None and rewrite.strength(question) != 0:
+            raise UnsupportedOperation(
+                f"search_iterator cannot follow the corrected order of {collection!r}: its biases lie beside "
+                "the vectors, so candidates are re-ranked within one answer. Ask search() for a larger "
+                "limit, iterate with strength=0, or migrate the collection"
+            )
+        if not rewrite.is_gated(question):
+            return rewrite.ask(question)
+        bank = yield from self._bank(collection, state, question.profile or state.active)
+        search_request = rewrite.ask(replace(question, strength=0.0))
+        args = (
+            collection,
+            search_request.data,
+            options["filter"] or "",
+            1,
+            [cached.key_field],
+            search_request.search_params,
+        )
+        further = {name: value for name, value in options.items() if name not in _NOT_OF_SEARCH}
+        nearest = yield Ask("search", args, further)
+        if not any(hit.id in bank.activated for hits in nearest for hit in hits):
+            return search_request
+        opened = rewrite.profile(question).model_copy(update={"gate": None})
+        return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
+
+    def _key_at(
+        self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
+    ) -> Operation[Key | None]:
+        """The key of the row at this place in the order of keys, counted from 1, or of the last one."""
+        further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
+        where = (options["filter"], options["partition_names"], options["timeout"])
+        asked = RowsRequest(collection, *where, further)
+        last: Key | None = None
+        while place > 0:
+            page = yield from self.page(asked, key_field, last, min(place, MAX_BATCH_SIZE), [key_field])
+            if not page:
+                break
+            place, last = place - len(page), page[-1][key_field]
+        return last
+
+    def begin(self, asked: RowsRequest) -> Operation[tuple[RowsRequest, str]]:
+        """Wait until pages show every row that was written before. Returns what to ask them for, as of one
+        moment where the server tells it, and the name of the key."""
+        description = yield Ask("describe_collection", (asked.collection, asked.timeout))
+        key_field = str(milvus_schema.key_field(description)["name"])
+        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
+        first = {"consistency_level": "Strong", **asked.options, "limit": 1}
+        rows = yield from self._rows(asked, asked.filter or "", [key_field], first)
+        moment = rows.extra.get(ITERATOR_SESSION_TS_FIELD)
+        if moment:
+            asked = replace(asked, options={**asked.options, GUARANTEE_TIMESTAMP: moment})
+        return asked, key_field
+
+    def page(
+        self,
+        asked: RowsRequest,
+        key_field: str,
+        behind: Key | None,
+        size: int,
+        output_fields: list[str] | None,
+    ) -> Operation[list[Row]]:
+        """At most `size` rows in key order from behind the key `behind`. Fewer do not mean that none follow.
+
+        Raises StoreError where the server orders them otherwise.
+        """
+        cursor = "" if behind is None else f"{key_field} > {literal(behind)}"
+        where = " and ".join(filter(None, [cursor, asked.filter and f"({asked.filter})"]))
+        options = {**asked.options, **_IN_KEY_ORDER, "limit": size}
+        # Milvus 2.3 answers with fewer rows where keys have duplicates, and with more from several shards.
+        rows = {row[key_field]: row for row in (yield from self._rows(asked, where, output_fields, options))}
+        if list(rows) != sorted(rows):
+            raise StoreError(f"the server did not page {asked.collection!r} in key order")
+        return list(rows.values())[:size]
+
+    def _rows(
+        self, asked: RowsRequest, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
+    ) -> Operation[Any]:
+        return self.query(
+            asked.collection, where, output_fields, asked.timeout, None, asked.partition_names, options
+        )
+
+    def _cached_now(self, collection: str, options: Mapping[str, Any]) -> Operation[CachedState]:
+        self.forget(collection)
+        return self.cached_state(collection, options["timeout"])
+
+
+def _opened(
+    collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
+) -> Operation[Any]:
+    """search_iterator with these arguments. `answer` changes its hits before anyone sees them."""
+
+    def answered(hits: Any) -> Any:
+        with refusing():
+            return answer([hits])[0]
+
+    choose = arguments["external_filter_func"]
+    if choose is not None:
+        arguments = {**arguments, "external_filter_func": lambda hits: choose(answered(hits))}
+    iterator = escaping((yield Ask("search_iterator", (collection, data), dict(arguments))))
+    if choose is not None and isinstance(iterator, SearchIteratorV2):
+        return iterator
+
+    def page_out(page: Any) -> Any:
+        for hits in page.get_res() if page is not None else ():
+            answer([hits if hasattr(hits, "distances") else _Cut(hits)])
+        return page
+
+    return CorrectedIterator(iterator, page_out)
+
+
+class _Cut(list[Any]):
+    """Hits cut out of pymilvus's: a list that lost what it carried beside them."""
+
+    distances: list[float]
+
+
+class AsyncQueryIterator:
+    """What MilvusClient.query_iterator gives, for asyncio: rows page by page, in the order of their keys.
+
+    Every row that is there throughout comes once, also to tasks that share an iterator. A page may be smaller
+    than `batch_size` although more follow; an empty one is the end.
+    """
+
+    def __init__(
+        self,
+        operations: PagedOperations,
+        run: Callable[[Operation[Any]], Awaitable[Any]],
+        collection: str,
+        batch_size: int,
+        limit: int | None,
+        filter: str | None,
+        output_fields: list[str] | None,
+        partition_names: list[str] | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        if filter is not None and not isinstance(filter, str):
+            raise DataTypeNotMatchException(message=ExceptionsMessage.ExprType % type(filter))
+        if not 0 < batch_size <= MAX_BATCH_SIZE:
+            raise ParamError(message=f"batch size must be between 1 and {MAX_BATCH_SIZE}, got {batch_size}")
+        if options.get(ITERATOR_SESSION_CP_FILE) is not None:
+            raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
+        if filter and "element_filter" in filter.lower():
+            raise UnsupportedOperation("a query iterator for asyncio gives whole rows, not their elements")
+        self._operations = operations
+        self._run = run
+        further = {name: value for name, value in options.items() if name != OFFSET}
+        self._asked = RowsRequest(collection, filter, partition_names, timeout, further)
+        self._batch_size = batch_size
+        self._left = None if limit in (None, UNLIMITED) else limit
+        self._to_skip = int(options.get(OFFSET, 0))
+        self._output_fields = output_fields
+        self._key_field = ""
+        self._behind: Key | None = None
+        self._closed = False
+        self._turn = asyncio.Lock()
+
+    async def next(self) -> list[Row]:
+        """The next page; empty at the end and once the iterator is closed.
+
+        Raises as MilvusClient.query does, and StoreError where the server does not answer in key order.
+        Whoever asks again goes on where it failed.
+        """
+        async with self._turn:
+            if self._closed:
+                return []
+            if not self._key_field:
+                self._asked, self._key_field = await self._run(self._operations.begin(self._asked))
+            while self._to_skip > 0 and (skipped := await self._page(self._to_skip, [self._key_field])):
+                self._to_skip -= len(skipped)
+            if self._left is None:
+                return await self._page(self._batch_size, self._output_fields)
+            page = await self._page(self._left, self._output_fields)
+            self._left -= len(page)
+            return page
+
+    async def close(self) -> None:
+        """No more pages."""
+        self._closed = True
+
+    def __aiter__(self) -> AsyncQueryIterator:
+        return self
+
+    async def __anext__(self) -> list[Row]:
+        page = await self.next()
+        if not page:
+            raise StopAsyncIteration
+        return page
+
+    async def _page(self, size: int, output_fields: list[str] | None) -> list[Row]:
+        if size <= 0:
+            return []
+        page: list[Row] = await self._run(
+            self._operations.page(
+                self._asked, self._key_field, self._behind, min(size, self._batch_size), output_fields
+            )
+        )
+        if page:
+            self._behind = page[-1][self._key_field]
+        return page

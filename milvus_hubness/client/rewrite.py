@@ -1,34 +1,43 @@
-"""Requests rewritten into requests, responses into responses. No I/O: every client and proxy shares this."""
+"""Rewrites requests and responses of the `vector` bias location. No I/O: clients and the proxy share it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.client.arguments import (
+from milvus_hubness.client.messages import (
     GROUPED,
     ITERATED,
     LOOK_AT_SCORES,
     ORDERED,
     RANGE_BOUNDS,
+    Asking,
+    AskingOne,
+    FieldRequest,
+    Question,
+    Reading,
+    Row,
+    SearchRequest,
     expect_strength,
+    keep,
     looked_at,
     normalises_scores,
+    rerank,
+    rescale,
+    rescore,
 )
-from milvus_hubness.client.hits import keep, rerank, rescale, rescore
-from milvus_hubness.client.reading import FieldRequest, Reading, Row
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import StorageFormat, decode, rounded, unpacked
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import hidden_columns, read_back
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
-from milvus_hubness.halves import StorageFormat, decode, rounded, unpacked
-from milvus_hubness.layout import Floats, Layout
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.rerank.dynamic import gate
+from milvus_hubness.rerank.rerankers import gate
 from milvus_hubness.state import CollectionState, Profile
 
 RAW_SCORE = "raw_score"
@@ -36,64 +45,6 @@ RAW_SCORE = "raw_score"
 
 SEARCHED_AT_LEAST = ("ef", "search_list")
 """Parameters of graph indexes that Milvus wants to be no less than the number of results."""
-
-
-@dataclass(slots=True)
-class Question:
-    """A search as its caller put it.
-
-    strength: w; None takes the profile's. profile: a set of biases by name; None takes the active one.
-    rerank with bank (m, d), the bank's queries: rank raw candidates by them; one that is Adaptive ranks
-    corrected ones by itself. candidates: how many; None for as many as it says. activated: keys, where the
-    search is gated. with_raw_score: give each hit its uncorrected score too.
-    """
-
-    data: npt.ArrayLike
-    limit: int
-    offset: int = 0
-    search_params: Mapping[str, Any] | None = None
-    output_fields: list[str] | None = None
-    round_decimal: int = -1
-    strength: float | None = None
-    profile: str | None = None
-    rerank: GloballyCorrected | Adaptive | None = None
-    candidates: int | None = None
-    bank: Floats | None = None
-    activated: AbstractSet[Any] = frozenset()
-    with_raw_score: bool = False
-
-    def pool(self, how: GloballyCorrected | Adaptive) -> int:
-        """How many candidates to fetch for a re-ranker: no fewer than reach to the end of the page."""
-        return max(self.candidates or how.candidates, int(self.page.stop))
-
-    @property
-    def page(self) -> slice:
-        """The places, from the best, that are asked for."""
-        return slice(self.offset, self.offset + self.limit)
-
-
-@dataclass(slots=True)
-class SearchRequest:
-    """What to send to the server, and `answer`, which makes of its results those the user asked for.
-
-    options: further arguments of the search. biases_of: where the answer needs the biases of the rows that
-    were found, the collection that holds them; `answer` then takes them, by key, beside the results. works:
-    `answer` computes for long.
-    """
-
-    data: Any
-    limit: int
-    offset: int
-    search_params: dict[str, Any]
-    output_fields: list[str] | None
-    answer: Callable[..., Any]
-    options: dict[str, Any] = field(default_factory=dict)
-    biases_of: str | None = None
-    works: bool = False
-
-
-Asking = Callable[[npt.ArrayLike], SearchRequest]
-AskingOne = Callable[[list[float] | Floats], SearchRequest | None]
 
 
 @dataclass(frozen=True)

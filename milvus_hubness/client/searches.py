@@ -1,4 +1,4 @@
-"""Questions asked of vectors. No I/O: see `steps`."""
+"""`search` and `hybrid_search`. No I/O."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from typing import Any, NamedTuple
 
 from pymilvus import AnnSearchRequest, DataType
 
-from milvus_hubness.client import hybrid
-from milvus_hubness.client.adapting import adapted
-from milvus_hubness.client.arguments import (
+from milvus_hubness.client import ranking
+from milvus_hubness.client.biases import Biasing
+from milvus_hubness.client.catalog import Reads
+from milvus_hubness.client.messages import (
+    Question,
+    SearchRequest,
     expect_candidates,
     expect_question,
     expect_whole_hits,
     looked_at,
     manner_of,
 )
-from milvus_hubness.client.biases import Biasing
-from milvus_hubness.client.knowledge import CachedState, Failed, naming
-from milvus_hubness.client.reads import Reads
-from milvus_hubness.client.rewrite import Question, Rewrite, SearchRequest
+from milvus_hubness.client.ranking import adapted
+from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.state_cache import CachedState, Failed, naming
 from milvus_hubness.client.steps import Ask, Compute, Operation
-from milvus_hubness.errors import (
-    HubnessError,
-    InvalidInput,
-    UnsupportedOperation,
-)
+from milvus_hubness.errors import HubnessError, InvalidInput, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import SIDE_FIELD, CollectionState
-from milvus_hubness.stores.milvus_rpc import is_one_of
+from milvus_hubness.stores.milvus_server import is_one_of
 
 KEYS_PER_REQUEST = 8_000
 MANNERS = 256
@@ -262,7 +260,7 @@ class Searching(Biasing, Reads):
             expect_whole_hits(output_fields, cached.states, options)
             asked: list[tuple[Rewrite, Question] | None] = []
             states = [cached.searched(request.anns_field) for request in requests]
-            hybrid.require_profile(profile, [state for state in states if state])
+            ranking.require_profile(profile, [state for state in states if state])
             for request, state in zip(requests, states, strict=True):
                 if state is None:
                     asked.append(None)
@@ -276,15 +274,15 @@ class Searching(Biasing, Reads):
                     profile=named,
                 )
                 asked.append(((yield from self._rewrite(cached, state)), question))
-            result = hybrid.Ranker.of(ranker)
-            if hybrid.must_merge(result, [each for each in asked if each]):
+            result = ranking.Ranker.of(ranker)
+            if ranking.must_merge(result, [each for each in asked if each]):
                 return (
                     yield from self._merged(
                         collection, requests, result, limit, output_fields, options, weight, profile, cached
                     )
                 )
             sent = [
-                hybrid.rewritten(request, *each) if each else request
+                ranking.rewritten(request, *each) if each else request
                 for request, each in zip(requests, asked, strict=True)
             ]
             fields = cached.reading.fields(output_fields)
@@ -301,7 +299,7 @@ class Searching(Biasing, Reads):
         self,
         collection: str,
         requests: Sequence[AnnSearchRequest],
-        ranker: hybrid.Ranker,
+        ranker: ranking.Ranker,
         limit: int,
         output_fields: list[str] | None,
         options: Mapping[str, Any],
@@ -351,7 +349,7 @@ class Searching(Biasing, Reads):
             metrics.append((yield from self._metric(collection, request.anns_field, named, timeout)))
         offset = int(options.get("offset") or 0)
         page = slice(offset, offset + limit)
-        return hybrid.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
+        return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
 
     def _metric(self, collection: str, field: str, named: Any, timeout: float | None) -> Operation[str]:
         """What a search on a field names, else what the field's index has."""

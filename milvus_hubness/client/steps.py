@@ -1,14 +1,103 @@
-"""What an operation asks of the outside world, and the loops that answer it. An operation is a generator: it
-yields steps, is sent their outcomes, and returns what the caller gets. So one truth serves every client."""
+"""The effects that an operation asks for, the loops that run them, and errors in pymilvus's terms.
+
+pymilvus logs an error with its traceback before it raises it. If a collection was switched to another form
+just before, the client sends the request again in that form: the record tells of a failure that is none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+import logging
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from pymilvus.exceptions import ErrorCode, MilvusException
+
+from milvus_hubness.errors import HubnessError, InvalidInput
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.milvus import MilvusStore
+
+_records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
+_pymilvus, _log = logging.getLogger("pymilvus.decorators"), logging.getLogger("milvus_hubness")
+
+
+class _Hold(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        held = _records.get()
+        if held is None or record.levelno < logging.ERROR:
+            return True
+        held.append(record)
+        return False
+
+
+_pymilvus.addFilter(_Hold())
+
+
+@contextmanager
+def held_errors(collection: str) -> Iterator[list[Exception]]:
+    """Hold the records back within the block, and yield a list for the errors that it recovers from.
+
+    At its end one record of level INFO stands for those of these errors; all others are logged. If the block
+    raises, all are.
+    """
+    outer, held, recovered = _records.get(), list[logging.LogRecord](), list[Exception]()
+    _records.set(held)
+    try:
+        yield recovered
+    except BaseException:
+        recovered.clear()
+        raise
+    finally:
+        _records.set(outer)
+        for record in held:
+            if not any(str(error) in record.getMessage() for error in recovered):
+                _pymilvus.handle(record)
+        if recovered:
+            reason = " ".join(str(getattr(recovered[-1], "message", recovered[-1])).split())
+            _log.info(
+                "collection %r changed while a request was on its way (%s): the request was sent again",
+                collection,
+                reason,
+            )
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What is raised of ours within is raised as a MilvusException as well."""
+    try:
+        yield
+    except HubnessError as error:
+        raise as_milvus(error) from error
+
+
+_KINDS: dict[type[HubnessError], type[HubnessError]] = {}
+
+
+def as_milvus(error: HubnessError) -> HubnessError:
+    """The same error as a MilvusException as well: of both kinds, with the same message."""
+    kind = type(error)
+    if issubclass(kind, MilvusException):
+        return error
+    refusal = _of_both(kind)()
+    is_input_error = isinstance(error, InvalidInput)
+    MilvusException.__init__(refusal, ErrorCode.UNEXPECTED_ERROR, str(error), is_input_error=is_input_error)
+    refusal.args = error.args
+    return refusal
+
+
+def _of_both(kind: type[HubnessError]) -> type[HubnessError]:
+    """One class for each of ours, of the same name."""
+    if kind not in _KINDS:
+        result = {
+            "__str__": lambda self: self.message,
+            "__module__": kind.__module__,
+            "__doc__": kind.__doc__,
+        }
+        _KINDS[kind] = type(kind.__name__, (kind, MilvusException), result)
+    return _KINDS[kind]
+
 
 T = TypeVar("T")
 

@@ -1,4 +1,4 @@
-"""HubnessClient: a MilvusClient to which corrected collections look as if they had never been changed."""
+"""HubnessClient: a MilvusClient that hides the correction of collections."""
 
 from __future__ import annotations
 
@@ -12,19 +12,30 @@ from pymilvus.client.constants import UNLIMITED
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.biases import Bias
-from milvus_hubness.client.born import CorrectionConfig, NewCollection
 from milvus_hubness.client.catalog import shown_aliases
-from milvus_hubness.client.iterators import PagedOperations
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, Failed
-from milvus_hubness.client.refusals import as_milvus, refusing
-from milvus_hubness.client.sampling import WRITE_SECONDS, Sampled, sampler_for
-from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Operation, Pause, Step, T, drive
+from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
+from milvus_hubness.client.operations import PagedOperations
+from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
+from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, Failed
+from milvus_hubness.client.steps import (
+    Ask,
+    InStore,
+    LearnSchema,
+    LoadBank,
+    Operation,
+    Pause,
+    Step,
+    T,
+    as_milvus,
+    drive,
+    refusing,
+)
 from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL, CollectionState
 from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.milvus_rpc import EscapedKeys, PlainClient
-from milvus_hubness.stores.milvus_traffic import Sample, put_samples
+from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.milvus_server import EscapedKeys, PlainClient
 
 DEFAULT_BANK_BUDGET = 1 << 30
 

@@ -1,4 +1,4 @@
-"""Rows and collections written. No I/O: see `steps`."""
+"""`insert`, `upsert` and `create_collection`. No I/O."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, TypeVar
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.client import born
-from milvus_hubness.client.beside import RerankingRewrite, rewrite_of
+from milvus_hubness.banks.generations import Made
+from milvus_hubness.client import new_collections
 from milvus_hubness.client.biases import Bias, Biasing
-from milvus_hubness.client.born import CorrectionConfig, NewCollection
-from milvus_hubness.client.journal import NotesWrites
-from milvus_hubness.client.knowledge import PERHAPS_OUTDATED, CachedState
-from milvus_hubness.client.matching import ROWS_PER_REQUEST
+from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
+from milvus_hubness.client.other_locations import RerankingRewrite, rewrite_of
+from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
+from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, NotesWrites
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, WriteIntentFailed
-from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, BankReference
-from milvus_hubness.stores.base import Made, undo_save_bank
+from milvus_hubness.stores.protocols import undo_save_bank
 
 T = TypeVar("T")
 PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
@@ -227,7 +227,7 @@ class Writing(Biasing, NotesWrites):
             return
         further = dict(options)
         schema, index = new.in_full(further)
-        made = born.planned(collection, hubness, schema, index)
+        made = new_collections.planned(collection, hubness, schema, index)
         saved: list[tuple[BankReference, Made]] = []
         created = False
         try:
@@ -239,10 +239,10 @@ class Writing(Biasing, NotesWrites):
             }
             properties = {state.property_name: state.to_json() for state in states.values()}
             further["properties"] = {**(further.get("properties") or {}), **properties}
-            stored = born.stored_schema(schema, states.values())
+            stored = new_collections.stored_schema(schema, states.values())
             yield Ask("create_collection", (collection,), {"schema": stored, "timeout": timeout, **further})
             created = True
-            yield Ask("create_index", (collection, born.served_indexes(index, states), timeout))
+            yield Ask("create_index", (collection, new_collections.served_indexes(index, states), timeout))
             yield Ask("load_collection", (collection, timeout))
         except Exception:
             if created:
@@ -256,7 +256,7 @@ class Writing(Biasing, NotesWrites):
     ) -> Operation[None]:
         """create_index, on corrected fields for the metric that serves them."""
         cached = yield from self.cached_state(collection, timeout)
-        served = born.served_indexes(index, cached.states) if cached.states else index
+        served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
 
 

@@ -1,29 +1,211 @@
-"""The whole story on one retriever: load, search, migrate, search again, all through Milvus."""
+"""The demo: build a retriever from the standard library, load, search, migrate, search again.
+
+The towers have never seen each other's words, so the gap between them, and with it the hubs, is real.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+import sysconfig
+import textwrap
 import time
-from collections.abc import Sequence
+import tokenize
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from pymilvus import DataType, MilvusClient
+from sklearn.decomposition import TruncatedSVD
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import normalize
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.client import HubnessClient
-from milvus_hubness.demo.corpus import collect
-from milvus_hubness.demo.towers import Retriever, build
+from milvus_hubness.errors import InvalidInput, UnreadableFile
 from milvus_hubness.estimators import NNN
-from milvus_hubness.jobs import migrate, plan_migration
-from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.progress import Progress, chunks, silent
+from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.plan import plan_migration
+from milvus_hubness.migration.run import migrate
 from milvus_hubness.operations.lease import forget_leases
-from milvus_hubness.operations.owner import LEDGER
-from milvus_hubness.quality.hubness import k_occurrence, skewness
-from milvus_hubness.quality.retrieval import recall_at_k
+from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.operations.progress import Progress, chunks, silent
+from milvus_hubness.quality.measures import k_occurrence, recall_at_k, skewness
 from milvus_hubness.stores import MilvusStore, connect
+
+TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
+MIN_DOCSTRING_CHARS = 30
+MIN_BODY_CHARS = 60
+
+
+class Pair(NamedTuple):
+    """A question and its one right answer: what a function says it does, and how it does it.
+
+    name: "module.Class.function".
+    body: source text of the function after its docstring, comments included.
+    """
+
+    name: str
+    docstring: str
+    body: str
+
+
+def collect(root: Path | None = None) -> list[Pair]:
+    """Every documented function under `root` (default: the standard library), in a fixed order.
+
+    A name, docstring or body that was seen before is left out: each question has one right answer.
+    Raises UnreadableFile if there is none, as on a Python that ships without its sources.
+    """
+    root = root or Path(sysconfig.get_path("stdlib"))
+    pairs: list[Pair] = []
+    seen: set[str] = set()
+    for path in _source_files(root):
+        for pair in _functions(path, _module_name(path.relative_to(root))):
+            if seen.isdisjoint(pair):
+                seen.update(pair)
+                pairs.append(pair)
+    if not pairs:
+        raise UnreadableFile(f"no source files with documented functions under {root}")
+    return pairs
+
+
+def _source_files(root: Path) -> Iterator[Path]:
+    """The importable files: site-packages and its like are no identifiers, and tests are left out."""
+    for folder, subfolders, files in os.walk(root):
+        subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
+        yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
+
+
+def _module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _functions(path: Path, module: str) -> Iterator[Pair]:
+    """The documented functions and methods of one file; none if it cannot be read or parsed."""
+    try:
+        with tokenize.open(path) as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            source = file.read()
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError):
+        return
+    yield from _walk(tree, module, source.split("\n"))
+
+
+def _walk(node: ast.AST, prefix: str, lines: list[str]) -> Iterator[Pair]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield from _walk(child, prefix, lines)
+            continue
+        name = f"{prefix}.{child.name}"
+        if not isinstance(child, ast.ClassDef):
+            docstring = ast.get_docstring(child) or ""
+            body = textwrap.dedent("\n".join(lines[child.body[0].end_lineno : child.end_lineno])).strip()
+            if len(docstring) >= MIN_DOCSTRING_CHARS and len(body) >= MIN_BODY_CHARS:
+                yield Pair(name, docstring, body)
+        yield from _walk(child, name, lines)
+
+
+DIM = 256
+TRAIN, BANK = 0.4, 0.3
+RIDGE_ALPHA = 0.1
+MIN_PAIRS = 1000
+
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+Vectors = npt.NDArray[np.float32]
+Positions = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Retriever:
+    """Unit vectors of the test queries, the gallery and the query bank, all in the gallery's space.
+
+    queries (n, 256) and gallery (n, 256): gallery[i] is the one right answer to queries[i].
+    bank (m, 256): docstrings of functions that are neither in the gallery nor were trained on.
+    names, docstrings: of the n test pairs.
+    """
+
+    queries: Vectors
+    gallery: Vectors
+    bank: Vectors
+    names: list[str]
+    docstrings: list[str]
+
+
+class Split(NamedTuple):
+    """Positions of the pairs in each part; no pair is in two."""
+
+    train: Positions
+    bank: Positions
+    test: Positions
+
+
+def split_pairs(count: int, seed: int) -> Split:
+    order = np.random.default_rng(seed).permutation(count)
+    return Split(*np.split(order, [int(TRAIN * count), int((TRAIN + BANK) * count)]))
+
+
+def build(
+    pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None
+) -> Retriever:
+    """Train the two towers on 40% of the pairs and embed the rest; the same pairs and seed, the same vectors.
+
+    progress: called with a line of text as each stage begins.
+    No test docstring is used to fit anything. Raises InvalidInput for fewer than 1000 pairs.
+    """
+    if len(pairs) < MIN_PAIRS:
+        raise InvalidInput(f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}")
+    report = progress or (lambda stage: None)
+    _, texts, codes = zip(*pairs, strict=True)
+    split = split_pairs(len(pairs), seed)
+
+    report("embedding docstrings")
+    docstrings, known_docstring = _tower(texts, fit_on=np.r_[split.train, split.bank], seed=seed)
+    report("embedding function bodies")
+    bodies, known_body = _tower(codes, fit_on=np.r_[split.train, split.test], seed=seed)
+    known = known_docstring & known_body
+    train, bank, test = (part[known[part]] for part in split)
+
+    report("mapping docstrings to function bodies")
+    ridge = Ridge(alpha=RIDGE_ALPHA).fit(docstrings[train], bodies[train])
+    return Retriever(
+        queries=_unit(ridge.predict(docstrings[test])),
+        gallery=_unit(bodies[test]),
+        bank=_unit(ridge.predict(docstrings[bank])),
+        names=[pairs[i].name for i in test],
+        docstrings=[pairs[i].docstring for i in test],
+    )
+
+
+def words(text: str) -> list[str]:
+    """Lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has three."""
+    return [word.lower() for word in WORD.findall(text)]
+
+
+def _tower(
+    texts: Sequence[str], *, fit_on: Positions, seed: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Unit vectors (n, 256) of the texts, and which of the texts (n,) have a word the tower knows."""
+    tfidf = TfidfVectorizer(tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True)
+    tfidf.fit([texts[i] for i in fit_on])
+    weights = tfidf.transform(texts)
+    svd = TruncatedSVD(DIM, random_state=seed).fit(weights[fit_on])
+    return normalize(svd.transform(weights)), weights.getnnz(axis=1) > 0
+
+
+def _unit(vectors: npt.NDArray[np.float64]) -> Vectors:
+    return np.asarray(normalize(vectors), dtype=np.float32)
+
 
 ESTIMATOR = NNN(k=16, alpha=0.75)
 TOP = 10

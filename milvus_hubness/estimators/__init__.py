@@ -4,12 +4,11 @@ from milvus_hubness.estimators.base import Estimator, FittedBias, Transport, res
 from milvus_hubness.estimators.blend import Blend
 from milvus_hubness.estimators.csls import CSLS
 from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
-from milvus_hubness.estimators.dual_bank_sinkhorn import DualBankSinkhorn
 from milvus_hubness.estimators.dual_inverted_softmax import DualInvertedSoftmax
 from milvus_hubness.estimators.inverted_softmax import InvertedSoftmax
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.registry import from_dict, to_dict
-from milvus_hubness.estimators.sinkhorn import Sinkhorn
+from milvus_hubness.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
 
 __all__ = [
     "CSLS",

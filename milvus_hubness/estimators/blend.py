@@ -10,14 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank, Vectors
+from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FittedBias, FromNearest, Transport, restore
-from milvus_hubness.estimators.inputs import check_potentials
+from milvus_hubness.estimators.base import (
+    Estimator,
+    FittedBias,
+    FromNearest,
+    Transport,
+    check_potentials,
+    restore,
+)
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
-from milvus_hubness.kernels.arguments import finite_number
+from milvus_hubness.kernels.operands import finite_number
 
 
 class BlendDiagnostics(NamedTuple):

@@ -8,11 +8,11 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank
+from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
-from milvus_hubness.kernels.arguments import whole_number
+from milvus_hubness.kernels.operands import whole_number
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank
+from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
-from milvus_hubness.kernels.arguments import finite_number
+from milvus_hubness.kernels.operands import finite_number
 
 
 @dataclass(frozen=True)

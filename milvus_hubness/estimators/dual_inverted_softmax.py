@@ -7,12 +7,19 @@ from typing import Any, ClassVar
 
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank, Vectors
+from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators.base import FittedBias, TwoBankDiagnostics, no_potentials
-from milvus_hubness.estimators.inputs import require_asking_targets
+from milvus_hubness.estimators.base import (
+    FittedBias,
+    TwoBankDiagnostics,
+    has_temperature,
+    measured,
+    no_potentials,
+    require_asking_targets,
+    set_temperatures,
+    tau_of,
+)
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
-from milvus_hubness.estimators.temperature import has_temperature, measured, set_temperatures, tau_of
 from milvus_hubness.kernels import logsumexp
 
 

@@ -7,10 +7,17 @@ from typing import ClassVar
 
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank
-from milvus_hubness.estimators.base import BankDiagnostics, FittedBias, no_potentials
+from milvus_hubness.banks.bank import BankLike, QueryBank
+from milvus_hubness.estimators.base import (
+    BankDiagnostics,
+    FittedBias,
+    has_temperature,
+    measured,
+    no_potentials,
+    set_temperatures,
+    tau_of,
+)
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
-from milvus_hubness.estimators.temperature import has_temperature, measured, set_temperatures, tau_of
 from milvus_hubness.kernels import logsumexp
 
 

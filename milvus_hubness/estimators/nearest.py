@@ -1,4 +1,4 @@
-"""Biases from an item's nearest bank rows alone, for banks that are searched instead of held in memory.
+"""Biases from the nearest bank rows of an item alone, for banks that are searched instead of held in memory.
 
 A log-sum-exp is dominated by its largest terms: those seen are summed, and the others are bounded by the
 score of the last one seen (as in Mussmann and Ermon, Learning and Inference via Maximum Inner Product Search,

@@ -8,13 +8,12 @@ from typing import ClassVar, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import BankLike, QueryBank
+from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import FittedBias, no_potentials
-from milvus_hubness.estimators.inputs import require_gallery
+from milvus_hubness.estimators.base import FittedBias, no_potentials, require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import ApproximateBank, kernel_on, resolve_device, topk_mean
-from milvus_hubness.kernels.arguments import finite_number, whole_number
+from milvus_hubness.kernels.operands import finite_number, whole_number
 
 
 class NNNDiagnostics(NamedTuple):

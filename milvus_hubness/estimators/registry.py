@@ -7,16 +7,14 @@ from dataclasses import fields, replace
 from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FromNearest
+from milvus_hubness.estimators.base import TEMPERATURE_OF, Estimator, FromNearest, unmeasured
 from milvus_hubness.estimators.blend import Blend
 from milvus_hubness.estimators.csls import CSLS
 from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
-from milvus_hubness.estimators.dual_bank_sinkhorn import DualBankSinkhorn
 from milvus_hubness.estimators.dual_inverted_softmax import DualInvertedSoftmax
 from milvus_hubness.estimators.inverted_softmax import InvertedSoftmax
 from milvus_hubness.estimators.nnn import NNN
-from milvus_hubness.estimators.sinkhorn import Sinkhorn
-from milvus_hubness.estimators.temperature import TEMPERATURE_OF, unmeasured
+from milvus_hubness.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
 
 ESTIMATORS: dict[str, type[Any]] = {
     kind.__name__: kind

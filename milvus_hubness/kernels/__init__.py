@@ -1,7 +1,7 @@
 """The two primitives that every estimator is made of, and their relatives."""
 
 from milvus_hubness.kernels.approximate import ApproximateBank
-from milvus_hubness.kernels.devices import kernel_on, resolve_device
+from milvus_hubness.kernels.operands import kernel_on, resolve_device
 from milvus_hubness.kernels.primitives import TopK, logsumexp, topk, topk_mean
 
 __all__ = [

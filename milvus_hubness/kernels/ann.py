@@ -1,4 +1,4 @@
-"""Milvus' indexes built in process with FAISS, which Knowhere's HNSW, IVF, SQ and PQ descend from.
+"""The index types of Milvus built in process with FAISS.
 
 What a collection does not say has Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32, nbits 8,
 and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW with
@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.arguments import whole_number
-from milvus_hubness.kernels.faiss_module import import_faiss
+from milvus_hubness.kernels.operands import import_faiss, whole_number
 
 SearchParameter = Literal["ef", "nprobe"]
 

@@ -1,4 +1,4 @@
-"""The first primitive, sublinear: an index over the bank, tuned until its means are near enough.
+"""Approximate top-k means: an index over the bank, tuned until its error is small enough.
 
 Bank and gallery lie apart, on two sides of the modality gap, which k-means over the bank knows nothing of. As
 s(q, r) = (q − μ)·r + μ·r, the bank may be moved by any μ without a change to the order of its rows: that, the
@@ -18,9 +18,16 @@ import numpy as np
 import torch
 
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.kernels.arguments import one_of, positive_number, whole_number
-from milvus_hubness.kernels.faiss_module import import_faiss
-from milvus_hubness.kernels.operands import Array, Matrix, Operands, as_tensor
+from milvus_hubness.kernels.operands import (
+    Array,
+    Matrix,
+    Operands,
+    as_tensor,
+    import_faiss,
+    one_of,
+    positive_number,
+    whole_number,
+)
 from milvus_hubness.kernels.primitives import check_k, topk, topk_mean
 from milvus_hubness.kernels.routed import RoutedBank, Routing
 

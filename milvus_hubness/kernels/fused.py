@@ -1,4 +1,7 @@
-"""The two primitives in Triton: no score is written to memory but those that may be among the k largest.
+"""The two primitives in Triton: they write no score to memory but those that may be among the k largest.
+
+X (n, d) and B (m, d) are contiguous, of one dtype, and may be larger than 32-bit offsets reach. The bank is
+parted into `splits`, programs of their own, of which each takes every splits-th tile.
 
 log-sum-exp: |x·b| ≤ ‖x‖·max‖b‖ bounds every exponent, so one shift per row does for the whole bank, partial
 sums are additive over parts of the bank, and no maximum has to be kept. A row whose sum
@@ -15,15 +18,181 @@ accumulated in float32.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import log
+from math import ceil, log, sqrt
 from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 
-from milvus_hubness.kernels import dense, triton_kernels
+from milvus_hubness.kernels import dense
 from milvus_hubness.kernels.operands import Operands
-from milvus_hubness.kernels.threshold import Threshold, threshold_for
+
+
+class Threshold(NamedTuple):
+    """The `rank`-th largest of `sample` scores of a row; `room` for as many as may reach it."""
+
+    sample: int
+    rank: int
+    room: int
+
+
+def threshold_for(k: int, m: int, sample: int, most: int | None = None) -> Threshold | None:
+    """How to find the k largest of m scores; None where it is of no use, as where k is close to m, or where
+    more than `most` may reach the threshold.
+
+    Of the k largest k·sample/m are expected in the sample, a Poisson number: the rank lies four standard
+    deviations and four above. The room is for five standard deviations more than are expected to reach it.
+    """
+    expected = k * sample / m
+    rank = ceil(expected + 4 * sqrt(expected) + 4)
+    room = ceil((rank + 5 * sqrt(rank)) * m / sample)
+    if m <= sample or rank >= sample // 2 or room > min(most or m, m // 2):
+        return None
+    return Threshold(sample, rank, room)
+
+
+LOWEST = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _scores(
+    x_ptr, b_ptr, rows, columns, n, m, d,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """(BM, BN) float32 inner products; those of rows past n and of columns past m repeat the last one."""
+    x_rows = x_ptr + tl.minimum(rows, n - 1).to(tl.int64)[:, None] * d
+    b_rows = b_ptr + tl.minimum(columns, m - 1).to(tl.int64)[None, :] * d
+    scores = tl.zeros((BM, BN), tl.float32)
+    for start in range(0, d, BK):
+        inner = start + tl.arange(0, BK)
+        if EVEN:
+            x = tl.load(x_rows + inner[None, :])
+            b = tl.load(b_rows + inner[:, None])
+        else:
+            x = tl.load(x_rows + inner[None, :], mask=inner[None, :] < d, other=0.0)
+            b = tl.load(b_rows + inner[:, None], mask=inner[:, None] < d, other=0.0)
+        scores = tl.dot(x, b, scores, input_precision=PRECISION)
+    return scores
+
+
+@triton.jit
+def sum_exponentials(
+    x_ptr, b_ptr, w_ptr, shift_ptr, sum_ptr, n, m, d, scale,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """sum_ptr (splits, n): Σ_i 2^(scale·x·b_i + w_i − shift) over the split; w_i and shift in powers of 2."""
+    split = tl.program_id(1)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    shift = tl.load(shift_ptr + rows, mask=rows < n, other=-LOWEST)
+    total = tl.zeros((BM,), tl.float32)
+    for start in range(split * BN, m, tl.num_programs(1) * BN):
+        columns = start + tl.arange(0, BN)
+        scores = _scores(x_ptr, b_ptr, rows, columns, n, m, d, EVEN, PRECISION, BM, BN, BK)
+        w = tl.load(w_ptr + columns, mask=columns < m, other=LOWEST)
+        total += tl.sum(tl.exp2(scores * scale + w[None, :] - shift[:, None]), 1)
+    tl.store(sum_ptr + split.to(tl.int64) * n + rows, total, mask=rows < n)
+
+
+@triton.jit
+def sum_under_maximum(
+    x_ptr, b_ptr, w_ptr, max_ptr, sum_ptr, n, m, d, scale,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """As `sum_exponentials`, but the shift is the split's own maximum, max_ptr (splits, n)."""
+    split = tl.program_id(1)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    largest = tl.full((BM,), LOWEST, tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    for start in range(split * BN, m, tl.num_programs(1) * BN):
+        columns = start + tl.arange(0, BN)
+        scores = _scores(x_ptr, b_ptr, rows, columns, n, m, d, EVEN, PRECISION, BM, BN, BK)
+        w = tl.load(w_ptr + columns, mask=columns < m, other=LOWEST)
+        scores = scores * scale + w[None, :]
+        above = tl.maximum(largest, tl.max(scores, 1))
+        finite = tl.where(above == LOWEST, 0.0, above)
+        total = total * tl.exp2(largest - finite) + tl.sum(tl.exp2(scores - finite[:, None]), 1)
+        largest = above
+    place = split.to(tl.int64) * n + rows
+    tl.store(max_ptr + place, largest, mask=rows < n)
+    tl.store(sum_ptr + place, total, mask=rows < n)
+
+
+@triton.jit
+def sum_cached(
+    s_ptr, w_ptr, max_ptr, sum_ptr, n, m, row_stride, column_stride, scale,
+    BM: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """As `sum_under_maximum`, of scores (n, m) that were written to memory, by rows or by columns."""
+    split = tl.program_id(1)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    s_rows = s_ptr + rows.to(tl.int64)[:, None] * row_stride
+    largest = tl.full((BM,), LOWEST, tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    for start in range(split * BN, m, tl.num_programs(1) * BN):
+        columns = start + tl.arange(0, BN)
+        inside = (rows < n)[:, None] & (columns < m)[None, :]
+        s = tl.load(s_rows + columns.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
+        w = tl.load(w_ptr + columns, mask=columns < m, other=LOWEST)
+        scores = s.to(tl.float32) * scale + w[None, :]
+        above = tl.maximum(largest, tl.max(scores, 1))
+        finite = tl.where(above == LOWEST, 0.0, above)
+        total = total * tl.exp2(largest - finite) + tl.sum(tl.exp2(scores - finite[:, None]), 1)
+        largest = above
+    place = split.to(tl.int64) * n + rows
+    tl.store(max_ptr + place, largest, mask=rows < n)
+    tl.store(sum_ptr + place, total, mask=rows < n)
+
+
+@triton.jit
+def keep_survivors(
+    x_ptr, b_ptr, threshold_ptr, value_ptr, index_ptr, count_ptr, n, m, d, room,
+    INDICES: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """The scores of at least a row's threshold, and their columns: value_ptr and index_ptr (n, room).
+
+    count_ptr (n,), 0 before: how many there were, also where that is more than the room, and some are lost.
+    Survivors are rare, so that a place is taken for each by an atomic addition; n · room < 2^31.
+    """
+    split = tl.program_id(1)
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    threshold = tl.load(threshold_ptr + rows, mask=rows < n, other=-LOWEST)
+    for start in range(split * BN, m, tl.num_programs(1) * BN):
+        columns = start + tl.arange(0, BN)
+        scores = _scores(x_ptr, b_ptr, rows, columns, n, m, d, EVEN, PRECISION, BM, BN, BK)
+        survives = (scores >= threshold[:, None]) & (columns < m)[None, :]
+        where = tl.broadcast_to(rows[:, None], (BM, BN))
+        slot = tl.atomic_add(count_ptr + where, 1, mask=survives, sem="relaxed")
+        kept = survives & (slot < room)
+        place = where * room + slot
+        tl.store(value_ptr + place, scores, mask=kept)
+        if INDICES:
+            tl.store(index_ptr + place, tl.broadcast_to(columns[None, :], (BM, BN)), mask=kept)
+
+
+@triton.jit
+def mean_of_largest(value_ptr, mean_ptr, width, k, WIDTH: tl.constexpr):
+    """mean_ptr (n,) float64: of the k largest of value_ptr (n, width), −inf where nothing is; WIDTH ≥ width.
+
+    The k-th largest is found bit by bit in the integers that are ordered as the floats are.
+    """
+    row = tl.program_id(0)
+    columns = tl.arange(0, WIDTH)
+    values = tl.load(value_ptr + row.to(tl.int64) * width + columns, mask=columns < width, other=LOWEST)
+    bits = values.to(tl.int32, bitcast=True)
+    ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    least = tl.min(ordered, 0)
+    for bit in range(32):
+        step = tl.full((), 1, tl.int64) << (31 - bit)
+        reached = tl.sum((ordered >= least + step).to(tl.int32), 0) >= k
+        least = tl.where(reached, least + step, least)
+    above = ordered > least
+    largest = tl.sum(tl.where(above, values, 0.0).to(tl.float64), 0)
+    tied = tl.max(tl.where(ordered == least, values, LOWEST), 0).to(tl.float64)
+    mean = (largest + tied * (k - tl.sum(above.to(tl.int32), 0))) / k
+    tl.store(mean_ptr + row, mean)
+
 
 SAMPLE = 8192
 MOST_SURVIVORS = 16_384
@@ -84,7 +253,7 @@ def _logsumexp(
     shift = torch.nan_to_num(scale * bound, neginf=0.0) - (LARGEST_POWER - m)
     splits = _splits(len(X), len(B), SUMMING[X.dtype], X.device)
     sums = torch.empty(splits, len(X), device=X.device)
-    _launch(triton_kernels.sum_exponentials, X, B, scale * weights, shift, sums, scale)
+    _launch(sum_exponentials, X, B, scale * weights, shift, sums, scale)
     total = sums.sum(0, dtype=torch.float64)
     result = ((shift.double() + total.log2()) / scale).float()
     lost = total < 2.0 ** (2 * m - SMALLEST_POWER)
@@ -97,7 +266,7 @@ def _under_maximum(X: torch.Tensor, B: torch.Tensor, scale: float, weights: torc
     splits = _splits(len(X), len(B), SUMMING[X.dtype], X.device)
     largest = torch.empty(splits, len(X), device=X.device)
     sums = torch.empty_like(largest)
-    _launch(triton_kernels.sum_under_maximum, X, B, scale * weights, largest, sums, scale)
+    _launch(sum_under_maximum, X, B, scale * weights, largest, sums, scale)
     return _joined(largest, sums, scale)
 
 
@@ -138,7 +307,7 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
     largest = torch.empty(splits, n, device=scores.device)
     sums = torch.empty_like(largest)
     with _on(scores.device):
-        triton_kernels.sum_cached[rows, splits](
+        sum_cached[rows, splits](
             scores, scale * weights, largest, sums, n, m, *scores.stride(), scale, BM=BM, BN=BN
         )
     return _joined(largest, sums, scale)
@@ -169,7 +338,7 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
         for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=False):
             rows, width = some.values.shape
             with _on(x.device):
-                triton_kernels.mean_of_largest[(rows,)](
+                mean_of_largest[(rows,)](
                     some.values, found[some.part], width, k, WIDTH=triton.next_power_of_2(width)
                 )
             exact[some.part] = some.exact
@@ -218,7 +387,7 @@ def _survivors(
         counts = torch.zeros(len(x), dtype=torch.int32, device=X.device)
         grid = triton.cdiv(len(x), tile.BM), _splits(len(x), m, tile, X.device)
         with _on(X.device):
-            triton_kernels.keep_survivors[grid](
+            keep_survivors[grid](
                 x, B, _thresholds(x, sample, threshold.rank), values, places, counts,
                 len(x), m, X.shape[1], threshold.room, INDICES=indices, **_options(X, tile)
             )  # fmt: skip

@@ -1,18 +1,220 @@
-"""The two matrices of a kernel: checked, on the device, handed out tile by tile."""
+"""The operands of a kernel (numbers, matrices) and its machine (device, caches, threads, FAISS)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import numbers
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
+from importlib.metadata import distributions
+from importlib.util import find_spec
 from math import isqrt
-from typing import Any, TypeAlias
+from pathlib import Path
+from threading import Barrier, Lock
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from milvus_hubness.errors import DimensionMismatch, EmptyBank, InvalidInput
-from milvus_hubness.kernels.devices import Kernel, kernel_on, resolve_device
+from milvus_hubness.errors import DimensionMismatch, EmptyBank, FaissConflict, InvalidInput, InvalidParameter
+
+SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
+USUAL = {2: 1 << 20, 3: 16 << 20}
+"""Bytes that a level is taken to have where the system does not tell, as outside Linux."""
+
+UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+@cache
+def cache_bytes(level: int, system: Path = SYSTEM) -> int:
+    """Bytes of the cache of data of this level, 2 or 3, that the first core has or shares, from Linux's
+    sysfs; those of `USUAL` where it does not tell."""
+    for index in sorted(system.glob("index*")):
+        try:
+            result, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
+            if int(result) == level and kind != "Instruction":
+                return int(size.rstrip("".join(UNITS))) * UNITS.get(size[-1:], 1) or USUAL[level]
+        except (OSError, ValueError):
+            continue
+    return USUAL[level]
+
+
+T = TypeVar("T")
+
+_STARTING = Lock()
+
+
+def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
+    """`work` on each of `tasks`, whichever thread is free; each of torch's operations has one thread there.
+
+    tasks are drawn by one thread at a time. With one thread it is done in this one, with torch as it is set.
+    What `work` raises is raised here.
+    """
+    if threads == 1:
+        for task in tasks:
+            work(task)
+        return
+    drawing, started, outside = Lock(), Barrier(threads + 1), torch.get_num_threads()
+
+    def worker() -> None:
+        torch.get_num_threads()  # the first call in a thread sets it to what all new threads have
+        torch.set_num_threads(1)  # which this changes too
+        started.wait()
+        while True:
+            with drawing:
+                task = next(tasks, None)
+            if task is None:
+                return
+            work(task)
+
+    with ThreadPoolExecutor(threads) as pool:
+        with _STARTING:
+            running = [pool.submit(worker) for _ in range(threads)]
+            started.wait()
+            torch.set_num_threads(outside)
+        for each in running:
+            each.result()
+
+
+@cache
+def import_faiss() -> Any:
+    """The faiss module; raises FaissConflict if two distributions have written it over each other."""
+    installed = {str(distribution.name).lower().replace("_", "-") for distribution in distributions()}
+    gpu = sorted(name for name in installed if name.startswith("faiss-gpu"))
+    if gpu and "faiss-cpu" in installed:
+        raise FaissConflict(
+            f"faiss-cpu and {gpu[0]} are both installed, one over the other's files; to keep the GPU build: "
+            f"pip uninstall -y faiss-cpu && pip install --force-reinstall --no-deps {gpu[0]}"
+        )
+    import faiss
+
+    return faiss
+
+
+def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
+    """`value` as an int; raises InvalidParameter if it is no whole number (True is none) or out of range."""
+    upper = "" if at_most is None else f" and at most {at_most}"
+    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not whole or value < at_least or (at_most is not None and value > at_most):
+        raise InvalidParameter(f"{name} must be a whole number of at least {at_least}{upper}, not {value!r}")
+    return int(value)
+
+
+def finite_number(name: str, value: Any) -> float:
+    """`value` as a float; raises InvalidParameter if it is no number, NaN or infinite."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
+        raise InvalidParameter(f"{name} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def positive_number(name: str, value: Any) -> float:
+    """`value` as a float; raises InvalidParameter if it is no finite number above 0."""
+    if finite_number(name, value) <= 0:
+        raise InvalidParameter(f"{name} must be above 0, not {value!r}")
+    return float(value)
+
+
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raises InvalidParameter unless `value` is among `cached`."""
+    if value not in known:
+        raise InvalidParameter(f"{name} are among {', '.join(known)}, not {value!r}")
+
+
+Kernel: TypeAlias = Literal["fused", "screened", "dense"]
+
+ALL_DEVICES = "cuda:all"
+
+
+def kernel_on(device: torch.device) -> Kernel:
+    """What computes the primitives there: "fused" on CUDA from capability 8.0 on where Triton is installed,
+    "screened" on a CPU that multiplies bfloat16 natively where FAISS is, else "dense"."""
+    if device.type == "cuda":
+        capable = torch.cuda.get_device_capability(device) >= (8, 0)
+        return "fused" if capable and _is_installed("triton") else "dense"
+    return "screened" if multiplies_bfloat16() and _is_installed("faiss") else "dense"
+
+
+@cache
+def _is_installed(module: str) -> bool:
+    return find_spec(module) is not None
+
+
+@cache
+def multiplies_bfloat16() -> bool:
+    cpu: Any = torch.cpu
+    checks = (getattr(cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    return any(check is not None and check() for check in checks)
+
+
+def cuda_devices() -> list[str]:
+    """The names of all CUDA devices; raises InvalidParameter where there is none."""
+    resolve_device("cuda")
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+def resolve_device(device: str = "auto") -> torch.device:
+    """The torch device that "auto", "cpu", "cuda" or "cuda:1" stands for; "auto" is CUDA where there is one.
+
+    "cuda:all", which the primitives spread their rows over, stands for the current one of them.
+
+    Raises InvalidParameter for any other name, and for a CUDA device that this machine does not have.
+    """
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return torch.device("cuda" if devices else "cpu")
+    if device == "cpu":
+        return torch.device("cpu")
+    if device == ALL_DEVICES:
+        device = "cuda"
+    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
+    if kind != "cuda" or not (device == "cuda" or (index.isascii() and index.isdecimal())):
+        raise InvalidParameter(
+            f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}'
+        )
+    if not devices:
+        raise InvalidParameter(f'device {device!r} was asked for but torch sees no CUDA device; use "cpu"')
+    if index and int(index) >= devices:
+        raise InvalidParameter(f"device {device!r} was asked for but torch sees {devices} CUDA device(s)")
+    return torch.device(device)
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Inside, float32 products are float32 products: no TF32, no bfloat16, no autocast; and no gradients."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False), _without_shortcuts(device):
+        yield
+
+
+_Setting: TypeAlias = tuple[Callable[[], str], Callable[[str], None], tuple[str, ...]]
+
+
+@contextmanager
+def _without_shortcuts(device: torch.device) -> Iterator[None]:
+    read, write, full = _precision_setting(device)
+    before = read()
+    if before in full:
+        yield
+        return
+    write(full[0])
+    try:
+        yield
+    finally:
+        write(before)
+
+
+def _precision_setting(device: torch.device) -> _Setting:
+    """How to read and write the precision of float32 products, and the values that mean all of it."""
+    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend: Any = getattr(library, "matmul", None)
+    if hasattr(backend, "fp32_precision"):
+        write = partial(setattr, backend, "fp32_precision")
+        return lambda: backend.fp32_precision, write, ("ieee", "none")
+    return torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, ("highest",)
+
 
 Array: TypeAlias = npt.NDArray[Any]
 Matrix: TypeAlias = Array | torch.Tensor

@@ -17,9 +17,17 @@ import numpy as np
 import torch
 
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch
-from milvus_hubness.kernels.arguments import positive_number, whole_number
-from milvus_hubness.kernels.devices import ALL_DEVICES, cuda_devices, full_precision
-from milvus_hubness.kernels.operands import Array, Matrix, Operands, as_tensor
+from milvus_hubness.kernels.operands import (
+    ALL_DEVICES,
+    Array,
+    Matrix,
+    Operands,
+    as_tensor,
+    cuda_devices,
+    full_precision,
+    positive_number,
+    whole_number,
+)
 
 
 class TopK(NamedTuple):

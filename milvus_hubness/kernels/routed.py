@@ -1,4 +1,4 @@
-"""Means of the k largest products from the lists of a bank that a row is near to, without finding the k.
+"""Top-k means from the nearest lists of a bank, estimated without finding the k.
 
 For any t the mean of the k largest of some scores s is at most t + A(t)/k, where A(t) = Σ max(0, s − t), and
 it is that where t is the k-th largest (Rockafellar and Uryasev, Optimization of Conditional Value-at-Risk,
@@ -18,10 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from milvus_hubness.kernels.devices import multiplies_bfloat16
-from milvus_hubness.kernels.faiss_module import import_faiss
-from milvus_hubness.kernels.operands import Array
-from milvus_hubness.kernels.workers import share_out
+from milvus_hubness.kernels.operands import Array, import_faiss, multiplies_bfloat16, share_out
 
 ROWS_PER_LIST = 40
 TRAINING_POINTS_PER_LIST, ROUNDS = 20, 6

@@ -1,4 +1,4 @@
-"""The first primitive on CPUs that multiply bfloat16 natively: screened in that, and then computed exactly.
+"""Top-k means on CPUs with native bfloat16: screened in bfloat16, then computed exactly.
 
 Rounding to bfloat16, of both factors and of the product, moves a score by no more than an error e that is
 known for each row. Those of its scores that lie within 2·e of the k-th largest hold the k largest exact ones,
@@ -17,10 +17,7 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.caches import cache_bytes
-from milvus_hubness.kernels.faiss_module import import_faiss
-from milvus_hubness.kernels.operands import Operands
-from milvus_hubness.kernels.workers import share_out
+from milvus_hubness.kernels.operands import Operands, cache_bytes, import_faiss, share_out
 
 logsumexp = dense.logsumexp
 

@@ -1,1 +1,1 @@
-"""What every job needs to write safely: the lease, its fencing aliases, batch records, write intents."""
+"""The parts that all jobs share."""

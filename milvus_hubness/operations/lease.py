@@ -24,23 +24,21 @@ writes are fenced all the same.
 from __future__ import annotations
 
 import math
-import os
 import random
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from milvus_hubness.errors import HubnessError, InvalidParameter, LeaseHeld, LeaseLost, StateError
-from milvus_hubness.operations.owner import LEDGER, Owner, now
-from milvus_hubness.stores.base import CollectionInfo, Record, Store
+from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StateError
+from milvus_hubness.operations.lease_records import LEASES, LEDGER, Entry, Fence, LeasePolicy, Owner, now
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo, Record
 
-LEASES = "leases"
 RENEWALS = 3
 """Renewals in the time after which a lease would expire."""
 LOOKS = 30
@@ -50,76 +48,6 @@ LONGEST_PAUSE = 0.2
 """Seconds before the second attempt, drawn at random up to this; longer before each further one."""
 LONGEST_NAME = 200
 """Characters of a collection's name in that of an alias: Milvus allows 255 in all."""
-
-
-@dataclass(frozen=True)
-class LeasePolicy:
-    """seconds: after which the lease of a silent holder expires. skew: by how much the clocks of machines may
-    differ. fenced_write: after how many seconds a server that resolved an alias before it was dropped has
-    applied the write."""
-
-    seconds: float = 30.0
-    skew: float = 5.0
-    fenced_write: float = 1.0
-
-    @classmethod
-    def default(cls) -> LeasePolicy:
-        """Return the policy that the environment asks for: MILVUS_HUBNESS_LEASE_SECONDS, 30 unless set, and a
-        sixth of that as the skew. Raises InvalidParameter."""
-        text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not 0 < seconds < math.inf:
-            raise InvalidParameter(f"MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0, got {text!r}")
-        return cls(seconds, seconds / 6)
-
-
-class Entry(BaseModel):
-    """The record of one taking of the lease. expires_at: None once the lease was released."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    collection: str
-    token: int = Field(ge=1)
-    owner_id: str
-    owner: Owner
-    skew: float
-    expires_at: datetime | None
-
-    @property
-    def key(self) -> str:
-        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}"
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the holder may be at work: it has not released the lease, the lease has not expired by any
-        clock, and its process is not known to be gone."""
-        if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
-            return False
-        return not self.owner.is_dead
-
-    def __str__(self) -> str:
-        until = f", until {self.expires_at:%H:%M:%S} UTC unless renewed" if self.expires_at else ""
-        return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
-
-
-class Fence(BaseModel):
-    """The record of a fencing alias. collection: whose lease. target: the collection or ledger that it leads
-    to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    collection: str
-    token: int
-    owner_id: str
-    target: str
-    alias: str
-
-    @property
-    def key(self) -> str:
-        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}/{self.alias}"
 
 
 _RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)

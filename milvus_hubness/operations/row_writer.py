@@ -29,11 +29,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import NotCaughtUp, name_some
+from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.owner import LEDGER
-from milvus_hubness.state import CollectionState, WriteIntentLog
-from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Note, Record, Store
+from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo, Note, Record
 
 BATCHES = "batches"
 HAS_BIAS = ""

@@ -18,7 +18,7 @@ from milvus_hubness.errors import Cancelled, LeaseLost
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import RowWriter, drop_batches, open_batches, repair_left
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.base import CollectionInfo
+from milvus_hubness.stores.records import CollectionInfo
 
 
 @contextmanager

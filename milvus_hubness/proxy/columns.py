@@ -1,6 +1,9 @@
-"""Columns of Milvus's protocol as arrays, and back. No I/O.
+"""Columns of Milvus's protocol as arrays and back: read, joined, and picked by row. No I/O.
 
 A packed list of floats ends with its numbers as they lie in memory: it is read and written in one piece.
+
+`client.rewrite` and `client.ranking` put hits in order, whatever else these carry: here, each says which row
+of an answer's columns it is, so that columns are picked by row and otherwise stay as the server sent them.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import BYTES, Dtype, decode
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.halves import BYTES, Dtype, decode
-from milvus_hubness.layout import Floats
 
 VECTORS: dict[Dtype, str] = {
     "float32": "float_vector",
@@ -128,3 +131,130 @@ def _varint(number: int) -> bytes:
         number >>= 7
     taken.append(number)
     return bytes(taken)
+
+
+_IN_ONE_PIECE = ("binary_vector", "float16_vector", "bfloat16_vector", "int8_vector")
+
+
+def joined(answers: Sequence[Any]) -> Any:
+    """The SearchResults made of the first in place: what was found for its queries, then for the others'."""
+    first, *others = answers
+    for other in others:
+        _join(first.results, other.results)
+    return first
+
+
+def _join(first: Any, other: Any) -> None:
+    first.num_queries += other.num_queries
+    first.top_k = max(first.top_k, other.top_k)
+    first.scores.extend(other.scores)
+    first.topks.extend(other.topks)
+    first.ids.MergeFrom(other.ids)
+    first.recalls.extend(other.recalls)
+    if other.HasField("element_indices"):
+        first.element_indices.MergeFrom(other.element_indices)
+    if other.HasField("group_by_field_value"):
+        first.group_by_field_value.MergeFrom(other.group_by_field_value)
+    for columns, others in (
+        (first.highlight_results, other.highlight_results),
+        (first.fields_data, other.fields_data),
+        (first.group_by_field_values, other.group_by_field_values),
+    ):
+        for column in others:
+            there = column_named(columns, column.field_name)
+            if there is None:
+                columns.add().CopyFrom(column)
+            else:
+                _append(there, column)
+
+
+def _append(column: Any, other: Any) -> None:
+    """Protobuf joins lists when it merges, but puts bytes in place of others."""
+    has_vectors = "vectors" in column.DESCRIPTOR.fields_by_name and column.HasField("vectors")
+    kept = column.vectors.WhichOneof("data") if has_vectors else None
+    before = getattr(column.vectors, kept) if kept in _IN_ONE_PIECE else b""
+    column.MergeFrom(other)
+    if kept in _IN_ONE_PIECE:
+        setattr(column.vectors, kept, before + getattr(other.vectors, kept))
+
+
+Key = int | str
+
+
+class Hit(dict[str, Any]):
+    """id: the key. row: its place in the columns. Under "distance" and "entity", as pymilvus has them, its
+    score and those fields that a correction looks at."""
+
+    def __init__(self, key: Key, score: float, row: int, entity: dict[str, Any]) -> None:
+        super().__init__(distance=score, entity=entity)
+        self.id, self.row = key, row
+
+
+class Hits(list[Hit]):
+    """What was found for one query."""
+
+    def __init__(self, hits: Sequence[Hit]) -> None:
+        super().__init__(hits)
+        self.ids = [hit.id for hit in hits]
+        self.distances = [hit["distance"] for hit in hits]
+
+
+def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
+    """Those of each query of a SearchResultData. fields: of numbers, which the hits are to carry."""
+    keys, scores = keys_of(results.ids), list(results.scores)
+    columns = {name: _numbers(column_named(results.fields_data, name)) for name in fields}
+    found, start = [], 0
+    for count in results.topks:
+        rows = range(start, start + count)
+        of_one = [
+            Hit(
+                keys[row], scores[row], row, {name: column[row] for name, column in columns.items() if column}
+            )
+            for row in rows
+        ]
+        found.append(Hits(of_one))
+        start += count
+    return found
+
+
+def pick(results: Any, chosen: Sequence[Hits]) -> None:
+    """Make a SearchResultData hold these of its rows, by query, with the scores that they have, in place."""
+    rows = [hit.row for hits in chosen for hit in hits]
+    keys = keys_of(results.ids)
+    results.num_queries = len(chosen)
+    results.topks[:] = [len(hits) for hits in chosen]
+    results.top_k = max(results.topks, default=0)
+    results.scores[:] = [hit["distance"] for hits in chosen for hit in hits]
+    put_keys(results.ids, [keys[row] for row in rows])
+    if results.element_indices.data:
+        results.element_indices.data[:] = [results.element_indices.data[row] for row in rows]
+    for column in results.fields_data:
+        take_rows(column, rows)
+    if results.HasField("group_by_field_value"):
+        take_rows(results.group_by_field_value, rows)
+    for column in results.group_by_field_values:
+        take_rows(column, rows)
+    for highlights in results.highlight_results:
+        kept = [type(each).FromString(each.SerializeToString()) for each in highlights.datas]
+        del highlights.datas[:]
+        highlights.datas.extend(kept[row] for row in rows)
+
+
+def keys_of(ids: Any) -> list[Key]:
+    """The keys in an IDs message."""
+    kept = ids.WhichOneof("id_field")
+    return list(getattr(ids, kept).data) if kept else []
+
+
+def put_keys(ids: Any, keys: Sequence[Key]) -> None:
+    """Make these the keys of an IDs message, of the kind that it has; without any, by the first of them."""
+    kept = ids.WhichOneof("id_field") or ("str_id" if keys and isinstance(keys[0], str) else "int_id")
+    getattr(ids, kept).data[:] = keys
+
+
+def _numbers(column: Any) -> list[float] | None:
+    """None where the answer has no such column, as one that found nothing."""
+    if column is None:
+        return None
+    kept = column.scalars.WhichOneof("data")
+    return list(getattr(column.scalars, kept).data) if kept else None

@@ -1,4 +1,4 @@
-"""What the proxy does on the messages of Milvus's protocol, step by step. No I/O: see `client.steps`."""
+"""The calls that the proxy rewrites, step by step. No I/O."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import Any
 
 from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness.client.knowledge import CachedState
+from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.proxy.hybrid import WireHybrid
-from milvus_hubness.proxy.parameters import Overrides
-from milvus_hubness.proxy.reading import ColumnReading, description_out, pairs_of, put_pair
-from milvus_hubness.proxy.steps import Send
+from milvus_hubness.proxy.messages import ColumnReading, Overrides, Send, description_out, pairs_of, put_pair
+from milvus_hubness.proxy.searching import WireHybrid
 from milvus_hubness.proxy.writing import WireWriting
 
 WireOperation = Callable[["WireOperations", Any, Overrides], Operation[Any]]

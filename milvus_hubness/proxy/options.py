@@ -1,4 +1,4 @@
-"""How a proxy is set up."""
+"""The options of a proxy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from milvus_hubness.client.arguments import expect_state_ttl, expect_strength
+from milvus_hubness.client.messages import expect_state_ttl, expect_strength
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.state import STATE_TTL
 

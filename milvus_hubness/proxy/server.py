@@ -1,15 +1,228 @@
-"""The proxy itself: listens, passes on, and stops when its calls have ended."""
+"""The gRPC server of the proxy: it relays calls as bytes or rewrites them."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
+from pymilvus.exceptions import MilvusException
+from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.proxy.handler import ProxyHandler
+from milvus_hubness.client.steps import drive_async
+from milvus_hubness.errors import HubnessError, InvalidParameter, ServerUnavailable
+from milvus_hubness.proxy.messages import (
+    Metadata,
+    Refused,
+    overrides_in,
+    passed_on,
+    refusal,
+    request_of,
+    response_of,
+    status_in,
+    word,
+)
+from milvus_hubness.proxy.operations import OUTDATES, REWRITTEN
 from milvus_hubness.proxy.options import ProxyOptions
-from milvus_hubness.proxy.sessions import Sessions
+from milvus_hubness.proxy.sessions import Caller, Sessions
+
+Context = Any
+"""grpc.aio's ServicerContext."""
+
+Ending = tuple[grpc.StatusCode, str | None, Metadata]
+"""The status of a call, its details and the trailing metadata."""
+
+_NOT_WRITTEN = "Internal error from Core"
+"""gRPC's details of a call whose messages could not be written (set_internal_error, aio/call.pyx.pxi)."""
+
+_WORD_FOLLOWS = 2.0
+"""Seconds in which the upstream's own word is waited for then."""
+
+log = logging.getLogger("milvus_hubness")
+_SERVICE = "/milvus.proto.milvus.MilvusService/"
+_UNARY = frozenset(
+    f"/{service.full_name}/{method.name}"
+    for service in milvus_pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if not method.client_streaming and not method.server_streaming
+)
+
+
+class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Every method there is. Those that nobody here knows are taken for streams, as which any is passed."""
+
+    def __init__(self, options: ProxyOptions, channel: grpc.aio.Channel, sessions: Sessions) -> None:
+        self._options, self._channel, self._sessions = options, channel, sessions
+        self._unary: dict[str, Any] = {}
+
+    def service(self, details: Any) -> Any:
+        path: str = details.method
+        method = path.removeprefix(_SERVICE)
+        if method in REWRITTEN and path.startswith(_SERVICE):
+            return grpc.unary_unary_rpc_method_handler(self._rewriting(method))
+        if path in _UNARY:
+            return grpc.unary_unary_rpc_method_handler(self._passing(path))
+        return grpc.stream_stream_rpc_method_handler(self._streaming(path))
+
+    # -- passed on --------------------------------------------------------------------------------------
+
+    def _passing(self, path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def passed(message: bytes, context: Context) -> bytes:
+            call = self._call(path, message, context)
+            response: bytes = await _relayed(call, context)
+            if path.removeprefix(_SERVICE) in OUTDATES:
+                self._sessions.forget()
+            return response
+
+        return passed
+
+    def _streaming(self, path: str) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
+        async def streamed(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            call = self._channel.stream_stream(path)(
+                messages,
+                metadata=passed_on(context.invocation_metadata()),
+                timeout=context.time_remaining(),
+            )
+            ended = _how_it_ends(call)
+            try:
+                await context.send_initial_metadata(passed_on(await call.initial_metadata()))
+                with suppress(grpc.aio.AioRpcError):
+                    async for message in call:
+                        yield message
+                code, details, trailing = await ended()
+                if code != grpc.StatusCode.OK:
+                    await context.abort(code, details or "", trailing)
+                context.set_trailing_metadata(trailing)
+            finally:
+                call.cancel()
+
+        return streamed
+
+    def _call(self, path: str, message: bytes, context: Context) -> Any:
+        if path not in self._unary:
+            self._unary[path] = self._channel.unary_unary(path)
+        return self._unary[path](
+            message,
+            metadata=passed_on(context.invocation_metadata()),
+            timeout=context.time_remaining(),
+        )
+
+    # -- rewritten --------------------------------------------------------------------------------------
+
+    def _rewriting(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def rewritten(message: bytes, context: Context) -> bytes:
+            last: list[Any] = []
+
+            async def send(name: str, request: Any) -> Any:
+                call = self._call(_SERVICE + name, request.SerializeToString(), context)
+                if name == method:
+                    last[:] = [call]
+                response = response_of(name, await call)
+                status = status_in(response)
+                if status.code or status.error_code:
+                    raise Refused(response, status)
+                return response
+
+            try:
+                response = await self._operated(method, message, context, send)
+            except Refused as refused:
+                same = isinstance(refused.response, type(refusal(method, refused)))
+                response = refused.response if same else refusal(method, refused)
+            except grpc.aio.AioRpcError as error:
+                await _abort(context, error)
+            except grpc.RpcError as error:
+                await context.abort(error.code(), error.details())
+            except ServerUnavailable as error:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            except DecodeError:
+                await context.abort(grpc.StatusCode.INTERNAL, f"no request of {method}")
+            except (HubnessError, MilvusException) as error:
+                response = refusal(method, error)
+            except Exception as error:
+                log.exception("%s failed", method)
+                response = refusal(method, error)
+            if method in OUTDATES:
+                self._sessions.forget()
+            if last:
+                await _relay_metadata(last[0], context)
+            packed: bytes = response.SerializeToString()
+            return packed
+
+        return rewritten
+
+    async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
+        request, metadata = request_of(method, message), context.invocation_metadata()
+        database = getattr(request, "db_name", "") or word(metadata, "dbname")
+        session = self._sessions.of(word(metadata, "authorization"), database)
+        caller = Caller(context.time_remaining())
+        collection = request.oldName if method == "RenameCollection" else request.collection_name
+        with session.pools.entered(str(collection)) as pool:
+            operation = REWRITTEN[method](session.operations, request, overrides_in(metadata))
+            return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
+
+
+async def _relayed(call: Any, context: Context) -> Any:
+    """The response of a call, with all that goes along with it."""
+    try:
+        response = await call
+    except grpc.aio.AioRpcError as error:
+        await _abort(context, error)
+    await _relay_metadata(call, context)
+    return response
+
+
+async def _relay_metadata(call: Any, context: Context) -> None:
+    with suppress(grpc.aio.AioRpcError):
+        if initial := passed_on(await call.initial_metadata()):
+            await context.send_initial_metadata(initial)
+        trailing: Metadata = passed_on(await call.trailing_metadata())
+        context.set_trailing_metadata(trailing)
+
+
+def _how_it_ends(call: Any) -> Callable[[], Awaitable[Ending]]:
+    """What tells the end of a stream, once it has come.
+
+    Where the upstream ends one before all is written to it, gRPC puts its failure to write in the place of
+    the upstream's own word, or the word in the place of the failure: both are listened to.
+    """
+    first: list[Ending] = []
+    call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
+
+    async def told() -> Ending:
+        given_up = monotonic() + _WORD_FOLLOWS
+        while (end := await _ending(call))[1] == _NOT_WRITTEN:
+            if first[0][1] != _NOT_WRITTEN:
+                return first[0]
+            if monotonic() > given_up:
+                break
+            await asyncio.sleep(0.005)
+        return end
+
+    return told
+
+
+async def _ending(call: Any) -> Ending:
+    return await call.code(), await call.details(), passed_on(await call.trailing_metadata())
+
+
+def _at_hand(answer: Any) -> Any:
+    """What a coroutine returns that has nothing to wait for."""
+    try:
+        answer.send(None)
+    except StopIteration as returned:
+        return returned.value
+    raise RuntimeError("a call that has ended does not know how")
+
+
+async def _abort(context: Context, error: Any) -> NoReturn:
+    """End a call as the one to the upstream ended."""
+    await context.abort(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
+    raise error
 
 
 class Proxy:

@@ -1,5 +1,4 @@
-"""Users of databases: what is remembered for each, and each one's own connection for what takes more than
-passing messages on."""
+"""The callers of the proxy: their threads, and one session for each user of a database."""
 
 from __future__ import annotations
 
@@ -8,23 +7,196 @@ import base64
 import binascii
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from math import inf
+from threading import Lock
+from time import monotonic
+from typing import Any, TypeVar
 
+import grpc
 from pymilvus import MilvusClient
 from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
-from milvus_hubness.client.sampling import WRITE_SECONDS, sampler_for
+from milvus_hubness.client.query_samples import WRITE_SECONDS, sampler_for
 from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Pause, Step
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.proxy.callers import Caller, CallerChannel, CollectionPool, CollectionPools
+from milvus_hubness.proxy.messages import Send
 from milvus_hubness.proxy.operations import WireOperations
 from milvus_hubness.proxy.options import ProxyOptions
-from milvus_hubness.proxy.steps import Send
 from milvus_hubness.stores.milvus import MilvusStore
-from milvus_hubness.stores.milvus_rpc import connect
-from milvus_hubness.stores.milvus_traffic import Sample, put_samples
+from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.milvus_server import connect
+
+T = TypeVar("T")
+
+THREADS = 8
+"""Threads of one collection's pool. They are started when there is work for them."""
+
+
+class CallEnded(grpc.RpcError):  # type: ignore[misc]
+    """A call that ends before anything is sent. pymilvus retries neither of the status codes used here."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        """The status, as gRPC's own errors have it."""
+        return self._code
+
+    def details(self) -> str:
+        """The reason, as gRPC's own errors have it."""
+        return self._details
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Raise this error: gRPC's interceptors ask a failed call for its result."""
+        raise self
+
+
+class Caller:
+    """The deadline of one call of the proxy, and the upstream calls that threads make for it.
+
+    seconds: until the deadline; None for no deadline.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._deadline = inf if seconds is None else monotonic() + seconds
+        self._cancelled = False
+        self._running: set[Any] = set()
+        self._lock = Lock()
+
+    def remaining(self) -> float | None:
+        """Return the seconds until the deadline, None without one. Raises CallEnded where none remain or the
+        call was cancelled."""
+        seconds = self._deadline - monotonic()
+        if self._cancelled or seconds <= 0:
+            raise CallEnded(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                "the caller's deadline has passed, or the call was cancelled",
+            )
+        return None if seconds == inf else seconds
+
+    def start(self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any) -> Any:
+        """Return the future of an upstream call that ends with this one at the latest. Raises CallEnded."""
+        with self._lock:
+            limits = [each for each in (timeout, self.remaining()) if each is not None]
+            call = send(request, timeout=min(limits, default=None), **options)
+            self._running.add(call)
+        call.add_done_callback(self._running.discard)
+        return call
+
+    def cancel(self) -> None:
+        """Cancel the upstream calls that are running, and let none start any more."""
+        with self._lock:
+            self._cancelled = True
+        for call in list(self._running):
+            call.cancel()
+
+
+_caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
+
+
+class CallerChannel:
+    """A gRPC channel for pymilvus, whose unary calls end with the caller for whom their thread works.
+
+    pymilvus itself takes a timeout for each attempt of each request, so that what it does within one may take
+    many times as long.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._channel, name)
+
+    def unary_unary(self, *args: Any, **options: Any) -> _CallerCallable:
+        """Return the method of the channel, bound to callers."""
+        return _CallerCallable(self._channel.unary_unary(*args, **options))
+
+
+class _CallerCallable:
+    def __init__(self, method: grpc.UnaryUnaryMultiCallable) -> None:
+        self._method = method
+
+    def future(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
+        caller = _caller.get()
+        if caller is None:
+            return self._method.future(request, timeout=timeout, **options)
+        return caller.start(self._method.future, request, timeout, options)
+
+    def with_call(self, request: Any, timeout: float | None = None, **options: Any) -> tuple[Any, Any]:
+        call = self.future(request, timeout, **options)
+        return call.result(), call
+
+    def __call__(self, request: Any, timeout: float | None = None, **options: Any) -> Any:
+        return self.with_call(request, timeout, **options)[0]
+
+
+class CollectionPool:
+    """The calls on one collection that are under way, and threads for the blocking part of them."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.threads = ThreadPoolExecutor(THREADS, "hubness-proxy")
+
+    async def run(self, caller: Caller, work: Callable[[], T]) -> T:
+        """Return what `work` returns, which runs in a thread for this caller.
+
+        Cancelled, it cancels the upstream calls of `work` and waits for the thread, so that the pool counts
+        the call as long as it keeps a thread busy.
+        """
+        context = copy_context()
+        context.run(_caller.set, caller)
+        running = self.threads.submit(context.run, work)
+        future = asyncio.wrap_future(running)
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())  # Else asyncio logs it.
+        try:
+            await asyncio.wait({future})
+        except asyncio.CancelledError:
+            caller.cancel()
+            if not running.cancel():
+                await asyncio.wait({future})
+            raise
+        return future.result()
+
+
+class CollectionPools:
+    """A pool for each collection with calls under way, for the event loop that runs these.
+
+    limit: calls under way on one collection at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._pools: dict[str, CollectionPool] = {}
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    @contextmanager
+    def entered(self, collection: str) -> Iterator[CollectionPool]:
+        """Return the pool for one more call on the collection; the last call to leave drops it. Raises
+        CallEnded with RESOURCE_EXHAUSTED over the limit."""
+        pool = self._pools.get(collection) or self._pools.setdefault(collection, CollectionPool())
+        if pool.calls >= self._limit:
+            raise CallEnded(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"collection {collection!r} has {pool.calls} calls of this user under way, the limit of the "
+                "proxy: repeat the call later, or start the proxy with a larger --max-calls",
+            )
+        pool.calls += 1
+        try:
+            yield pool
+        finally:
+            pool.calls -= 1
+            if not pool.calls:
+                del self._pools[collection]
+                pool.threads.shutdown(wait=False)
+
 
 MOST = 64
 """So many sessions are kept, and those with calls under way; the one used longest ago goes first."""

@@ -1,28 +1,29 @@
-"""Is there hubness, and does correcting it help: measures and their confidence intervals."""
+"""Measures, tuning, diagnosis and reports."""
 
-from milvus_hubness.quality.bootstrap import Interval, confidence_interval, paired_difference
-from milvus_hubness.quality.hubness import (
+from milvus_hubness.quality.bank_checks import Suspicion, suspicions
+from milvus_hubness.quality.measures import (
     HubnessSummary,
+    Interval,
+    PositiveRanks,
     antihubs,
+    average_precisions,
+    confidence_interval,
+    hits,
     hubness_summary,
     k_occurrence,
     kurtosis,
+    ndcgs,
+    nearest,
+    paired_difference,
+    ranks,
+    recall_at_k,
+    reciprocal_ranks,
+    retrieval_summary,
     robin_hood,
     skewness,
     top_hubs,
 )
-from milvus_hubness.quality.ranking import PositiveRanks, ranks
 from milvus_hubness.quality.recall import RecallGate, measure_recall
-from milvus_hubness.quality.retrieval import (
-    average_precisions,
-    hits,
-    ndcgs,
-    recall_at_k,
-    reciprocal_ranks,
-    retrieval_summary,
-)
-from milvus_hubness.quality.search import nearest
-from milvus_hubness.quality.soundness import Suspicion, suspicions
 from milvus_hubness.quality.tuning import Tuning, tune
 
 __all__ = [

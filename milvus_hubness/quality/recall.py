@@ -1,4 +1,4 @@
-"""The recall gate of a migration: what the augmented form costs an ANN index, measured on a sample.
+"""The recall gate of a migration: what augmented vectors cost an ANN index, measured on a sample.
 
 recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own kind of index
 over r, over <r, b − c> and over <r − μ, b − c>, each held against the exact top k of the same scores. μ is
@@ -15,11 +15,12 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
-from milvus_hubness.kernels.arguments import whole_number
-from milvus_hubness.layout import Floats, Layout
-from milvus_hubness.quality.bootstrap import Interval, confidence_interval, paired_difference
+from milvus_hubness.kernels.operands import whole_number
+from milvus_hubness.quality.measures import Interval, confidence_interval, paired_difference
 
 ROWS, QUERIES = 20_000, 500
 """No more of either is measured."""

@@ -1,18 +1,31 @@
-"""What many biases of one gallery do to the same queries, from one pass over the scores."""
+"""Trials of many methods and parameters on one gallery, and what candidate re-ranking misses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from milvus_hubness.banks import Vectors
-from milvus_hubness.kernels.devices import full_precision
-from milvus_hubness.kernels.operands import Operands, as_tensor
-from milvus_hubness.quality.hubness import k_occurrence, robin_hood
+from milvus_hubness.banks.bank import QueryBank, Vectors
+from milvus_hubness.errors import InvalidInput
+from milvus_hubness.estimators import (
+    CSLS,
+    NNN,
+    Blend,
+    DistributionNormalization,
+    DualBankSinkhorn,
+    DualInvertedSoftmax,
+    Estimator,
+    InvertedSoftmax,
+    Sinkhorn,
+)
+from milvus_hubness.estimators.base import score_spread
+from milvus_hubness.kernels import topk
+from milvus_hubness.kernels.operands import Operands, as_tensor, full_precision
+from milvus_hubness.quality.measures import k_occurrence, robin_hood
 
 DEPTH = 10
 
@@ -80,3 +93,147 @@ def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]
     """(n_queries, most) the items of each query, the first of them again where it has fewer."""
     most = max(len(one) for one in positives)
     return np.stack([np.concatenate([one, np.repeat(one[:1], most - len(one))]) for one in positives])
+
+
+LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
+"""Numbers of candidates that are tried. Milvus answers a search with at most the last."""
+
+TILE_SCORES = 1 << 25
+
+
+def raw_places(
+    queries: Vectors, items: Vectors, biases: Vectors, *, strength: float = 1.0
+) -> npt.NDArray[np.int64]:
+    """(m, 10) where the raw ranking puts each of a query's exact corrected top 10, from 1; ties count for it.
+
+    queries (m, d) and items (n, d) float32 with the score as their inner product, biases (n,); fewer columns
+    where there are fewer items. Memory: some 2^25 scores at a time.
+    """
+    cpu = torch.device("cpu")
+    query_vectors, gallery, subtracted = (
+        as_tensor(each, torch.float32, cpu) for each in (queries, items, biases)
+    )
+    depth = min(DEPTH, len(gallery))
+    found = [torch.empty((0, depth), dtype=torch.int64)]
+    with full_precision(cpu):
+        for part in torch.split(query_vectors, max(1, TILE_SCORES // max(1, len(gallery)))):
+            scores = part @ gallery.T
+            best = torch.topk(scores - strength * subtracted, depth, dim=1).indices
+            own = torch.gather(scores, 1, best)
+            found.append(torch.stack([(scores > each[:, None]).sum(1) + 1 for each in own.T], dim=1))
+    return torch.cat(found).numpy()
+
+
+def missed_share(places: npt.ArrayLike, candidates: int) -> float:
+    """The share of places beyond that many candidates."""
+    return float((np.asarray(places) > candidates).mean())
+
+
+def enough_candidates(places: npt.ArrayLike, allowed: float) -> int:
+    """The least of LADDER that misses no more than `allowed`; its last where none does."""
+    return next((each for each in LADDER if missed_share(places, each) <= allowed), LADDER[-1])
+
+
+ALPHAS = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+DEEPEST_K = 512
+TEMPERATURES = (0.125, 0.25, 0.5, 1.0)
+LAMS = (0.25, 0.5, 0.75, 1.0)
+TARGET_SHARE = 50
+"""How many times the temperature of the bank that of the target bank is."""
+STRENGTHS = (0.5, 0.75, 1.0)
+DENSE_SCORES = 20_000_000
+NEIGHBORS = 64
+ITEMS_AT_ONCE = 16_384
+
+
+class Trial(NamedTuple):
+    """An estimator, the share of its bias that is subtracted, and that share (n_items,) of it."""
+
+    estimator: Estimator
+    strength: float
+    bias: Vectors
+
+
+Progress = Callable[[str, int, int], None]
+
+
+def sweep(
+    bank: QueryBank,
+    gallery: Vectors,
+    target_bank: QueryBank | None = None,
+    *,
+    progress: Progress | None = None,
+    device: str = "auto",
+) -> list[Trial]:
+    """The trials on a gallery (n, d), those of `default_blend` last and the one of full strength last of all.
+
+    NNN over `ALPHAS` and all powers of two up to 512 and |bank| for k, all from one top-k pass; ½ of a mean
+    is CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms over `TEMPERATURES`, in
+    units of `score_spread`; these and Blend at `STRENGTHS`. Sinkhorn runs on nearest pairs where there are
+    more than `DENSE_SCORES` scores. progress: called with what is done, estimators fitted, their number.
+
+    Raises InvalidInput where all items score alike.
+    """
+    if not score_spread(bank, gallery):
+        raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
+    others = list(_fitted_one_by_one(bank, gallery, target_bank, device))
+    trials = list(_from_one_pass(bank, gallery, device))
+    for done, (estimator, strengths) in enumerate(others, 1):
+        fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
+        bias = fitted.bias(gallery)
+        trials += [Trial(fitted.estimator, strength, np.float32(strength) * bias) for strength in strengths]
+        if progress:
+            progress("trying methods", done, len(others))
+    return trials
+
+
+def default_blend(bank: QueryBank, n_items: int, device: str = "auto") -> Blend:
+    """`Blend()`, fitted to the sizes: k at most |bank|, and nearest pairs where there are too many."""
+    neighbors = _neighbors(len(bank) * n_items)
+    return Blend(
+        (
+            NNN(min(16, len(bank)), 0.85, device=device),
+            Sinkhorn(neighbors=neighbors, device=device),
+        )
+    )
+
+
+def _from_one_pass(bank: QueryBank, gallery: Vectors, device: str) -> Iterator[Trial]:
+    deepest = min(DEEPEST_K, len(bank))
+    ks = 2 ** np.arange(int(np.log2(deepest)) + 1)
+    means: npt.NDArray[np.float64] = np.empty((len(ks), len(gallery)))
+    for start in range(0, len(gallery), ITEMS_AT_ONCE):
+        part = slice(start, start + ITEMS_AT_ONCE)
+        values = topk(gallery[part], bank.vectors, deepest, device=device).values
+        means[:, part] = values.cumsum(1, dtype=np.float64)[:, ks - 1].T / ks[:, None]
+    for k, mean in zip(ks.tolist(), means, strict=True):
+        for alpha in ALPHAS:
+            same: Estimator = CSLS(k, device=device) if alpha == 0.5 else NNN(k, alpha, device=device)
+            yield Trial(same, 1.0, (alpha * mean).astype(np.float32))
+
+
+def _fitted_one_by_one(
+    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, device: str
+) -> Iterator[tuple[Estimator, tuple[float, ...]]]:
+    n = len(gallery)
+    for lam in LAMS:
+        yield DistributionNormalization(lam), (1.0,)
+    for temperature in TEMPERATURES:
+        yield InvertedSoftmax(temperature=temperature, device=device), STRENGTHS
+        yield Sinkhorn(temperature=temperature, neighbors=_neighbors(len(bank) * n), device=device), STRENGTHS
+        if target_bank is not None:
+            dual = _neighbors(len(bank) * (n + len(target_bank)))
+            yield (
+                DualInvertedSoftmax(
+                    temperature_query=temperature,
+                    temperature_target=TARGET_SHARE * temperature,
+                    device=device,
+                ),
+                STRENGTHS,
+            )
+            yield DualBankSinkhorn(temperature=temperature, neighbors=dual, device=device), STRENGTHS
+    yield default_blend(bank, n, device), STRENGTHS
+
+
+def _neighbors(scores: int) -> int | None:
+    return None if scores <= DENSE_SCORES else NEIGHBORS

@@ -1,4 +1,4 @@
-"""A trained network in a file of its own: safetensors, with what is known of it as JSON in the header."""
+"""The file of a trained network: safetensors, with metadata as JSON in the header."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from milvus_hubness.errors import EncoderMismatch, InvalidParameter, UnreadableFile
-from milvus_hubness.quari.config import QuariConfig
-from milvus_hubness.quari.model import Quari
-from milvus_hubness.quari.settings import TrainingSettings
+from milvus_hubness.quari.model import Quari, QuariConfig
+from milvus_hubness.quari.pairs import TrainingSettings
 
 FORMAT = 1
 HEADER = "quari"

@@ -1,5 +1,15 @@
-"""The hypernetwork of QuARI (Xing, Stylianou, Pless and Jacobs, 2025, section 3): from a query its customised
-query q' and a low-rank transformation T of the gallery.
+"""The QuARI network: its configuration, encoder, memory, hypernetwork and scores.
+
+A map W that is best for all queries leaves an error for row: of a training pair (q_i, c_i) it is
+
+    e_i = S c_i / ‖S c_i‖ − W q_i / ‖W q_i‖
+
+with S the map of the items. Queries that are near to each other are mistaken alike, so a query takes up what
+the pairs near to it lacked, a kernel regression (Nadaraya, 1964; Watson, 1964) over the errors:
+
+    recalled(q) = strength · Σ_i a_i(q) e_i       a(q) = softmax_i( q·q_i / temperature )
+
+It is added to q' and so is of use to a direct search too. It costs 2·n·d multiplications a query for n pairs.
 
     control_l   query_encoder(q) + step embedding l                     (w,)
     X_0         r tokens U and r tokens V, all zero                     (2r, w)
@@ -21,20 +31,164 @@ begins with the encoder's own ranking and learns where to depart from it. The an
 first, the two linear maps that are best for all queries, so that the tokens say only what differs between
 them.
 benchmarks/quari.py tells what each is worth.
+
+With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), once a query:
+
+    q'·T r    = (U q')·z  + (Sᵀq')·r                  the last terms where T = S + Σ u_j v_jᵀ
+    ‖T r‖²    = zᵀ G z    + ‖S r‖² + 2 (U S r)·z
+
+so an item costs the product V r, and rank² more. Where there is an S it costs V r and H r with
+H = G V + 2 U S, by which ‖T r‖² = z·H r + ‖S r‖²: G, H and Sᵀq' are of the query alone, and ‖S r‖² is ‖r‖²
+for S = I, else a product with its axes.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, cast
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from milvus_hubness.quari.config import QuariConfig
-from milvus_hubness.quari.encoding import encode
-from milvus_hubness.quari.memory import Memory
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.kernels.operands import finite_number, whole_number
+
+Form = Literal["published", "residual", "anchored"]
+
+
+@dataclass(frozen=True)
+class QuariConfig:
+    """What a `Quari` is built from.
+
+    dim: d, of queries and gallery items. rank: r, how many products u_j v_jᵀ make T. width: of a token; a
+    multiple of heads. layers: of the shared transformer; steps: L, how often it is applied. feedforward and
+    hidden: width inside the transformer's and the decoders' MLPs, as multiples of `width`. dropout: in the
+    transformer, while training.
+
+    form: how T and q' come of what the decoders say of a query,
+        "published"  T = Σ u_j v_jᵀ                             q' as decoded
+        "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
+        "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
+    with S and W (d, d) learned for all queries. The last two start at the identity. anchors: how many
+    eigenvectors of SᵀS tell ‖S r‖ of a candidate; from `dim` on it is exact.
+    memory: how many training pairs the network remembers, by which q' is moved towards what pairs near to the
+    query lacked (`quari.model`); 0, as published, is none, and so it is for the published form.
+    adapt_query and adapt_gallery: False leaves q' = q, or T = I (ablations).
+
+    Raises InvalidParameter.
+    """
+
+    dim: int
+    rank: int = 64
+    width: int = 64
+    layers: int = 4
+    steps: int = 2
+    heads: int = 4
+    feedforward: int = 2
+    hidden: int = 2
+    dropout: float = 0.1
+    form: Form = "residual"
+    anchors: int = 64
+    memory: int = 0
+    adapt_query: bool = True
+    adapt_gallery: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "rank", "width", "layers", "steps", "heads", "feedforward", "hidden", "anchors"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        object.__setattr__(self, "memory", whole_number("memory", self.memory, at_least=0))
+        if self.width % self.heads or self.width % 2:
+            raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
+        if not 0 <= finite_number("dropout", self.dropout) < 1:
+            raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
+        if self.form not in get_args(Form):
+            raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
+        for name in ("adapt_query", "adapt_gallery"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name} must be true or false, not {getattr(self, name)!r}")
+        if not (self.adapt_query or self.adapt_gallery):
+            raise InvalidParameter("adapt_query and adapt_gallery are both off: nothing is left to learn")
+        if self.memory and (self.form == "published" or not self.adapt_query):
+            raise InvalidParameter("memory is for a query that is adapted, and not for the published form")
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> QuariConfig:
+        """The config that gave this `to_dict`. Raises InvalidParameter."""
+        try:
+            return cls(**kept)
+        except TypeError as error:
+            raise InvalidParameter(f"no sizes of a network: {error}") from None
+
+
+def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:
+    """(m, t, w) what the transformer says of tokens (m, t, w) in evaluation mode, to float32 accuracy.
+
+    Its layers normalise first and have GELU between. On the CPU torch takes another road there, which forms
+    all t² weights of attention in memory; this one leaves them to `scaled_dot_product_attention`.
+    """
+    for layer in transformer.layers:
+        tokens = _layer(cast(nn.TransformerEncoderLayer, layer), tokens)
+    normalised: torch.Tensor = cast(nn.LayerNorm, transformer.norm)(tokens)
+    return normalised
+
+
+def _layer(layer: nn.TransformerEncoderLayer, tokens: torch.Tensor) -> torch.Tensor:
+    attention = layer.self_attn
+    count, length, width = tokens.shape
+    rows = functional.linear(layer.norm1(tokens), attention.in_proj_weight, attention.in_proj_bias)
+    heads = rows.view(count, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+    seen = functional.scaled_dot_product_attention(*heads)
+    tokens = tokens + attention.out_proj(seen.transpose(1, 2).reshape(count, length, width))
+    added: torch.Tensor = layer.linear2(functional.gelu(layer.linear1(layer.norm2(tokens))))
+    return tokens + added
+
+
+STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+TEMPERATURES = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
+
+
+class Memory(nn.Module):
+    """n remembered pairs, empty at first.
+
+    queries (n, d) of length 1, errors (n, d), strength and temperature (): buffers, kept with the weights.
+    """
+
+    queries: torch.Tensor
+    errors: torch.Tensor
+    strength: torch.Tensor
+    temperature: torch.Tensor
+
+    def __init__(self, count: int, dim: int) -> None:
+        super().__init__()
+        self.register_buffer("queries", torch.zeros(count, dim))
+        self.register_buffer("errors", torch.zeros(count, dim))
+        self.register_buffer("strength", torch.zeros(()))
+        self.register_buffer("temperature", torch.ones(()))
+
+    def fill(self, queries: torch.Tensor, errors: torch.Tensor) -> None:
+        """Remember these, each (n, d)."""
+        self.queries.copy_(queries)
+        self.errors.copy_(errors)
+
+    def tune(self, strength: float, temperature: float) -> None:
+        """How much of it counts, and how near is near; 0 leaves a query as it is."""
+        self.strength.fill_(strength)
+        self.temperature.fill_(temperature)
+
+    def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """(m, d) recalled of queries (m, d) of length 1. hidden (m, n): True for pairs that a query must not
+        recall, as in training its own; a query that may recall none recalls zeros."""
+        near = queries @ self.queries.T / self.temperature
+        if hidden is not None:
+            near = near.masked_fill(hidden, -torch.inf)
+        recalled: torch.Tensor = self.strength * near.softmax(1).nan_to_num() @ self.errors
+        return recalled
 
 
 class Static(NamedTuple):
@@ -196,3 +350,54 @@ def _decoded(decoder: nn.Sequential, tokens: torch.Tensor, scale: float) -> torc
 def _decoder(width: int, inside: int, dim: int) -> nn.Sequential:
     """Two layers with GELU and LayerNorm between."""
     return nn.Sequential(nn.Linear(width, inside), nn.GELU(), nn.LayerNorm(inside), nn.Linear(inside, dim))
+
+
+TINY = 1e-12
+
+
+def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
+    """(m, c) cos(q', T r) for m queries and items (c, d) that all share.
+
+    An item that T sends to zero has cosine 0.
+    """
+    query, U, V, static = adaptation
+    rank, onto = U.shape[1], torch.matmul(query[:, None], U.transpose(1, 2)) @ V
+    G = torch.matmul(U, U.transpose(1, 2))
+    if static is None:
+        products = _products(torch.cat([V, onto], 1), items)
+        z, along = products[:, :rank], products[:, rank]
+        squares = (torch.matmul(G, z) * z).sum(1)
+    else:
+        H = torch.baddbmm(_seen(static, U), G, V, beta=2)
+        products = _products(torch.cat([V, H, onto + _seen(static, query[:, None])], 1), items)
+        z, along = products[:, :rank], products[:, -1]
+        squares = (products[:, rank:-1] * z).sum(1) + _squares(static, items)
+    lengths = squares.clamp_min(TINY).sqrt() * query.norm(dim=1, keepdim=True).clamp_min(TINY)
+    found: torch.Tensor = along / lengths
+    return found
+
+
+def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
+    """(m, d) Tᵀq', whose inner product with r is q'·T r."""
+    query, U, V, static = adaptation
+    revert = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0]
+    return revert if static is None else revert + _seen(static, query)
+
+
+def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
+    """(…, d) Sᵀ of rows (…, d)."""
+    return rows if static.map is None else rows @ static.map
+
+
+def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
+    """(c,) ‖S r‖² of items (c, d)."""
+    found: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
+    if len(static.axes):
+        found = found + (items @ static.axes.T).square() @ static.weights
+    return found
+
+
+def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+    """(m, k, c) of rows (m, k, d) and items (c, d), as one product of two matrices."""
+    count, each, dim = rows.shape
+    return (rows.reshape(-1, dim) @ items.T).reshape(count, each, len(items))

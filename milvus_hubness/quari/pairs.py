@@ -1,16 +1,19 @@
-"""Labelled pairs of frozen embeddings, to train and to judge on."""
+"""Labelled pairs, semi-positives and settings of QuARI training."""
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks import as_vectors
-from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput
-from milvus_hubness.kernels.arguments import finite_number
+from milvus_hubness.banks.bank import as_vectors
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.kernels import topk
+from milvus_hubness.kernels.operands import finite_number, positive_number, whole_number
 
 Vectors = npt.NDArray[np.float32]
 
@@ -100,3 +103,122 @@ def unit(rows: Vectors) -> Vectors:
     """(n, d) the rows at length 1; zero rows as they are."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return np.ascontiguousarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
+
+
+class SemiPositives(NamedTuple):
+    """items (n, keep) int64: numbers of gallery items, best first. weights (n, keep) float32: of each, its
+    share of a softmax over all the neighbours that were looked at."""
+
+    items: npt.NDArray[np.int64]
+    weights: npt.NDArray[np.float32]
+
+
+def mine(
+    gallery: npt.NDArray[np.float32],
+    *,
+    neighbors: int = 100,
+    keep: int = 2,
+    temperature: float = 0.07,
+    device: str = "auto",
+) -> SemiPositives:
+    """The semi-positives of every gallery item, as the right answer that it may be.
+
+    gallery (n, d) of unit rows. By exact search each item's `neighbors` nearest others are found; of the
+    softmax over their cosines, at the temperature, the first `keep` weights are kept. The paper does not say
+    whose neighbours are meant, nor at what temperature: here those of the answer, not of the query, whose
+    neighbours are the errors to be unlearned; and the temperature of the loss.
+
+    Where the gallery has fewer than neighbors + 1 items, all others are looked at. Raises BankTooSmall
+    where it has fewer than keep + 1, InvalidParameter for keep > neighbors or numbers out of range.
+    """
+    keep = whole_number("keep", keep)
+    neighbors = whole_number("neighbors", neighbors, at_least=keep)
+    temperature = positive_number("temperature", temperature)
+    if len(gallery) <= keep:
+        raise BankTooSmall(f"{keep} semi-positives need more than {keep} gallery items, not {len(gallery)}")
+    near = min(neighbors, len(gallery) - 1)
+    found = topk(gallery, gallery, near + 1, device=device)
+    own = np.arange(len(gallery))[:, None] == found.indices
+    own[~own.any(1), -1] = True  # more than `near` items coincide with this one: any of them stands for it
+    others, cosines = found.indices[~own].reshape(-1, near), found.values[~own].reshape(-1, near)
+    shares = np.exp((cosines - cosines[:, :1]) / temperature)
+    shares /= shares.sum(1, keepdims=True)
+    return SemiPositives(np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32))
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """The paper's settings unless set otherwise.
+
+    epochs: at most; patience: how many without a better validation MRR end it before. batch: pairs in a step.
+    learning_rate, least_rate: where the cosine begins and ends. weight_decay: of AdamW.
+    anchor_epochs: at first, in which only the static maps of the anchored form learn, without weight decay,
+    on a cosine of their own from anchor_rate; the best of them stay, and are where the others begin.
+    temperature: τ. noise: of the U[0, 1]·N(0, 1) on queries; at 1 and u = 1 it is as long as the query.
+    semi_positives: kept of the `neighbors` nearest items of each answer; 0 is the plain loss. clip: the
+    gradient's norm at most; 0 clips nothing, as published. seed: of everything that is drawn.
+    mixed_precision: bfloat16 in the network where it trains on CUDA; on the CPU it is always float32.
+
+    Raises InvalidParameter.
+    """
+
+    epochs: int = 100
+    patience: int = 10
+    batch: int = 320
+    learning_rate: float = 1e-5
+    least_rate: float = 2e-7
+    anchor_epochs: int = 0
+    anchor_rate: float = 3e-4
+    weight_decay: float = 1e-2
+    temperature: float = 0.07
+    noise: float = 1.0
+    semi_positives: int = 2
+    neighbors: int = 100
+    clip: float = 0.0
+    seed: int = 0
+    mixed_precision: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "patience", "neighbors"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        object.__setattr__(self, "batch", whole_number("batch", self.batch, at_least=2))
+        object.__setattr__(self, "seed", whole_number("seed", self.seed, at_least=0))
+        first = whole_number("anchor_epochs", self.anchor_epochs, at_least=0, at_most=self.epochs)
+        object.__setattr__(self, "anchor_epochs", first)
+        kept = whole_number("semi_positives", self.semi_positives, at_least=0, at_most=self.neighbors)
+        object.__setattr__(self, "semi_positives", kept)
+        for name in ("learning_rate", "anchor_rate", "temperature"):
+            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
+        for name in ("least_rate", "weight_decay", "noise", "clip"):
+            value = finite_number(name, getattr(self, name))
+            if value < 0:
+                raise InvalidParameter(f"{name} must not be below 0: {value!r}")
+            object.__setattr__(self, name, value)
+        if self.least_rate > self.learning_rate:
+            raise InvalidParameter(
+                f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}"
+            )
+        if not isinstance(self.mixed_precision, bool):
+            raise InvalidParameter(f"mixed_precision must be true or false, not {self.mixed_precision!r}")
+
+    def rate(self, step: int, steps_an_epoch: int) -> float:
+        """The learning rate of a step, from 0: half a cosine from learning_rate to least_rate; over the
+        anchor epochs one of its own, from anchor_rate down in the same proportion."""
+        begin, first = steps_an_epoch * self.epochs, steps_an_epoch * self.anchor_epochs
+        start, count, scale = first, begin - first, 1.0
+        if step < first:
+            start, count, scale = 0, first, self.anchor_rate / self.learning_rate
+        fallen = (1 - math.cos(math.pi * (step - start) / max(1, count - 1))) / 2
+        return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, kept: dict[str, Any]) -> TrainingSettings:
+        """The settings that gave this `to_dict`. Raises InvalidParameter."""
+        try:
+            return cls(**kept)
+        except TypeError as error:
+            raise InvalidParameter(f"no settings of a training: {error}") from None

@@ -1,8 +1,7 @@
 """The service that keeps the biases of several collections right."""
 
-from milvus_hubness.serve.config_checks import database_faults, file_faults
-from milvus_hubness.serve.config_file import ConfigFile
-from milvus_hubness.serve.looker import OpenStore
+from milvus_hubness.serve.config_file import ConfigFile, database_faults, file_faults
+from milvus_hubness.serve.reconcile import OpenStore
 from milvus_hubness.serve.service import Service
 
 __all__ = ["ConfigFile", "OpenStore", "Service", "database_faults", "file_faults"]

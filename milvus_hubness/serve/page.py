@@ -1,11 +1,11 @@
-"""The status page: one HTML document without a script, which needs nothing but itself."""
+"""The status page and the other HTTP responses of the service."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
@@ -14,12 +14,32 @@ from itertools import groupby
 
 from jinja2 import Template
 from markupsafe import Markup
+from starlette.routing import Route
 
-from milvus_hubness.charts import Line, Mark, number, timeline
-from milvus_hubness.pages import page_template
-from milvus_hubness.serve.look import Reconciliation
-from milvus_hubness.serve.view import CollectionView, ServiceView
-from milvus_hubness.serve.wording import UNITS, ago, ahead, span
+from milvus_hubness.charts import Line, Mark, number, page_template, timeline
+from milvus_hubness.operations.http_server import RedactedResponse, get
+from milvus_hubness.serve.reconcile import Reconciliation
+from milvus_hubness.serve.worker import CONTENT_TYPE, CollectionView, ServiceMetrics, ServiceView
+
+UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+
+def span(seconds: float) -> str:
+    """In the largest unit that it has one of: 45 s, 12 min, 3.5 h, 9.1 d."""
+    name, size = next((unit for unit in UNITS if seconds >= unit[1]), UNITS[-1])
+    count = seconds / size
+    return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    seconds = (now - moment).total_seconds()
+    return "just now" if seconds < 1 else f"{span(seconds)} ago"
+
+
+def ahead(moment: datetime, now: datetime) -> str:
+    seconds = (moment - now).total_seconds()
+    return f"in {span(seconds)}" if seconds >= 1 else "now"
+
 
 SHOWN_RUNS = 8
 LONGEST = 300
@@ -207,3 +227,31 @@ def _held(points: Sequence[tuple[datetime, float]], until: datetime) -> list[tup
 
 def _moment(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def service_routes(
+    view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
+) -> list[Route]:
+    """Return /, /status.json, /metrics, /healthz (503 once a thread that should run does not) and /readyz
+    (503 until every collection was looked at)."""
+
+    def health() -> RedactedResponse:
+        if is_alive():
+            return RedactedResponse({"status": "ok"})
+        return RedactedResponse({"status": "something stopped"}, 503)
+
+    def readiness() -> RedactedResponse:
+        if waiting_for := view().waiting_for:
+            return RedactedResponse({"status": "waiting", "for": waiting_for}, 503)
+        return RedactedResponse({"status": "ready"})
+
+    def measured() -> RedactedResponse:
+        return RedactedResponse(metrics.text(ready=not view().waiting_for), media_type=CONTENT_TYPE)
+
+    return [
+        get("/", lambda: RedactedResponse(render(view()), headers=HEADERS, media_type="text/html")),
+        get("/status.json", lambda: RedactedResponse(view().to_dict())),
+        get("/metrics", measured),
+        get("/healthz", health),
+        get("/readyz", readiness),
+    ]

@@ -1,6 +1,9 @@
 """Databases that hold corrected collections, behind one small protocol."""
 
-from milvus_hubness.stores.base import Batch, CollectionInfo, Key, Store, StoredBank, VectorField
-from milvus_hubness.stores.milvus import MilvusStore, connect
+from milvus_hubness.banks.generations import Batch, Key, StoredBank
+from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.milvus_server import connect
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 __all__ = ["Batch", "CollectionInfo", "Key", "MilvusStore", "Store", "StoredBank", "VectorField", "connect"]

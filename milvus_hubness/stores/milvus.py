@@ -1,4 +1,4 @@
-"""Milvus, embedded and served, as a Store."""
+"""The store of Milvus, embedded and served."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.banks.generations import BANK_PROPERTY, Key
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import (
     BankTooSmall,
     CannotMigrate,
@@ -18,32 +20,26 @@ from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
     StoreError,
+    redacted,
 )
-from milvus_hubness.layout import Floats
-from milvus_hubness.redaction import redacted
-from milvus_hubness.state import (
+from milvus_hubness.job_properties import (
     DUAL_WRITE_PROPERTY,
-    SIDE_FIELD,
     TUNING_PROPERTY,
-    BankReference,
-    CollectionState,
     DualWrite,
     TuningRecord,
     read_dual_write,
     read_intent_log,
     read_online_banks,
-    read_states,
     read_tuning,
 )
-from milvus_hubness.stores import milvus_indexes, milvus_schema
-from milvus_hubness.stores.bank_generations import BANK_PROPERTY
-from milvus_hubness.stores.base import CollectionInfo, Key, VectorField, is_fence
-from milvus_hubness.stores.milvus_banks import queries_between
+from milvus_hubness.state import SIDE_FIELD, BankReference, CollectionState, read_states
+from milvus_hubness.stores import milvus_schema, milvus_server
+from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
-from milvus_hubness.stores.milvus_journal import MilvusWriteIntents
-from milvus_hubness.stores.milvus_rpc import connect, translated
-from milvus_hubness.stores.milvus_second_field import MilvusSecondField
-from milvus_hubness.stores.milvus_traffic import MilvusQuerySamples
+from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
+from milvus_hubness.stores.milvus_server import connect, translated
+from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
+from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
 
 __all__ = ["MilvusStore", "connect"]
 
@@ -95,7 +91,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         return milvus_schema.width_multiple(field)
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
-        milvus_indexes.validate_index(planned, source, self._version)
+        milvus_server.validate_index(planned, source, self._version)
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
         """Milvus's quantisers give each column, or each few, a range of its own."""

@@ -1,25 +1,33 @@
-"""Query banks as Milvus collections."""
+"""Query banks, query samples and ledgers as Milvus collections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness.layout import Metric
-from milvus_hubness.state import BankReference, CollectionState, read_states
-from milvus_hubness.stores.bank_generations import (
+from milvus_hubness.banks.bank import Origins
+from milvus_hubness.banks.generations import (
     BANK_PROPERTY,
     LONGEST_SOURCE,
     QUERIES,
     TARGETS,
     BankGenerations,
+    Batch,
+    Key,
 )
-from milvus_hubness.stores.base import Batch, Key
+from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.errors import CollectionExists, DimensionMismatch
+from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank, OnlineBanks
+from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores.milvus_requests import MilvusRequests
-from milvus_hubness.stores.milvus_rpc import is_one_of, translated
+from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
+from milvus_hubness.stores.records import QuerySamples, Record
 
 QUERIES_PER_PAGE = 8_000
 """Bank rows per answer; fewer where they make too large a message."""
@@ -112,3 +120,177 @@ class MilvusBanks(MilvusRequests, BankGenerations):
         for name in self.client.list_collections():
             if self.client.has_collection(name):
                 yield from read_states(self.client.describe_collection(name)["properties"]).values()
+
+
+QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
+_METRIC = "IP"
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A live query: its vector (d,) float32, the profile it was asked under, and when, in Unix seconds.
+
+    number: what tells it from others. place: one of the profile's; a later sample of that place replaces it.
+    """
+
+    profile: str
+    place: int
+    number: int
+    at: int
+    vector: Floats
+
+
+def put_samples(
+    client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float
+) -> None:
+    """Write samples, each into its place. Raises as the client does."""
+    rows = {
+        f"{each.profile}/{each.place}": {
+            "place": f"{each.profile}/{each.place}",
+            "vector": each.vector,
+            "profile": each.profile,
+            "sample": each.number,
+            "asked_at": each.at,
+        }
+        for each in samples
+    }
+    client.upsert(samples_collection, list(rows.values()), timeout=timeout)
+
+
+class MilvusQuerySamples(MilvusRequests):
+    """The query-sample methods of the store."""
+
+    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
+        # As in `drop_state`: what says nothing stands for what is not there.
+        with translated(collection):
+            said = OnlineBanks(banks=tuple(online_banks)).model_dump_json() if online_banks else ""
+            self._alter_properties(collection, {ONLINE_BANKS_PROPERTY: said})
+
+    def create_query_samples(self, samples_collection: str, dim: int) -> None:
+        with translated(samples_collection):
+            if not self.client.has_collection(samples_collection):
+                self.client.create_collection(
+                    samples_collection,
+                    schema=_schema(dim),
+                    properties={QUERY_SAMPLES_PROPERTY: "1"},
+                    consistency_level="Strong",
+                )
+            described = self.client.describe_collection(samples_collection)
+            if QUERY_SAMPLES_PROPERTY not in described["properties"]:
+                raise CollectionExists(
+                    f"{samples_collection!r} is there already and holds no samples of queries: rename it "
+                    "first"
+                )
+            [stored] = [_dim(field) for field in described["fields"] if field["name"] == "vector"]
+            if stored != dim:
+                raise DimensionMismatch(
+                    f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}"
+                )
+            self._serve_flat(samples_collection, _METRIC)
+
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+        if not self.exists(samples_collection):
+            return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
+        keys = self._keys(samples_collection, f"profile == {literal(profile)}")
+        vectors, rows = self._whole(samples_collection, "vector", keys)
+        numbers, at = (np.array([row[name] for row in rows], np.int64) for name in ("sample", "asked_at"))
+        return QuerySamples(vectors, Origins(numbers, at))
+
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+        if not self.exists(samples_collection):
+            return
+        with translated(samples_collection):
+            for start in range(0, len(numbers), ROWS_PER_REQUEST):
+                part = numbers[start : start + ROWS_PER_REQUEST]
+                self.client.delete(samples_collection, filter=is_one_of("sample", part))
+
+
+def _schema(dim: int) -> Any:
+    schema = MilvusClient.create_schema(
+        description="live queries sampled by milvus_hubness", enable_dynamic_field=False
+    )
+    schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+    schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
+    schema.add_field("sample", DataType.INT64)
+    schema.add_field("asked_at", DataType.INT64, description="Unix time, seconds")
+    return schema
+
+
+def _dim(field: dict[str, Any]) -> int:
+    return int(field["params"]["dim"])
+
+
+LEDGER_PROPERTY = "hubness_ledger"
+MAX_BODY = 60_000
+_RECORDS_PER_REQUEST = 500
+_FEW = 64
+"""Records that one request reads."""
+
+
+class MilvusLedger(MilvusBanks):
+    """The ledger methods of the store. Every Milvus collection must have a vector field, so these do too."""
+
+    def put_records(self, ledger: str, records: Sequence[Record]) -> None:
+        self._ensure_ledger(ledger)
+        rows = [
+            {"key": each.key, "belongs_to": each.group, "body": each.body, "vector": [0.0, 0.0]}
+            for each in records
+        ]
+        for start in range(0, len(rows), _RECORDS_PER_REQUEST):
+            self._upsert(ledger, rows[start : start + _RECORDS_PER_REQUEST])
+
+    def record(self, ledger: str, key: str) -> Record | None:
+        if ledger not in self._ready_ledgers and not self.exists(ledger):
+            return None
+        self._ensure_ledger(ledger)
+        found = self.get(ledger, [key], "vector").rows
+        return Record(found[0]["key"], found[0]["belongs_to"], found[0]["body"]) if found else None
+
+    def records(self, ledger: str, group: str) -> list[Record]:
+        if not self.exists(ledger):
+            return []
+        self._ensure_ledger(ledger)
+        where = f"belongs_to == {literal(group)}"
+        with translated(ledger):
+            few = self.client.query(
+                ledger, where, ["key", "belongs_to", "body"], limit=_FEW, consistency_level="Strong"
+            )
+        if len(few) < _FEW:
+            rows = sorted(few, key=lambda row: str(row["key"]))
+            return [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
+        keys = self._keys(ledger, where)
+        found: list[Record] = []
+        for start in range(0, len(keys), _RECORDS_PER_REQUEST):
+            batch = self.get(ledger, keys[start : start + _RECORDS_PER_REQUEST], "vector")
+            found += [Record(row["key"], row["belongs_to"], row["body"]) for row in batch.rows]
+        return found
+
+    def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
+        if not self.exists(ledger):
+            return
+        self._ensure_ledger(ledger)
+        # By keys alone: by any other field, Milvus searches for the rows first.
+        chosen = f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys)
+        with translated(ledger):
+            self._delete(ledger, chosen)
+
+    def _ensure_ledger(self, ledger: str) -> None:
+        """There, indexed and loaded, whatever an interrupted call left."""
+        if ledger in self._ready_ledgers:
+            return
+        with translated(ledger):
+            if not self.client.has_collection(ledger):
+                schema = MilvusClient.create_schema(description="ledger of milvus_hubness")
+                schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=1_024)
+                schema.add_field("belongs_to", DataType.VARCHAR, max_length=512)
+                schema.add_field("body", DataType.VARCHAR, max_length=65_535)
+                schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
+                properties = {LEDGER_PROPERTY: "1"}
+                self.client.create_collection(
+                    ledger, schema=schema, properties=properties, consistency_level="Strong"
+                )
+            elif LEDGER_PROPERTY not in self.client.describe_collection(ledger)["properties"]:
+                raise CollectionExists(f"{ledger!r} is there already and is no ledger: rename it first")
+            self._serve_flat(ledger, "IP")
+        self._ready_ledgers.add(ledger)

@@ -1,4 +1,4 @@
-"""Rows as Parquet files, written by pymilvus's bulk writer and imported by the server itself."""
+"""Bulk import: rows as Parquet files that the Milvus server imports."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from pymilvus import CollectionSchema, DataType
 from pymilvus.client.types import BulkInsertState
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.banks.generations import Batch
 from milvus_hubness.errors import StoreError
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import Batch, CollectionInfo, ImportJob
-from milvus_hubness.stores.milvus_ledger import MilvusLedger
-from milvus_hubness.stores.milvus_rpc import imports_parquet, translated
+from milvus_hubness.stores.milvus_banks import MilvusLedger
+from milvus_hubness.stores.milvus_server import imports_parquet, translated
+from milvus_hubness.stores.records import CollectionInfo, ImportJob
 
 BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
 ONE_FILE = 2**40

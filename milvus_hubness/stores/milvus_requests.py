@@ -1,4 +1,4 @@
-"""Rows of Milvus collections, read and written as the jobs need it: by key, whole, strongly consistent."""
+"""Rows of Milvus collections, read and written by key with strong consistency."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ import numpy as np
 from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import unpacked
 from milvus_hubness.errors import LeaseLost, StoreError
-from milvus_hubness.halves import unpacked
-from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import Batch, Fences, Key, is_fence
-from milvus_hubness.stores.milvus_rpc import (
+from milvus_hubness.stores.milvus_server import (
+    DUPLICATES_PER_KEY,
+    FEW_KEYS,
+    KEYS_PER_PAGE,
     PAUSES,
+    ROWS_PER_REQUEST,
     adds_fields,
     in_fitting_parts,
     is_missing,
@@ -32,13 +36,9 @@ from milvus_hubness.stores.milvus_rpc import (
     may_arrive,
     translated,
 )
+from milvus_hubness.stores.records import Fences, is_fence
 
-KEYS_PER_PAGE = 16_384
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
-FEW_KEYS = 4_096
-DUPLICATES_PER_KEY = 4
-"""Milvus 2.3 counts duplicates of a key as rows that were asked for, and answers fewer."""
-ROWS_PER_REQUEST = 2_000
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
 _AS_ARRAYS = {"strict_float32": True}
 """Has pymilvus give float vectors as slices of one array, in a thousandth of the time that lists take."""

@@ -1,4 +1,4 @@
-"""Milvus schemas and indexes: read, judged, and rebuilt for the corrected copy."""
+"""Milvus schemas and indexes: read, checked, and built for the corrected copy."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
+from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
+from milvus_hubness.codec.half_precision import Dtype, StorageFormat
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.halves import Dtype, StorageFormat
-from milvus_hubness.layout import ALIGNMENT, as_metric
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY
 from milvus_hubness.state import (
     BIAS_FIELD,
-    DUAL_WRITE_PROPERTY,
     EPOCH_FIELD,
     NORM_FIELD,
     SIDE_FIELD,
     SLOT_FIELDS,
-    WRITE_INTENTS_PROPERTY,
     CollectionState,
     read_states,
 )
-from milvus_hubness.stores.base import CollectionInfo, VectorField
+from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
 DEFAULT_SUB_VECTORS = 32

@@ -9,8 +9,8 @@ import sys
 import numpy as np
 import pytest
 
-from milvus_hubness.banks import QueryBank
-from milvus_hubness.beyond import RayGallery
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.distributed.ray_gallery import RayGallery
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, MissingExtra
 from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, DualInvertedSoftmax, Sinkhorn
 

@@ -1,6 +1,6 @@
 """milvus-hubness migrate run --bulk-folder: refused before anything is written where it cannot be."""
 
-from milvus_hubness.jobs.migration.ledger import LEDGER
+from milvus_hubness.operations.lease_records import LEDGER
 from tests.cli.conftest import assert_fails, collections
 
 QUERY_SCALE = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--bulk-folder", ".")

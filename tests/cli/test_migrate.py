@@ -8,7 +8,8 @@ import pytest
 
 from milvus_hubness import HubnessClient, MilvusStore, connect
 from milvus_hubness.cli import console
-from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.operations.lease_records import LEDGER
 from tests.cli.conftest import DIM, assert_fails, collections
 from tests.galleries import vectors
 
@@ -63,7 +64,7 @@ def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
 
 
 def test_facts_that_a_plan_gains_are_shown(capsys, run, files):
-    from milvus_hubness.cli.migrate.facts import show_plan
+    from milvus_hubness.cli.migrate.show import show_plan
 
     plan = json.loads(run("migrate", "plan", "products", *BANK, "--json").stdout)["plan"]
     show_plan({**plan, "peak_memory": {"mib": 1234, "of": "an estimate"}, "some_flag": True})

@@ -143,7 +143,7 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     found = status(MilvusStore(connect("shop.db")), "products_hubness")
     assert (found.pending, found.bank["count"], found.estimator["k"], found.epoch) == (0, 50, 5, 2)
     assert "all biases were renewed" not in run("serve", "--config", config, "--once").stdout
-    monkeypatch.setattr("milvus_hubness.serve.looker.read_bank", lambda *given: 1 / 0)
+    monkeypatch.setattr("milvus_hubness.serve.reconcile.read_bank", lambda *given: 1 / 0)
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--once")
     assert done.returncode == 1
     assert "products_hubness: FAILED: ZeroDivisionError" in done.stdout

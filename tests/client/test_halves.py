@@ -12,12 +12,12 @@ from pymilvus.client.search_result import SearchResult
 from pymilvus.client.types import HybridExtraList, PlaceholderType
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
-from milvus_hubness.client.beside import RerankingRewrite
-from milvus_hubness.client.knowledge import naming
-from milvus_hubness.client.reading import Reading
-from milvus_hubness.client.rewrite import Question, Rewrite
+from milvus_hubness.client.messages import Question, Reading
+from milvus_hubness.client.other_locations import RerankingRewrite
+from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.state_cache import naming
+from milvus_hubness.codec.half_precision import encode, rounded
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
-from milvus_hubness.halves import encode, rounded
 from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 from milvus_hubness.stores import milvus_schema
 from tests.galleries import METRICS, as_distance, similarity, vectors

@@ -7,7 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, AsyncHubnessClient, HubnessClient, QueryBank, migrate, plan_migration
-from milvus_hubness.client.held_errors import held_errors
+from milvus_hubness.client.steps import held_errors
 from tests.galleries import plain_collection, vectors
 
 DIM = 24

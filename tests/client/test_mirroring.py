@@ -7,13 +7,14 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, DualWriteFailed, QueryBank
+from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause, drive
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import initial_state
-from milvus_hubness.layout import Layout
-from milvus_hubness.state import DUAL_WRITE_PROPERTY, BankReference, DualWrite
-from milvus_hubness.stores.base import StoredBank
-from milvus_hubness.stores.milvus_rpc import COLLECTION_NOT_LOADED
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.state import BankReference
+from milvus_hubness.stores.milvus_server import COLLECTION_NOT_LOADED
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
 HERE, THERE = "here", "there"

@@ -8,11 +8,12 @@ import pytest
 from scipy.stats import binomtest
 
 from milvus_hubness import NNN, InvalidParameter, Layout
-from milvus_hubness.client import sampling
-from milvus_hubness.client.sampling import Sampler, sampler_for
+from milvus_hubness.client import query_samples
+from milvus_hubness.client.query_samples import Sampler, sampler_for
+from milvus_hubness.codec.half_precision import encode
 from milvus_hubness.correction import initial_state
-from milvus_hubness.halves import encode
-from milvus_hubness.state import BankReference, OnlineBank
+from milvus_hubness.job_properties import OnlineBank
+from milvus_hubness.state import BankReference
 
 DIM = 4
 
@@ -113,10 +114,10 @@ def test_what_no_bank_can_hold_is_not_sampled(samples_collection):
 def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
     samples_collection.held.clear()
     sampler = Sampler(None, samples_collection.write)
-    queries = np.ones((3 * sampling.BUFFERED, DIM), np.float32)
+    queries = np.ones((3 * query_samples.BUFFERED, DIM), np.float32)
     sampler.offer(online_bank(), state(), queries)
-    assert sampler.counts.waiting <= sampling.BUFFERED
-    assert sampler.counts.dropped >= sampling.BUFFERED
+    assert sampler.counts.waiting <= query_samples.BUFFERED
+    assert sampler.counts.dropped >= query_samples.BUFFERED
     samples_collection.held.set()
     sampler.close(30)
     counts = sampler.counts
@@ -124,7 +125,7 @@ def test_a_full_buffer_drops_and_does_not_wait(samples_collection):
 
 
 def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_collection, monkeypatch):
-    monkeypatch.setattr(sampling, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(query_samples, "FLUSH_SECONDS", 0.01)
     samples_collection.broken = True
     sampler = Sampler(None, samples_collection.write)
     query = np.ones((1, DIM), np.float32)
@@ -141,7 +142,7 @@ def test_a_collection_that_takes_no_samples_is_left_alone_for_a_while(samples_co
 
 
 def test_samples_of_one_database_are_not_written_to_another(samples_collection, monkeypatch):
-    monkeypatch.setattr(sampling, "BATCH", 1)
+    monkeypatch.setattr(query_samples, "BATCH", 1)
     samples_collection.held.clear()
     sampler = Sampler(None, samples_collection.write)
     sampler.offer(online_bank(), state(), [[1.0] * DIM])
@@ -157,7 +158,7 @@ def test_samples_of_one_database_are_not_written_to_another(samples_collection, 
     leaving.join(30)
     assert not leaving.is_alive()
     assert samples_collection.vectors.tolist() == [[1] * DIM]
-    assert sampler.counts == sampling.Sampled(written=1, dropped=1, waiting=0)
+    assert sampler.counts == query_samples.Sampled(written=1, dropped=1, waiting=0)
     sampler.close(30)
 
 
@@ -177,8 +178,8 @@ def test_closing_does_not_wait_for_a_server_that_hangs(samples_collection):
 
 
 def test_the_thread_ends_when_there_is_nothing_to_write_and_begins_again(samples_collection, monkeypatch):
-    monkeypatch.setattr(sampling, "FLUSH_SECONDS", 0.01)
-    monkeypatch.setattr(sampling, "IDLE_SECONDS", 0.01)
+    monkeypatch.setattr(query_samples, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(query_samples, "IDLE_SECONDS", 0.01)
     sampler = Sampler(None, samples_collection.write)
     for _ in range(2):
         sampler.offer(online_bank(), state(), np.ones((1, DIM), np.float32))

@@ -36,7 +36,7 @@ from milvus_hubness import (
     enable,
     plan_enable,
 )
-from milvus_hubness.client.bank_cache import BankCache
+from milvus_hubness.client.state_cache import BankCache
 from milvus_hubness.client.steps import Ask, Compute, drive, drive_async
 from milvus_hubness.stores import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids

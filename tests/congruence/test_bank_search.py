@@ -21,7 +21,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.client import bank_search
+from milvus_hubness.client import biases as client_biases
 from milvus_hubness.client.steps import Ask, drive
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.stores.milvus_banks import queries_between
@@ -155,7 +155,7 @@ def test_more_is_asked_for_only_where_it_is_needed(small):
 
 
 def test_large_banks_are_read_in_pages(small, monkeypatch):
-    monkeypatch.setattr(bank_search, "NUMBERS_PER_PAGE", 700)
+    monkeypatch.setattr(client_biases, "NUMBERS_PER_PAGE", 700)
     for estimator in (DistributionNormalization(), ESTIMATORS[-1]):
         small.fit(estimator)
         wanted = small.written_by(small.backend.hubness_client())
@@ -169,7 +169,7 @@ def test_large_banks_are_read_in_pages(small, monkeypatch):
 def test_where_the_nearest_do_not_do_all_are_asked_for(small, monkeypatch, estimator):
     small.fit(estimator)
     wanted = small.written_by(small.backend.hubness_client())
-    monkeypatch.setattr(bank_search, "WINDOW", 200)
+    monkeypatch.setattr(client_biases, "WINDOW", 200)
     client = small.backend.hubness_client(bank_budget=0)
     calls = asked(client)
     np.testing.assert_allclose(small.written_by(client), wanted, atol=5e-6)
@@ -178,8 +178,8 @@ def test_where_the_nearest_do_not_do_all_are_asked_for(small, monkeypatch, estim
 
 
 def test_a_bound_that_cannot_be_met_is_named(small, monkeypatch):
-    monkeypatch.setattr(bank_search, "WINDOW", 200)
-    monkeypatch.setattr(bank_search, "WHOLE", BANK - 1)
+    monkeypatch.setattr(client_biases, "WINDOW", 200)
+    monkeypatch.setattr(client_biases, "WHOLE", BANK - 1)
     client = small.backend.hubness_client(bank_budget=0)
     with pytest.raises(BankTooLarge, match=r"0 bytes, and Sinkhorn .* 200 nearest .*e-0\d and not .*pending"):
         client.insert(small.name, small.rows())

@@ -25,7 +25,7 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.layout import Layout
+from milvus_hubness.codec.layout import Layout
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K = 10, 90, 4

@@ -16,10 +16,11 @@ from milvus_hubness import (
     plan_migration,
     resume,
 )
-from milvus_hubness.jobs import run, verify
-from milvus_hubness.jobs.migration import importing
-from milvus_hubness.jobs.migration.events import Events
-from milvus_hubness.jobs.migration.ledger import LEDGER
+from milvus_hubness.migration import copy
+from milvus_hubness.migration.run import run
+from milvus_hubness.migration.verify import verify
+from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.operations.progress import Events
 from milvus_hubness.stores import MilvusStore
 from tests.galleries import plain_collection, rich_rows, rich_schema, vectors
 
@@ -136,7 +137,7 @@ def test_an_interrupted_import_is_neither_lost_nor_done_twice(
                 self.interrupt("recording")
             super().put_records(ledger, records)
 
-    monkeypatch.setattr(importing, "FILE_BYTES", 32_000)
+    monkeypatch.setattr(copy, "FILE_BYTES", 32_000)
     client, name = served.client(), served.name()
     plain_collection(client, name, vectors(np.random.default_rng(4), 900, 8), "IP")
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda self, source: 100)
@@ -165,7 +166,7 @@ def test_a_copy_begun_by_files_is_finished_by_upserts_and_the_other_way(served, 
             super().put_records(ledger, records)
 
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda self, source: 100)
-    monkeypatch.setattr(importing, "FILE_BYTES", 1)
+    monkeypatch.setattr(copy, "FILE_BYTES", 1)
     for first, second in [
         (by_files(tmp_path), MigrationOptions(no_writers=True)),
         (MigrationOptions(no_writers=True), by_files(tmp_path)),

@@ -24,8 +24,13 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
+from milvus_hubness.job_properties import (
+    DUAL_WRITE_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+    DualWrite,
+    WriteIntentLog,
+)
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.state import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import with_second_field
 from tests.galleries import plain_collection, vectors

@@ -18,9 +18,10 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.jobs import in_place, rebuild
-from milvus_hubness.jobs.restored import load_correction
-from milvus_hubness.stores.base import Batch
+from milvus_hubness.banks.generations import Batch
+from milvus_hubness.enable import second_vector
+from milvus_hubness.operations.engines import load_correction
+from milvus_hubness.refresh import write
 from tests.congruence.test_in_place import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
@@ -201,21 +202,21 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite, monkeyp
     items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
     store, name = lite.store(), lite.name("beside")
     with_second_field(lite.client(), name, items, "IP", 48, index_type="HNSW", params=GRAPH)
-    writer, fill = lite.hubness_client(bank_budget=1_000), in_place._fill
-    monkeypatch.setattr(in_place, "MOST_PASSES", 3)
+    writer, fill = lite.hubness_client(bank_budget=1_000), second_vector._fill
+    monkeypatch.setattr(second_vector, "MOST_PASSES", 3)
 
     def written_before(*args):
         writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
         return fill(*args)
 
-    monkeypatch.setattr(in_place, "_fill", written_before)
+    monkeypatch.setattr(second_vector, "_fill", written_before)
     plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))
     assert enable(store, plan).rows == 60
 
 
 @pytest.mark.shown_on_lite
 def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatch):
-    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(write, "FEWEST_ROWS", 1)
     here = Divided(backend, alias=(alias := backend.name("live")))
     backend.made += [f"{here.name}_r2"]
     before = here.cells(range(ITEMS))
@@ -230,7 +231,7 @@ def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatc
 @pytest.mark.shown_on_lite
 def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monkeypatch):
     """As an earlier version made it."""
-    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 1)
+    monkeypatch.setattr(write, "FEWEST_ROWS", 1)
     with monkeypatch.context() as earlier:
         earlier.setattr(MilvusStore, "takes_locality_hints", lambda *_: False)
         here = Divided(backend, "IP", alias=(alias := backend.name("live")), index_type="HNSW", params=GRAPH)

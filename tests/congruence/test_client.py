@@ -22,7 +22,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.jobs.migration import chunks
+from milvus_hubness.migration import survey
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 20, 300, 12, 80, 8, 0.75
@@ -351,7 +351,7 @@ def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mea
 
 
 def test_a_row_that_could_not_be_read_back_ends_a_migration_by_its_name(lite, monkeypatch):
-    monkeypatch.setattr(chunks, "SAMPLE_ROWS", 50)
+    monkeypatch.setattr(survey, "SAMPLE_ROWS", 50)
     rng = np.random.default_rng(5)
     items, bank = ((1_000 + rng.normal(size=(count, 20))).astype(np.float32) for count in (400, 60))
     items[7, 4] = 0.1

@@ -18,10 +18,12 @@ from milvus_hubness import (
     plan_migration,
     resume,
 )
-from milvus_hubness.jobs import clean, cutover, rollback, run, verify, would_drop
+from milvus_hubness.migration.cutover import clean, cutover, rollback, would_drop
+from milvus_hubness.migration.run import run
+from milvus_hubness.migration.verify import verify
 from milvus_hubness.stores import milvus_schema
-from milvus_hubness.stores.base import VectorField
-from milvus_hubness.stores.milvus_indexes import validate_index
+from milvus_hubness.stores.milvus_server import validate_index
+from milvus_hubness.stores.records import VectorField
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 

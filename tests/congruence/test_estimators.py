@@ -21,7 +21,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.cli import app
-from milvus_hubness.cli.estimator_options import chosen_estimator
+from milvus_hubness.cli.console import chosen_estimator
 from milvus_hubness.correction import reduced_targets
 from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 

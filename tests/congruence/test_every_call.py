@@ -9,14 +9,7 @@ from pymilvus import DataType
 from pymilvus.client.types import LoadState
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import (
-    NNN,
-    CorrectionConfig,
-    InvalidInput,
-    QueryBank,
-    migrate,
-    plan_migration,
-)
+from milvus_hubness import NNN, CorrectionConfig, InvalidInput, QueryBank, migrate, plan_migration
 from tests.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 18, 200, 6, 50, 5, 0.75

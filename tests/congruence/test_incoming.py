@@ -5,12 +5,12 @@ import pytest
 from pymilvus import DataType, MilvusClient
 
 from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, enable, plan_enable, refresh
+from milvus_hubness.banks.generations import Batch, StoredBank
+from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.halves import decode
-from milvus_hubness.jobs.migration.faces import Corrected
-from milvus_hubness.jobs.restored import load_corrections
+from milvus_hubness.migration.compare import Corrected
+from milvus_hubness.operations.engines import load_corrections
 from milvus_hubness.state import SIDE_FIELD, Incoming
-from milvus_hubness.stores.base import Batch, StoredBank
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import width_for, with_second_field
 from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors

@@ -23,11 +23,11 @@ from milvus_hubness import (
     plan_enable,
 )
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
+from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.operations import write_intents
-from milvus_hubness.operations.lease import Lease, LeasePolicy
-from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
 from milvus_hubness.operations.write_intents import rewriting
-from milvus_hubness.state import WriteIntentLog
 from tests.congruence.test_async import opened
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import width_for, with_second_field

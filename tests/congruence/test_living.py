@@ -19,17 +19,17 @@ from milvus_hubness import (
     StoreError,
     refresh,
 )
-from milvus_hubness.client import sampling
-from milvus_hubness.jobs.drift import drift
-from milvus_hubness.jobs.living import (
+from milvus_hubness.client import query_samples
+from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank
+from milvus_hubness.refresh.online_bank import (
     absorbed,
+    drift,
     list_online_banks,
     settled,
     start_online_bank,
     stop_online_bank,
 )
-from milvus_hubness.state import ONLINE_BANKS_PROPERTY, OnlineBank
-from milvus_hubness.stores.milvus_traffic import Sample, put_samples
+from milvus_hubness.stores.milvus_banks import Sample, put_samples
 from tests.congruence.test_async import opened
 from tests.galleries import plain_collection, vectors
 
@@ -125,7 +125,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     assert as_set(row["vector"] for row in rows) == as_set(asked[:10])
     assert {name for row in rows for name in row} == {"place", "vector", "profile", "sample", "asked_at"}
     assert {row["profile"] for row in rows} == {"default"}
-    assert client.hubness_samples == sampling.Sampled(written=10, dropped=0, waiting=0)
+    assert client.hubness_samples == query_samples.Sampled(written=10, dropped=0, waiting=0)
 
 
 def test_an_answer_that_is_merged_samples_each_query_once(lite):
@@ -178,7 +178,7 @@ def client_samples(corrected, **options):
 
 
 def test_searches_do_not_suffer_where_no_sample_can_be_written(corrected, monkeypatch):
-    monkeypatch.setattr(sampling, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(query_samples, "FLUSH_SECONDS", 0.01)
     start_online_bank(corrected.store, corrected.name, rate=1.0)
     client = corrected.backend.hubness_client()
     before = client.search(corrected.name, data=list(corrected.queries), limit=5)

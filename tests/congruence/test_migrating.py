@@ -20,8 +20,10 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.jobs import run, verify
-from milvus_hubness.jobs.migration.ledger import LEDGER, Ledger
+from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.run import run
+from milvus_hubness.migration.verify import verify
+from milvus_hubness.operations.lease_records import LEDGER
 from tests.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K = 8, 60, 4

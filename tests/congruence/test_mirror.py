@@ -22,9 +22,9 @@ from milvus_hubness import (
     plan_enable,
     plan_migration,
 )
-from milvus_hubness.client import bank_search
-from milvus_hubness.client.knowledge import CachedState
-from milvus_hubness.state import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.client import biases as client_biases
+from milvus_hubness.client.state_cache import CachedState
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.galleries import nnn, plain_collection, vectors
 
@@ -226,8 +226,8 @@ def test_a_vector_without_a_direction_has_bias_0_in_the_copy(lite):
 
 
 def test_a_bank_too_large_to_be_searched_leaves_the_bias_to_the_migration(lite, monkeypatch):
-    monkeypatch.setattr(bank_search, "WINDOW", 4)
-    monkeypatch.setattr(bank_search, "WHOLE", 4)
+    monkeypatch.setattr(client_biases, "WINDOW", 4)
+    monkeypatch.setattr(client_biases, "WHOLE", 4)
     moving = Moving(lite, estimator=Sinkhorn(0.1)).forward(required=True)
     small = lite.hubness_client(bank_budget=1)
     small.insert(moving.source, moving.rows([100]))
@@ -470,7 +470,7 @@ def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
 
 @pytest.mark.shown_on_lite
 def test_a_collection_that_is_gone_for_good_is_reported(moving, monkeypatch):
-    monkeypatch.setattr("milvus_hubness.client.knowledge.CUT_OVER_SECONDS", 0.2)
+    monkeypatch.setattr("milvus_hubness.client.state_cache.CUT_OVER_SECONDS", 0.2)
     moving.forward()
     moving.client.get(moving.source, [1])
     moving.plain.drop_collection(moving.source)

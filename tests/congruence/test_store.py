@@ -3,17 +3,13 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import (
-    NNN,
-    CollectionExists,
-    CollectionNotFound,
-    Layout,
-    QueryBank,
-)
+from milvus_hubness import NNN, CollectionExists, CollectionNotFound, Layout, QueryBank
+from milvus_hubness.banks.generations import Batch, StoredBank
 from milvus_hubness.correction import initial_state
-from milvus_hubness.jobs.migration.chunks import survey
-from milvus_hubness.state import BankReference, DualWrite
-from milvus_hubness.stores.base import Batch, Record, StoredBank
+from milvus_hubness.job_properties import DualWrite
+from milvus_hubness.migration.survey import survey
+from milvus_hubness.state import BankReference
+from milvus_hubness.stores.records import Record
 from tests.galleries import vectors
 
 

@@ -16,8 +16,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.jobs import diagnose, tune
-from milvus_hubness.state import TuningRecord
+from milvus_hubness.job_properties import TuningRecord
+from milvus_hubness.quality.collections import diagnose, tune
 from tests.galleries import plain_collection
 
 pytestmark = pytest.mark.long_on_servers

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, status
-from milvus_hubness.jobs.sample import Labels
-from milvus_hubness.jobs.upkeep import Duty, keep_up
 from milvus_hubness.operations import lease
 from milvus_hubness.operations.lease import Lease, forget_leases, holder_of
-from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.refresh.evaluate import Labels
+from milvus_hubness.refresh.upkeep import Duty, keep_up
 from milvus_hubness.stores import MilvusStore
-from milvus_hubness.stores.base import Record
+from milvus_hubness.stores.records import Record
 from tests.galleries import nnn, plain_collection
 
 DIM, ITEMS, K = 16, 400, 8

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from milvus_hubness.estimators.registry import is_same
-from milvus_hubness.jobs.placement import bias_location_of
-from milvus_hubness.jobs.renewal import REFRESHES
+from milvus_hubness.operations.bias_backends import bias_location_of
 from milvus_hubness.operations.lease import read_entries
-from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.row_writer import open_batches
+from milvus_hubness.refresh.write import REFRESHES
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import Store
-from milvus_hubness.stores.base import CollectionInfo
+from milvus_hubness.stores.records import CollectionInfo
 from tests.crash.corrected import Biases, Corrected, expected_biases
 from tests.crash.ports import Database
 from tests.crash.sources import assert_same

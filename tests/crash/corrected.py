@@ -29,13 +29,13 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.jobs.renewal import REFRESHES
-from milvus_hubness.jobs.restored import load_correction
+from milvus_hubness.operations.engines import load_correction
 from milvus_hubness.operations.lease import forget_leases
-from milvus_hubness.operations.owner import LEDGER
+from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.refresh.write import REFRESHES
 from milvus_hubness.state import EPOCH_FIELD, SECOND_VECTOR_FIELD, SLOT_FIELDS, CollectionState
 from milvus_hubness.stores import Store
-from milvus_hubness.stores.milvus_rpc import is_one_of
+from milvus_hubness.stores.milvus_server import is_one_of
 from tests.crash.ports import Application, Database, Place
 from tests.crash.sources import DIM, Rows, Shape, drawn_change
 from tests.galleries import nnn, rich_rows

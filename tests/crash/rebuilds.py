@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.ledger import Ledger, Migration
 from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Corrected
 from tests.crash.draws import drawn_biases

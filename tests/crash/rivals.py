@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.operations.owner import LEDGER, now
+from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.stores import Store
-from milvus_hubness.stores.base import Record
+from milvus_hubness.stores.records import Record
 from tests.crash.checks import assert_refreshed
 from tests.crash.corrected import Corrected
 from tests.crash.draws import drawn_biases

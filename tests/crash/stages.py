@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from milvus_hubness.jobs import refreshing, renewal
-from milvus_hubness.jobs.migration import events, ledger
-from milvus_hubness.operations import lease
+from milvus_hubness.migration import ledger
+from milvus_hubness.operations import lease, progress
+from milvus_hubness.refresh import steps
+from milvus_hubness.refresh import write as refresh_write
 
 Enter = Callable[[str | None], None]
 
@@ -38,7 +39,7 @@ _BEGUN_BY_PHASE = {"copying": "creating", "switching": "moving", "rolling back":
 
 def follow_migration(enter: Enter, store: type) -> None:
     """Have `enter` called with each stage of a migration when it begins."""
-    tell, write = events.Events.report, ledger.Ledger.write
+    tell, write = progress.Events.report, ledger.Ledger.write
 
     def reporting_failures(self: Any, name: str, /, **facts: Any) -> None:
         enter(_BEGUN_BY_EVENT.get(name))
@@ -48,17 +49,17 @@ def follow_migration(enter: Enter, store: type) -> None:
         enter(_BEGUN_BY_PHASE.get(changes.get("phase", "")))
         return write(self, migration, **changes)
 
-    events.Events.report, ledger.Ledger.write = reporting_failures, writing
+    progress.Events.report, ledger.Ledger.write = reporting_failures, writing
 
 
 def follow_refresh(enter: Enter, store: Any) -> None:
     """The same of a refresh. store: the class whose methods begin some."""
     for owner, name, stage in (
         (lease.Lease, "_claim", "taking the lease"),
-        (refreshing, "sampled", "judging"),
+        (steps, "sampled", "judging"),
         (store, "save_bank", "announcing"),
-        (renewal.Renewal, "fill_pending", "filling"),
-        (renewal.Renewal, "run", "writing"),
+        (refresh_write.Renewal, "fill_pending", "filling"),
+        (refresh_write.Renewal, "run", "writing"),
         (store, "wait_visible", "flipping"),
         (store, "end_intent_log", "cleaning up"),
         (lease.Lease, "_release", "cleaning up"),

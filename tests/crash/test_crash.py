@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from milvus_hubness import MilvusStore, connect
-from milvus_hubness.state import DualWrite
+from milvus_hubness.job_properties import DualWrite
 from tests import servers
 from tests.crash.trials import Runner, trials
 

@@ -12,16 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness import (
-    NNN,
-    MigrationOptions,
-    QueryBank,
-    cutover,
-    plan_migration,
-    rollback,
-)
-from milvus_hubness.jobs import run
-from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness import NNN, MigrationOptions, QueryBank, cutover, plan_migration, rollback
+from milvus_hubness.migration.run import run
+from milvus_hubness.operations.progress import Throttle
 from tests.crash.places import BACKENDS, be_quiet
 from tests.crash.ports import Application as Client
 from tests.crash.ports import Database

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from milvus_hubness.demo.corpus import Pair, collect
+from milvus_hubness.demo.run import Pair, collect
 from milvus_hubness.errors import UnreadableFile
 
 DOCSTRING = "Say what this function does at some length."

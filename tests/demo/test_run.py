@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.demo.run import run
-from milvus_hubness.demo.towers import Retriever
+from milvus_hubness.demo.run import Retriever, run
 
 
 @pytest.mark.shown_on_lite

@@ -5,8 +5,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from milvus_hubness.demo.corpus import Pair, collect
-from milvus_hubness.demo.towers import Retriever, build, split_pairs, words
+from milvus_hubness.demo.run import Pair, Retriever, build, collect, split_pairs, words
 from milvus_hubness.errors import InvalidInput
 
 

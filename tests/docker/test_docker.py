@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from milvus_hubness.serve import ConfigFile
-from milvus_hubness.serve.metrics import ServiceMetrics
+from milvus_hubness.serve.worker import ServiceMetrics
 from tests.servers import CurrentMilvus, free_ports
 
 ROOT = Path(__file__).parents[2]

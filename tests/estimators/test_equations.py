@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import (
     CSLS,
     NNN,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import (
     BankTooSmall,
     DimensionMismatch,
@@ -32,10 +33,9 @@ from milvus_hubness.estimators import (
     restore,
     to_dict,
 )
-from milvus_hubness.estimators.inputs import TargetBank
+from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.estimators.registry import is_same, with_parameters
 from milvus_hubness.kernels import kernel_on, resolve_device
-from milvus_hubness.layout import Layout
 from tests.real_data import load_task, needs_real_data, recall_at_1
 
 RNG = np.random.default_rng(0)

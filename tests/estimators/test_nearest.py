@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, InvalidInput, InvalidParameter
 from milvus_hubness.estimators import (
     CSLS,

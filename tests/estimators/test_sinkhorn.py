@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, balance, restore
-from milvus_hubness.estimators.balance import scores_for, sparse_steps
+from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, restore, sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
+from milvus_hubness.estimators.sinkhorn import scores_for, sparse_steps
 from milvus_hubness.kernels import operands
 from tests.real_data import load_task, needs_real_data
 
@@ -155,8 +155,8 @@ def test_however_the_scores_are_had_the_fit_is_the_same(monkeypatch, memory, mos
     for _ in range(10):
         f = -0.05 * np.log(np.exp((exact + g) / 0.05).sum(1))
         g = -0.05 * np.log(np.exp((exact + f[:, None]) / 0.05).sum(0))
-    monkeypatch.setattr(balance, "CPU_CACHE", memory)
-    monkeypatch.setitem(balance.MOST_RECOMPUTED, "cpu", most)
+    monkeypatch.setattr(sinkhorn, "CPU_CACHE", memory)
+    monkeypatch.setitem(sinkhorn.MOST_RECOMPUTED, "cpu", most)
     monkeypatch.setitem(operands.TILE_SIZE, "cpu", tile)
     fitted = Sinkhorn(0.05, iterations=10, tol=0, device="cpu").fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == scores
@@ -165,8 +165,8 @@ def test_however_the_scores_are_had_the_fit_is_the_same(monkeypatch, memory, mos
 
 
 def test_too_many_pairs_are_balanced_over_the_nearest(monkeypatch):
-    monkeypatch.setattr(balance, "CPU_CACHE", 0)
-    monkeypatch.setitem(balance.MOST_RECOMPUTED, "cpu", 0)
+    monkeypatch.setattr(sinkhorn, "CPU_CACHE", 0)
+    monkeypatch.setitem(sinkhorn.MOST_RECOMPUTED, "cpu", 0)
     monkeypatch.setattr("milvus_hubness.estimators.sinkhorn.NEIGHBORS", 5)
     fitted = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == "sparse"

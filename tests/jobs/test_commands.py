@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from milvus_hubness.jobs.migration.commands import redacted, run_command
+from milvus_hubness.errors import redacted
+from milvus_hubness.operations.shell_commands import run_command
 
 TOKEN = "root:s3cr3t"
 

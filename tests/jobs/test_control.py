@@ -11,14 +11,16 @@ import urllib.request
 import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.jobs.migration import control_file
-from milvus_hubness.jobs.migration.control import Controls, CutoverGate
-from milvus_hubness.jobs.migration.control_file import ControlFile, write_control
-from milvus_hubness.jobs.migration.control_server import control_server
-from milvus_hubness.jobs.migration.events import Events
-from milvus_hubness.jobs.migration.latest import LatestEvents
-from milvus_hubness.jobs.migration.metrics import MigrationMetrics
-from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.operations import control
+from milvus_hubness.operations.control import (
+    ControlFile,
+    Controls,
+    CutoverGate,
+    MigrationMetrics,
+    write_control,
+)
+from milvus_hubness.operations.http_server import control_server
+from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
 
 
 class Migration:
@@ -50,7 +52,7 @@ def migration():
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(control_file, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(control, "POLL_SECONDS", 0.02)
     return tmp_path / "control.json"
 
 

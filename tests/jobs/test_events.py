@@ -7,9 +7,8 @@ from datetime import datetime, timedelta, timezone
 import numpy as np
 import pytest
 
-from milvus_hubness.jobs.migration import events as module
-from milvus_hubness.jobs.migration.events import EVENT_NAMES, PHASES, Event, Events
-from milvus_hubness.jobs.migration.latest import LatestEvents
+from milvus_hubness.operations import progress as module
+from milvus_hubness.operations.progress import EVENT_NAMES, PHASES, Event, Events, LatestEvents
 
 
 def test_listeners_are_told_in_their_order_and_hooks_last():

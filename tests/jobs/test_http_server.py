@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from milvus_hubness.jobs import http_server
-from milvus_hubness.jobs.http_server import HttpServer, RedactedResponse, get, post
+from milvus_hubness.operations import http_server
+from milvus_hubness.operations.http_server import HttpServer, RedactedResponse, get, post
 
 HEAD = "POST /echo HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 

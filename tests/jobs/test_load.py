@@ -6,9 +6,8 @@ import time
 import pytest
 
 from milvus_hubness.errors import CriticalLoad
-from milvus_hubness.jobs.migration.events import Events
-from milvus_hubness.jobs.migration.load import LoadWatch
-from milvus_hubness.jobs.migration.throttle import Throttle
+from milvus_hubness.operations.progress import Events, Throttle
+from milvus_hubness.operations.shell_commands import LoadWatch
 
 EVERY = 0.05
 

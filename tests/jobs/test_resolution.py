@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from milvus_hubness.codec.half_precision import rounded
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.halves import rounded
-from milvus_hubness.jobs.resolution import resolution
-from milvus_hubness.layout import Layout
+from milvus_hubness.operations.reading import resolution
 
 
 def drawn(dim=64):

@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.banks.generations import StoredBank
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.estimators import NNN, Blend
-from milvus_hubness.jobs.sample import Labels, Sample, labelled_in
-from milvus_hubness.jobs.shadow import Labelled, Standing, judge
-from milvus_hubness.layout import Layout
-from milvus_hubness.quality import hubness, search
-from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.quality import measures
+from milvus_hubness.refresh.evaluate import Labelled, Labels, Sample, Standing, judge, labelled_in
 from tests.galleries import METRICS, similarity
 
 DIM = 16
@@ -64,8 +63,8 @@ def test_the_figures_are_those_of_queries_held_out(hubs):
     assert told.queries == 200
     rest = np.delete(queries, kept, axis=0)
     best = np.sort(similarity(rest, items, "IP"), axis=0)[::-1][:8]
-    found = search.nearest(queries[kept], items, 10, np.float32(0.75 * best.mean(axis=0)))
-    wanted = hubness.skewness(hubness.k_occurrence(found, len(items)))
+    found = measures.nearest(queries[kept], items, 10, np.float32(0.75 * best.mean(axis=0)))
+    wanted = measures.skewness(measures.k_occurrence(found, len(items)))
     assert told.skewness["new"] == pytest.approx(wanted, abs=0.01)
 
 

@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from milvus_hubness.kernels import fused
-from milvus_hubness.kernels import triton_kernels as kernels
+from milvus_hubness.kernels import fused as kernels
 
 SHARED_MEMORY = 227 * 1024
 TYPES = {"index_ptr": "*i32", "count_ptr": "*i32", "mean_ptr": "*fp64", "scale": "fp32"}

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from milvus_hubness.kernels import caches, screened
-from milvus_hubness.kernels.caches import USUAL, cache_bytes
+from milvus_hubness.kernels import operands, screened
+from milvus_hubness.kernels.operands import USUAL, cache_bytes
 
 
 def told(folder, *caches_):
@@ -41,7 +41,7 @@ def test_what_is_not_told_is_as_usual(tmp_path):
     assert cache_bytes(2, system) == USUAL[2]
 
 
-@pytest.mark.skipif(not caches.SYSTEM.is_dir(), reason="the system tells nothing of its caches")
+@pytest.mark.skipif(not operands.SYSTEM.is_dir(), reason="the system tells nothing of its caches")
 def test_this_machine_tells():
     known = os.sysconf("SC_LEVEL2_CACHE_SIZE") if "SC_LEVEL2_CACHE_SIZE" in os.sysconf_names else 0
     if known <= 0:

@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from milvus_hubness.errors import (
-    BankTooSmall,
-    DimensionMismatch,
-    EmptyBank,
-    InvalidInput,
-    InvalidParameter,
-)
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, EmptyBank, InvalidInput, InvalidParameter
 from milvus_hubness.kernels import logsumexp, operands, topk, topk_mean
 
 CUDA = pytest.param(

@@ -14,8 +14,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from milvus_hubness.estimators import NNN, Sinkhorn
 from milvus_hubness.kernels import dense, fused, logsumexp, operands, primitives, topk, topk_mean
-from milvus_hubness.kernels.fused import Tile
-from milvus_hubness.kernels.threshold import Threshold
+from milvus_hubness.kernels.fused import Threshold, Tile
 
 INTERPRETED = not torch.cuda.is_available()
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -59,9 +58,9 @@ def soft_of(scores, tau, weights=0.0):
 
 
 def test_it_is_the_interpreter_or_a_device():
-    from milvus_hubness.kernels import triton_kernels
+    from milvus_hubness.kernels import fused
 
-    assert ("Interpreted" in type(triton_kernels.keep_survivors).__name__) == INTERPRETED
+    assert ("Interpreted" in type(fused.keep_survivors).__name__) == INTERPRETED
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -159,13 +158,13 @@ def test_a_threshold_just_at_the_kth_score_is_enough(monkeypatch, dense_rows):
 
 
 def test_means_of_negative_and_zero_values():
-    from milvus_hubness.kernels import triton_kernels
+    from milvus_hubness.kernels import fused
 
     values = torch.tensor([[-3.0, -0.5, -torch.inf, -0.5, 0.0], [5e-40, -2.0, 1e30, -1e-30, -0.0]])
     values = values.to(DEVICE)
     for k in (1, 2, 3, 4):
         means = torch.empty(2, dtype=torch.float64, device=DEVICE)
-        triton_kernels.mean_of_largest[(2,)](values, means, 5, k, WIDTH=8)
+        fused.mean_of_largest[(2,)](values, means, 5, k, WIDTH=8)
         torch.testing.assert_close(means, values.double().topk(k).values.mean(1))
 
 
@@ -181,7 +180,7 @@ def test_sums_over_scores_kept_in_memory(turned, dtype):
 
 
 def test_estimators_run_on_it(monkeypatch, dense_rows):
-    from milvus_hubness.banks import QueryBank
+    from milvus_hubness.banks.bank import QueryBank
 
     bank, gallery = QueryBank.of(unit(300, 16, 1).cpu().numpy()), unit(40, 16, 0).cpu().numpy()
     bias = NNN(4).fit(bank).bias(gallery)
@@ -214,7 +213,7 @@ def test_all_devices_share_the_rows(monkeypatch):
 @pytest.mark.parametrize(("k", "m"), [(16, 10**6), (128, 113_000), (512, 10**6)])
 def test_survivors_hardly_depend_on_k(k, m):
     """In 2,000 rows of independent scores none has fewer than k survivors, or more than there is room for."""
-    from milvus_hubness.kernels.threshold import threshold_for
+    from milvus_hubness.kernels.fused import threshold_for
 
     threshold = threshold_for(k, m, 8192)
     rng = np.random.default_rng(0)
@@ -226,7 +225,7 @@ def test_survivors_hardly_depend_on_k(k, m):
 
 
 def test_where_a_threshold_is_of_no_use():
-    from milvus_hubness.kernels.threshold import threshold_for
+    from milvus_hubness.kernels.fused import threshold_for
 
     assert threshold_for(5, 64, 64) is None
     assert threshold_for(60, 200, 64) is None

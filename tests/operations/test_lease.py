@@ -10,11 +10,13 @@ from datetime import timedelta
 import pytest
 
 from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
+from milvus_hubness.banks.generations import Batch
+from milvus_hubness.job_properties import DualWrite
 from milvus_hubness.operations import lease as lease_module
-from milvus_hubness.operations.lease import LEASES, Lease, LeasePolicy, holder_of, read_entries
-from milvus_hubness.operations.owner import LEDGER, Owner, now, process_start
-from milvus_hubness.state import DualWrite
-from milvus_hubness.stores.base import Batch, Record
+from milvus_hubness.operations import lease_records
+from milvus_hubness.operations.lease import Lease, holder_of, read_entries
+from milvus_hubness.operations.lease_records import LEASES, LEDGER, LeasePolicy, Owner, now, process_start
+from milvus_hubness.stores.records import Record
 
 QUICK = LeasePolicy(seconds=30, skew=0.0, fenced_write=0.0)
 HERE = Owner.here()
@@ -231,6 +233,7 @@ def test_clocks_may_differ_by_five_seconds(shelf, monkeypatch, ahead):
     for seconds, is_free in ((policy["seconds"] - 1, False), (policy["seconds"] + 11, True)):
         later = now() + timedelta(seconds=seconds)
         monkeypatch.setattr(lease_module, "now", lambda later=later: later)
+        monkeypatch.setattr(lease_records, "now", lambda later=later: later)
         if is_free:
             with Lease(shelf, "items", policy=LeasePolicy(**policy)):
                 pass

@@ -27,9 +27,10 @@ from milvus_hubness import (
     resume,
     rollback,
 )
-from milvus_hubness.jobs import repair, start_online_bank, status, stop_online_bank
-from milvus_hubness.jobs.migration.ledger import Ledger
+from milvus_hubness.migration.ledger import Ledger
 from milvus_hubness.operations import row_writer
+from milvus_hubness.refresh.online_bank import start_online_bank, stop_online_bank
+from milvus_hubness.refresh.upkeep import repair, status
 from milvus_hubness.stores import MilvusStore
 from tests.congruence.test_beside import with_bias_fields
 from tests.galleries import nnn, plain_collection, vectors

@@ -14,9 +14,8 @@ from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 from milvus_hubness import NNN, QueryBank, enable, plan_enable
 from milvus_hubness.client.steps import Compute
 from milvus_hubness.proxy import ProxyOptions, sessions
-from milvus_hubness.proxy.callers import THREADS, CallEnded, Caller, CollectionPools
-from milvus_hubness.proxy.sessions import Session
-from milvus_hubness.proxy.steps import Send
+from milvus_hubness.proxy.messages import Send
+from milvus_hubness.proxy.sessions import THREADS, CallEnded, Caller, CollectionPools, Session
 from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend
 from tests.proxy.running import ProxyHere, eventually

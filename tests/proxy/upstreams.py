@@ -5,7 +5,7 @@ from concurrent import futures
 
 import grpc
 
-from milvus_hubness.proxy.answers import request_of
+from milvus_hubness.proxy.messages import request_of
 
 
 class FakeUpstream:

@@ -30,10 +30,10 @@ from milvus_hubness import (
     rollback,
     status,
 )
-from milvus_hubness.jobs import verify
-from milvus_hubness.jobs.migration.ledger import Ledger
-from milvus_hubness.jobs.restored import load_correction
-from milvus_hubness.state import DUAL_WRITE_PROPERTY
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
+from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.verify import verify
+from milvus_hubness.operations.engines import load_correction
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
 

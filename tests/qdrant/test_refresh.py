@@ -6,20 +6,11 @@ import numpy as np
 import pytest
 from qdrant_client import models
 
-from milvus_hubness import (
-    NNN,
-    LeaseHeld,
-    LeaseLost,
-    QueryBank,
-    migrate,
-    plan_migration,
-    refresh,
-    status,
-)
-from milvus_hubness.jobs import rebuild
-from milvus_hubness.operations.lease import Lease, LeasePolicy
-from milvus_hubness.operations.owner import LEDGER
-from milvus_hubness.stores.base import Record
+from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
+from milvus_hubness.refresh import write as refresh_write
+from milvus_hubness.stores.records import Record
 from qdrant_hubness import QdrantStore
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import Corrected, key
@@ -148,7 +139,7 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(everywher
 
 
 def test_a_rebuilt_copy_takes_over_the_alias(everywhere, monkeypatch):
-    monkeypatch.setattr(rebuild, "FEWEST_ROWS", 100)
+    monkeypatch.setattr(refresh_write, "FEWEST_ROWS", 100)
     corrected = Corrected(everywhere, "Cosine")
     corrected.store.point_alias("live", corrected.name)
     before = everything(everywhere, corrected.name)

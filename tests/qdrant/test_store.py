@@ -5,9 +5,9 @@ import pytest
 from qdrant_client import models
 
 from milvus_hubness import NNN, CollectionNotFound, Layout, StoreError, UnsupportedOperation
+from milvus_hubness.banks.generations import Batch
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference
-from milvus_hubness.stores.base import Batch
 from qdrant_hubness.store import schema
 from tests.galleries import vectors
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.quality import bootstrap, confidence_interval, paired_difference
+from milvus_hubness.quality import confidence_interval, measures, paired_difference
 
 RNG = np.random.default_rng(0)
 
@@ -52,7 +52,7 @@ def test_median():
 def test_chunks_do_not_change_the_draw(monkeypatch):
     values = RNG.random(64)
     whole = confidence_interval(values)
-    monkeypatch.setattr(bootstrap, "CHUNK", 1000)
+    monkeypatch.setattr(measures, "CHUNK", 1000)
     assert confidence_interval(values) == whole
     assert confidence_interval(values, seed=1) != whole
 

@@ -7,7 +7,7 @@ from scipy.stats import kstest
 from sklearn.cluster import KMeans
 
 from milvus_hubness import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.quality.drift import AT_LEAST, drift_between
+from milvus_hubness.quality.bank_checks import AT_LEAST, drift_between
 from tests.real_data import load_task, needs_real_data
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.quality import missed
-from milvus_hubness.quality.missed import LADDER, enough_candidates, missed_share, raw_places
+from milvus_hubness.quality import trials
+from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 
 def brute_force(queries, items, biases, strength):
@@ -17,7 +17,7 @@ def brute_force(queries, items, biases, strength):
 @pytest.mark.parametrize("items", [3, 10, 257])
 @pytest.mark.parametrize("strength", [0.0, 1.0, -2.0])
 def test_places_are_the_brute_force_ones(items, strength, monkeypatch):
-    monkeypatch.setattr(missed, "TILE_SCORES", 1_000)
+    monkeypatch.setattr(trials, "TILE_SCORES", 1_000)
     rng = np.random.default_rng(items)
     queries, gallery = (rng.normal(size=(count, 8)).astype(np.float32) for count in (31, items))
     biases = rng.normal(size=items).astype(np.float32)

@@ -6,9 +6,9 @@ import faiss
 import numpy as np
 import pytest
 
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
-from milvus_hubness.layout import Layout
 from milvus_hubness.quality import recall
 from milvus_hubness.quality.recall import CENTRED, STORED, affordable_rows, measure_recall
 from tests.galleries import METRICS, similarity

@@ -13,8 +13,8 @@ import pytest
 
 from milvus_hubness.estimators import Blend
 from milvus_hubness.quality import Interval
+from milvus_hubness.quality.collections import render
 from milvus_hubness.quality.report import diagnose
-from milvus_hubness.quality.report_page import render
 from tests.real_data import fit_on, load_task, needs_real_data
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

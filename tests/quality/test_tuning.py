@@ -7,17 +7,15 @@ import json
 import numpy as np
 import pytest
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict, to_dict
+from milvus_hubness.estimators.base import score_spread
 from milvus_hubness.estimators.registry import is_same
-from milvus_hubness.estimators.temperature import score_spread
 from milvus_hubness.quality import ranks
-from milvus_hubness.quality.soundness import reach, shift, suspicions
-from milvus_hubness.quality.sweep import STRENGTHS, Trial, sweep
-from milvus_hubness.quality.trials import assess, unevenness
-from milvus_hubness.quality.tuning import decide, tune
-from milvus_hubness.quality.verdict import judge_labelled, judge_unlabelled, mix, pick
+from milvus_hubness.quality.bank_checks import reach, shift, suspicions
+from milvus_hubness.quality.trials import STRENGTHS, Trial, assess, sweep, unevenness
+from milvus_hubness.quality.tuning import decide, judge_labelled, judge_unlabelled, mix, pick, tune
 from tests.real_data import LARGEST_APART, load_task, needs_real_data
 
 V2T, RERANKER = "text_video_msrvtt v2t", "reranker_scores t2v"

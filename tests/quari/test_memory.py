@@ -8,7 +8,7 @@ import torch
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quari import Pairs, Quari, TrainingSettings, train
-from milvus_hubness.quari.memory import STRENGTHS, TEMPERATURES, Memory
+from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Memory
 from tests.quari.conftest import DIM, small
 
 SHORT = TrainingSettings(

@@ -6,9 +6,7 @@ import torch
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quari import Quari, QuariConfig
-from milvus_hubness.quari.encoding import encode
-from milvus_hubness.quari.model import sinusoids
-from milvus_hubness.quari.scoring import cosines, transformed_queries
+from milvus_hubness.quari.model import cosines, encode, sinusoids, transformed_queries
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
 

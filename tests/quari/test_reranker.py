@@ -6,7 +6,7 @@ import torch
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.quari import Quari, QuariReranker
-from milvus_hubness.quari.evaluate import evaluate
+from milvus_hubness.quari.reranker import evaluate
 from milvus_hubness.rerank import Adaptive
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small

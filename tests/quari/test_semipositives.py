@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import BankTooSmall, InvalidParameter
-from milvus_hubness.quari.pairs import unit
-from milvus_hubness.quari.semipositives import mine
+from milvus_hubness.quari.pairs import mine, unit
 
 
 def brute(gallery, neighbors, keep, temperature):

@@ -11,7 +11,7 @@ from milvus_hubness import (
     QueryBank,
 )
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
-from milvus_hubness.rerank.dynamic import gate
+from milvus_hubness.rerank.rerankers import gate
 from tests.real_data import TASKS, load_task, needs_real_data, reference
 
 SLOW = {"caption_translation"}

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta, timezone
 import pytest
 import time_machine
 
-from milvus_hubness.serve import history
-from milvus_hubness.serve.look import now
+from milvus_hubness.serve import reconcile
+from milvus_hubness.serve.reconcile import now
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file, kept
 
@@ -67,8 +67,8 @@ class Galleries:
 @pytest.fixture
 def day(tmp_path, any_collection, monkeypatch):
     """Histories are full, and rolled over, within hours."""
-    monkeypatch.setattr(history, "KEPT", 20)
-    monkeypatch.setattr(history, "SPARE", 5)
+    monkeypatch.setattr(reconcile, "KEPT", 20)
+    monkeypatch.setattr(reconcile, "SPARE", 5)
     galleries = Galleries()
     with (
         time_machine.travel(START, tick=False) as clock,

@@ -7,7 +7,7 @@ import pytest
 import time_machine
 
 from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from milvus_hubness.jobs import status
+from milvus_hubness.refresh.upkeep import status
 from tests.galleries import nnn, plain_collection, vectors
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file
@@ -18,7 +18,7 @@ START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)
 
 @pytest.mark.long
 def test_a_day_of_churn_and_new_banks(lite, tmp_path):
-    from milvus_hubness.jobs.upkeep import keep_up
+    from milvus_hubness.refresh.upkeep import keep_up
 
     rng, name = np.random.default_rng(3), lite.name()
     corrected = f"{name}_hubness"

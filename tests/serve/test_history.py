@@ -5,10 +5,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from milvus_hubness.errors import ServerUnavailable
-from milvus_hubness.serve import history
-from milvus_hubness.serve.history import History
-from milvus_hubness.serve.look import Reconciliation
-from milvus_hubness.stores.base import Record
+from milvus_hubness.serve import reconcile
+from milvus_hubness.serve.reconcile import History, Reconciliation
+from milvus_hubness.stores.records import Record
 from tests.serve.worlds import Ledger
 
 START = datetime(2026, 3, 29, tzinfo=timezone.utc)
@@ -100,8 +99,8 @@ def test_entries_of_another_version_are_left_out():
 
 
 def test_a_database_keeps_the_last_of_each_collection(lite, monkeypatch):
-    monkeypatch.setattr(history, "KEPT", 10)
-    monkeypatch.setattr(history, "SPARE", 4)
+    monkeypatch.setattr(reconcile, "KEPT", 10)
+    monkeypatch.setattr(reconcile, "SPARE", 4)
     store = lite.store()
     facts = {"skewness": {"raw": 3.0, "new": 1.0}, "bias_age_seconds": 2.5, "online_banks": {"seed": 4}}
     given = [outcome(minute, "full", **facts) for minute in range(25)]

@@ -12,9 +12,9 @@ import pytest
 
 from milvus_hubness.charts import apart, time_ticks
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.serve.look import Course, Reconciliation
 from milvus_hubness.serve.page import HEADERS, render
-from milvus_hubness.serve.view import CollectionView, ServiceView
+from milvus_hubness.serve.reconcile import Course, Reconciliation
+from milvus_hubness.serve.worker import CollectionView, ServiceView
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AT = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)

@@ -308,8 +308,8 @@ def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
 
 def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(tmp_path, any_collection, monkeypatch):
     waiting = SimpleNamespace(rows=1_000, pending=49)
-    monkeypatch.setattr("milvus_hubness.serve.looker.status", lambda store, name, *, field: waiting)
-    monkeypatch.setattr("milvus_hubness.serve.ticker.SHARE_SECONDS", 1)
+    monkeypatch.setattr("milvus_hubness.serve.reconcile.status", lambda store, name, *, field: waiting)
+    monkeypatch.setattr("milvus_hubness.serve.service.SHARE_SECONDS", 1)
     file, job = config_file(tmp_path, PRODUCTS + "pending_share = 0.05\n"), Job()
     with Running(file, job) as running:
         running.wait_for("ready")

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.serve.timing import Timing, count_between
+from milvus_hubness.serve.config import Timing, count_between
 
 UTC = timezone.utc
 

@@ -17,9 +17,9 @@ from milvus_hubness import (
     plan_enable,
     refresh,
 )
-from milvus_hubness.banks import Origins
-from milvus_hubness.stores.bank_generations import generation_of, reference_to
-from milvus_hubness.stores.base import StoredBank, undo_save_bank
+from milvus_hubness.banks.bank import Origins
+from milvus_hubness.banks.generations import StoredBank, generation_of, reference_to
+from milvus_hubness.stores.protocols import undo_save_bank
 from tests.databases import OnMilvus, OnQdrant
 from tests.galleries import vectors
 

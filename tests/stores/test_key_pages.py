@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness import MilvusStore
-from milvus_hubness.jobs import key_pages
+from milvus_hubness.migration import survey
 from qdrant_hubness import QdrantStore
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
@@ -61,6 +61,6 @@ class Pages:
 )
 def test_all_that_was_there_is_read_and_the_reading_ends(keys, following):
     there = set(keys)
-    found = [key for page in key_pages.key_pages(Pages(keys, following), "c") for key in page]
+    found = [key for page in survey.key_pages(Pages(keys, following), "c") for key in page]
     assert there <= set(found)
     assert found == sorted(set(found))

@@ -5,8 +5,8 @@ from pymilvus import DataType
 
 from milvus_hubness import CannotMigrate
 from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD
-from milvus_hubness.stores.base import CollectionInfo, VectorField
-from milvus_hubness.stores.milvus_second_field import MilvusSecondField
+from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
+from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 WIDTH = 16
 

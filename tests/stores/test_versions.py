@@ -2,7 +2,7 @@
 
 import pytest
 
-from milvus_hubness.stores.milvus_rpc import (
+from milvus_hubness.stores.milvus_server import (
     adds_fields,
     adds_vector_fields,
     drops_fields,

@@ -17,8 +17,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from langchain_milvus_hubness import HubnessMilvus
 from milvus_hubness import MilvusStore, QueryBank, connect, migrate, plan_migration
-from milvus_hubness.demo.corpus import Pair, collect
-from milvus_hubness.demo.towers import words
+from milvus_hubness.demo.run import Pair, collect, words
 
 FUNCTIONS, QUESTIONS = 600, 200
 COLLECTION, ALIAS = "stdlib_functions", "stdlib_functions_live"

@@ -18,8 +18,7 @@ from sklearn.feature_extraction.text import HashingVectorizer
 
 from llama_index_milvus_hubness import HubnessVectorStore
 from milvus_hubness import CorrectionConfig, QueryBank
-from milvus_hubness.demo.corpus import Pair, collect
-from milvus_hubness.demo.towers import words
+from milvus_hubness.demo.run import Pair, collect, words
 
 FUNCTIONS, QUESTIONS = 600, 100
 COLLECTION = "stdlib_functions"

@@ -13,8 +13,7 @@ from qdrant_client import QdrantClient, models
 from sklearn.feature_extraction.text import HashingVectorizer
 
 from milvus_hubness import QueryBank, migrate, plan_migration
-from milvus_hubness.demo.corpus import Pair, collect
-from milvus_hubness.demo.towers import words
+from milvus_hubness.demo.run import Pair, collect, words
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, connect
 
 FUNCTIONS, QUESTIONS = 600, 200

@@ -10,23 +10,35 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness import jobs
 from milvus_hubness.cli.console import (
+    Alpha,
     AsJson,
+    K,
+    Method,
+    Params,
+    chosen_estimator,
+    describe,
     progress_bars,
-    run,
     show_facts,
     show_json,
 )
-from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, describe
-from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
-from milvus_hubness.cli.migrate.spread import spread
-from milvus_hubness.jobs.bank_source import read_bank
-from milvus_hubness.jobs.migration.ledger import Ledger, Migration
-from milvus_hubness.jobs.migration.steering import CLIENT_TTL, MigrationOptions, as_events
-from milvus_hubness.jobs.migration.throttle import Throttle
-from milvus_hubness.jobs.progress import Progress
-from milvus_hubness.redaction import remember_secrets, secrets_in
+from milvus_hubness.cli.console import run as run_migration
+from milvus_hubness.cli.migrate.options import spread
+from milvus_hubness.cli.migrate.run import moved_on, moving, unfinished
+from milvus_hubness.enable.enable import disable as run_disable
+from milvus_hubness.enable.enable import enable as run_enable
+from milvus_hubness.enable.enable import plan_enable
+from milvus_hubness.errors import remember_secrets, secrets_in
+from milvus_hubness.migration.cutover import clean as clean_migration
+from milvus_hubness.migration.cutover import cutover
+from milvus_hubness.migration.cutover import rollback as roll_back
+from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.plan import CLIENT_TTL, MigrationOptions, as_events, plan_migration
+from milvus_hubness.migration.run import resume, run
+from milvus_hubness.operations.progress import Progress, Throttle
+from milvus_hubness.operations.reading import read_bank
+from milvus_hubness.refresh.run import refresh as run_refresh
+from milvus_hubness.refresh.upkeep import status as read_status
 from milvus_hubness.state import require_state
 from qdrant_hubness.store import QdrantStore, connect
 
@@ -115,7 +127,7 @@ app = typer.Typer(
 def main() -> None:
     """Exit codes: 0 done, 1 failed, 2 wrong usage, 3 new biases judged worse, 143 terminated."""
     signal.signal(signal.SIGTERM, _terminate)
-    run(app, "qdrant-hubness")
+    run_migration(app, "qdrant-hubness")
 
 
 @app.command("migrate")
@@ -149,7 +161,7 @@ def migrate(
         if known is not None:
             found = moved_on(store, known, nullcontext(options))
         elif bank and source is not None:
-            wanted = jobs.plan_migration(
+            wanted = plan_migration(
                 store,
                 source,
                 read_bank(store, bank, estimating.bank_column),
@@ -163,15 +175,15 @@ def migrate(
                 _show(f"Would migrate {source}", "plan", wanted.to_dict(), as_json=as_json)
                 return
             options.events.report("plan", **wanted.to_dict())
-            found = jobs.run(store, wanted, options)
+            found = run(store, wanted, options)
         else:
             found = unfinished(store, source, target)
             if found.phase in {"switching", "switched", "rolling back"}:
                 found = moved_on(store, found, nullcontext(options))
             else:
-                found = jobs.resume(store, found.target, options)
+                found = resume(store, found.target, options)
         if alias and found.phase == "verified":
-            found = jobs.cutover(store, found.target, alias=alias, options=options)
+            found = cutover(store, found.target, alias=alias, options=options)
     _show(f"Migrated {found.source}", "migration", _told(found), as_json=as_json)
 
 
@@ -191,7 +203,7 @@ def rollback(
         _show(f"{known.target} is rolled back already", "rollback", result, as_json=as_json)
         return
     with progress_bars() as progress:
-        done = jobs.rollback(store, known.target, options=writers.options(progress))
+        done = roll_back(store, known.target, options=writers.options(progress))
     _show(f"Rolled back {done.target}", "rollback", vars(done), as_json=as_json)
 
 
@@ -204,7 +216,7 @@ def clean(
     as_json: AsJson = False,
 ) -> None:
     """Drop one side of a migration: the source once it is over, or the copy to take it back."""
-    done = jobs.clean(connection.open(), collection, drop=drop)
+    done = clean_migration(connection.open(), collection, drop=drop)
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
 
@@ -222,7 +234,7 @@ def enable(
     store = connection.open()
     queries, estimator = read_bank(store, bank, estimating.bank_column), estimating.estimator()
     with progress_bars() as progress:
-        wanted = jobs.plan_enable(
+        wanted = plan_enable(
             store,
             collection,
             queries,
@@ -234,7 +246,7 @@ def enable(
         if plan:
             _show(f"Would enable {collection}", "plan", wanted.to_dict(), as_json=as_json)
             return
-        done = jobs.enable(store, wanted, progress=progress)
+        done = run_enable(store, wanted, progress=progress)
     _show(f"Enabled {collection}", "enable", done.to_dict(), as_json=as_json)
 
 
@@ -244,7 +256,7 @@ def disable(
     collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
 ) -> None:
     """Have a collection that was enabled answer as before."""
-    jobs.disable(connection.open(), collection, field=vector)
+    run_disable(connection.open(), collection, field=vector)
     _show(f"Disabled {collection}", "disable", {"collection": collection}, as_json=as_json)
 
 
@@ -275,7 +287,7 @@ def refresh(
         state = require_state(store.info(collection).state_of(estimating.vector), collection)
         estimator = estimating.estimator(state.profile.estimator)
     with progress_bars() as progress:
-        done = jobs.refresh(
+        done = run_refresh(
             store,
             collection,
             bank=read_bank(store, bank, estimating.bank_column) if bank else None,
@@ -300,7 +312,7 @@ def status(
     collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
 ) -> None:
     """Tell whether a collection is corrected, how, and how fresh its biases are."""
-    found = jobs.status(connection.open(), collection, field=vector).to_dict()
+    found = read_status(connection.open(), collection, field=vector).to_dict()
     if found["estimator"] and not as_json:
         found["estimator"] = describe(found["estimator"])
     _show(collection, "status", found, as_json=as_json)

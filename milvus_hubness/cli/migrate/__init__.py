@@ -1,19 +1,13 @@
-"""milvus-hubness migrate: one file per command."""
+"""milvus-hubness migrate"""
 
 from __future__ import annotations
 
 import typer
 
-from milvus_hubness.cli.migrate.clean import clean
-from milvus_hubness.cli.migrate.cutover import cutover
-from milvus_hubness.cli.migrate.plan import plan
-from milvus_hubness.cli.migrate.rehearse import rehearse
-from milvus_hubness.cli.migrate.rollback import rollback
-from milvus_hubness.cli.migrate.run import run
-from milvus_hubness.cli.migrate.spread import spread
-from milvus_hubness.cli.migrate.status import status
-from milvus_hubness.cli.migrate.steer import pause, release, resume, set_rate
-from milvus_hubness.cli.migrate.verify import verify
+from milvus_hubness.cli.migrate.commands import clean, cutover, plan, rollback, status, verify
+from milvus_hubness.cli.migrate.options import spread
+from milvus_hubness.cli.migrate.run import rehearse, run
+from milvus_hubness.cli.migrate.session import pause, release, resume, set_rate
 
 app = typer.Typer(
     help="Copy a live collection into its corrected form, let the application read the copy, and back.",

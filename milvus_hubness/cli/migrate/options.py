@@ -1,25 +1,78 @@
-"""The options that the commands share."""
+"""The options that the migrate commands share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from milvus_hubness import jobs
-from milvus_hubness.cli.console import DEFAULT_URI, Database, TokenFile, Uri, open_store, read_bank
-from milvus_hubness.cli.estimator_options import Alpha, K, Method, Params, chosen_estimator, pairs_of
+from milvus_hubness.cli.console import (
+    DEFAULT_URI,
+    Alpha,
+    Database,
+    K,
+    Method,
+    Params,
+    TokenFile,
+    Uri,
+    chosen_estimator,
+    open_store,
+    pairs_of,
+)
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.jobs.engines import Engine
-from milvus_hubness.jobs.migration.ledger import Migration
-from milvus_hubness.jobs.migration.steering import CLIENT_TTL
-from milvus_hubness.jobs.plan import MigrationPlan
+from milvus_hubness.migration.ledger import Migration
+from milvus_hubness.migration.plan import CLIENT_TTL, MigrationPlan, plan_migration
+from milvus_hubness.operations.engines import Engine
+from milvus_hubness.operations.reading import read_bank
 from milvus_hubness.state import slots_for
 from milvus_hubness.stores import MilvusStore
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` as typer reads it: each parameter that is a dataclass stands for its fields.
+
+    Annotations come from `inspect.signature`: `get_type_hints` wraps those with the default None in Optional
+    on Python 3.10, which hides what Annotated says.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
+    }
+
+    @wraps(command)
+    def taken_apart(**given: Any) -> None:
+        made = {
+            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**given, **made)
+
+    signature = inspect.Signature(list(_parameters(parameters, groups)))
+    taken_apart.__dict__["__signature__"] = signature
+    taken_apart.__annotations__ = {}
+    return taken_apart
+
+
+def _parameters(
+    parameters: Mapping[str, inspect.Parameter], groups: dict[str, Any]
+) -> Iterator[inspect.Parameter]:
+    for parameter in parameters.values():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        if parameter.name not in groups:
+            yield parameter.replace(kind=kind)
+            continue
+        group = groups[parameter.name]
+        annotations = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            yield inspect.Parameter(field.name, kind, default=default, annotation=annotations[field.name])
+
 
 Name = Annotated[str, typer.Argument(help="The migration's source, its copy, or the alias of either.")]
 Target = Annotated[
@@ -181,7 +234,7 @@ class Planning:
         estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
         switching, measuring = switching or Switching(), measuring or Measuring()
         writers = writers or Writers()
-        return jobs.plan_migration(
+        return plan_migration(
             store,
             source,
             read_bank(store, self.bank, self.bank_column),

@@ -1,19 +1,19 @@
-"""milvus-hubness migrate run"""
+"""milvus-hubness migrate run and rehearse"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import resource
+import sys
+from contextlib import AbstractContextManager
+from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness import jobs
-from milvus_hubness.cli.console import out
-from milvus_hubness.cli.migrate.course import Course
-from milvus_hubness.cli.migrate.facts import migration_facts, show_migration, show_plan
-from milvus_hubness.cli.migrate.moving import moved_on, moving, unfinished
+from milvus_hubness.cli.console import out, show_facts
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
     Connection,
+    Measuring,
     Pace,
     Planning,
     Postpone,
@@ -21,10 +21,65 @@ from milvus_hubness.cli.migrate.options import (
     Watching,
     Writers,
 )
-from milvus_hubness.cli.migrate.stream import stream_result
-from milvus_hubness.jobs.migration.ledger import Migration
-from milvus_hubness.jobs.migration.names import chosen_switch
-from milvus_hubness.stores import MilvusStore
+from milvus_hubness.cli.migrate.session import Course
+from milvus_hubness.cli.migrate.show import (
+    invalid_words,
+    migration_facts,
+    show_migration,
+    show_plan,
+    stream_result,
+    verification_words,
+)
+from milvus_hubness.errors import NoMigration
+from milvus_hubness.migration.cutover import cutover, rollback
+from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration, chosen_switch
+from milvus_hubness.migration.plan import MigrationOptions
+from milvus_hubness.migration.run import resume
+from milvus_hubness.migration.run import run as run_migration
+from milvus_hubness.operations.reading import WHERE_FROM
+from milvus_hubness.stores import MilvusStore, Store
+
+
+def moving(store: Store, source: str, target: str | None) -> Migration | None:
+    """The migration of this name, or to this target, if the application's name has begun to move: nothing is
+    to be planned then, and the source may go by another name, or be behind none at all."""
+    ledger = Ledger(store)
+    try:
+        found = ledger.of_target(target) if target else ledger.find(source)
+    except NoMigration:
+        return None
+    return found if found and found.phase in {"switching", "switched", "rolling back"} else None
+
+
+def moved_on(store: Store, known: Migration, opened: AbstractContextManager[MigrationOptions]) -> Migration:
+    """What was begun is finished, as it was begun. opened: entered if there is anything left to do."""
+    if known.phase == "switched" and not store.exists(known.source_now):
+        return known
+    with opened as options:
+        if known.phase != "rolling back":
+            return cutover(store, known.target, options=options)
+        rollback(store, known.target, options=options)
+    return Ledger(store).find(known.target)
+
+
+def unfinished(store: Store, name: str | None, target: str | None = None) -> Migration:
+    """The migration of this name and to this copy; without a name, the only one that is not over. Raises
+    NoMigration, and InvalidInput where the name has several copies."""
+    ledger = Ledger(store)
+    if name is not None or target is not None:
+        try:
+            return ledger.find(name or str(target), target)
+        except NoMigration as error:
+            raise NoMigration(
+                f"{error}; to begin one, give reference queries: --bank FILE ({WHERE_FROM})"
+            ) from None
+    going = [
+        each for each in ledger.migrations() if each.phase not in {"switched", "rolled back", "finished"}
+    ]
+    if len(going) == 1:
+        return going[0]
+    names = ", ".join(sorted(each.source for each in going)) or "none"
+    raise NoMigration(f"without a name the one unfinished migration is meant, and there are: {names}")
 
 
 def run(
@@ -81,7 +136,7 @@ def _planned(
         show_plan(plan.to_dict())
     with course.open(plan.source.name, plan.target) as options:
         options.events.report("plan", **plan.to_dict())
-        migration = jobs.run(store, plan, options)
+        migration = run_migration(store, plan, options)
         return _switched(store, migration, switching, options)
 
 
@@ -91,17 +146,15 @@ def _resumed(store: MilvusStore, known: Migration, switching: Switching, course:
     if switching.asked:
         chosen_switch(store, known.source, known.target, switching.alias, switching.rename)
     with course.open(known.source, known.target) as options:
-        return _switched(store, jobs.resume(store, known.target, options), switching, options)
+        return _switched(store, resume(store, known.target, options), switching, options)
 
 
 def _switched(
-    store: MilvusStore, migration: Migration, switching: Switching, options: jobs.MigrationOptions
+    store: MilvusStore, migration: Migration, switching: Switching, options: MigrationOptions
 ) -> Migration:
     if not switching.asked:
         return migration
-    return jobs.cutover(
-        store, migration.target, alias=switching.alias, rename=switching.rename, options=options
-    )
+    return cutover(store, migration.target, alias=switching.alias, rename=switching.rename, options=options)
 
 
 def _show_next(migration: Migration) -> None:
@@ -111,3 +164,89 @@ def _show_next(migration: Migration) -> None:
     }.get(migration.phase)
     if say:
         out.print(f"\n{say}", highlight=False, markup=False)
+
+
+def rehearse(
+    planning: Planning,
+    measuring: Measuring,
+    writers: Writers,
+    pace: Pace,
+    watching: Watching,
+    connection: Connection,
+    source: Annotated[
+        str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
+    ] = None,
+    as_json: AsEvents = False,
+) -> None:
+    """Do all of a migration but the switch, for real, and report what it took. The application notices
+    nothing; the copy can be dropped, or go on to be the one of migrate run."""
+    course = Course(writers, watching, pace, as_json=as_json)
+    if planning.bank and source is None:
+        raise typer.BadParameter("give the collection that --bank is for")
+    store = connection.open()
+    if planning.bank and source is not None:
+        plan = planning.plan(store, source, measuring=measuring, writers=writers)
+        if not as_json:
+            show_plan(plan.to_dict())
+        with course.open(plan.source.name, plan.target) as options:
+            options.events.report("plan", **plan.to_dict())
+            migration = run_migration(store, plan, options)
+    else:
+        known = unfinished(store, source, planning.target)
+        planning.expect_as_begun(store, known)
+        known.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
+        with course.open(known.source, known.target) as options:
+            migration = resume(store, known.target, options)
+    report = _report(store, migration, course)
+    if as_json:
+        stream_result(report)
+    else:
+        _show(report)
+
+
+def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[str, Any]:
+    source, target = migration.source, migration.target
+    aliases = store.info(source).aliases
+    alias = aliases[0] if aliases else "ALIAS"
+    return {
+        "source": source,
+        "target": target,
+        **course.timeline.to_dict(),
+        "peak_memory_mib": _peak_memory_mib(),
+        "passes_in_all": migration.passes,
+        "verification": migration.verified,
+        "invalid": migration.invalid,
+        "invalid_keys": list(migration.invalid_keys),
+        "cutover": [
+            f"milvus-hubness migrate cutover {source} --alias {alias}: {alias} leads to {target}",
+            f"milvus-hubness migrate cutover {source} --rename: {source} becomes {KEPT_AS.format(source)}, "
+            f"and {source} an alias of {target}",
+        ],
+        "clean": f"milvus-hubness migrate clean {source} --drop {target}",
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    passes = [f"{each['carried']:,} of {each['rows']:,} rows carried over" for each in report["passes"]]
+    seconds = {doing: f"{seconds:,.1f} s" for doing, seconds in report["seconds"].items()}
+    rows, mib = report["rows_per_second"], report["mib_per_second"]
+    show_facts(
+        f"\nRehearsed: {report['source']} -> {report['target']}",
+        {
+            **seconds,
+            "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,
+            "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
+            "passes": "; ".join(passes),
+            "verified": verification_words(report["verification"]),
+            "bias 0": invalid_words(report["invalid"], report["invalid_keys"]),
+            "to switch": "\n".join(report["cutover"]),
+            "to drop it": report["clean"],
+        },
+    )
+    out.print("\nNo name was moved: the application reads the source.")
+
+
+def _peak_memory_mib() -> float:
+    """Of this process; Linux counts in KiB, macOS in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

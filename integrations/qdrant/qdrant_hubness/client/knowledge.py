@@ -10,19 +10,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from milvus_hubness.client.bank_cache import BankCache
+from milvus_hubness.banks.generations import StoredBank, fitted_bank, parts_of, validated
+from milvus_hubness.client.state_cache import BankCache
 from milvus_hubness.client.steps import Ask, Compute, Pause
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.layout import Floats
-from milvus_hubness.state import (
-    CollectionState,
-    Profile,
-    read_dual_write,
-    read_intent_log,
-    read_states,
-)
-from milvus_hubness.stores.bank_generations import fitted_bank, parts_of, validated
-from milvus_hubness.stores.base import StoredBank
+from milvus_hubness.job_properties import read_dual_write, read_intent_log
+from milvus_hubness.state import CollectionState, Profile, read_states
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.halves import rounded
-from milvus_hubness.layout import Floats
-from milvus_hubness.state import CollectionState, DualWrite, WriteIntentLog
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import rounded
+from milvus_hubness.job_properties import DualWrite, WriteIntentLog
+from milvus_hubness.state import CollectionState
 from qdrant_hubness.store.properties import OURS
 from qdrant_hubness.store.rows import UNNAMED, named
 

@@ -9,8 +9,8 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.client.steps import Ask
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.layout import Floats
 from qdrant_hubness.client.knowledge import Operation
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.client.rewrite import (

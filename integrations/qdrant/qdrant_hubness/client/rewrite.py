@@ -15,9 +15,9 @@ from typing import Any, get_args
 import numpy as np
 from qdrant_client import models
 
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
-from milvus_hubness.halves import decode
-from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState, Profile
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store.rows import UNNAMED

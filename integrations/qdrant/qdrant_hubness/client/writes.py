@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from qdrant_client import models
 
+from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import (
     DimensionMismatch,
     DualWriteFailed,
@@ -23,9 +25,7 @@ from milvus_hubness.errors import (
     WriteIntentFailed,
     name_some,
 )
-from milvus_hubness.layout import Floats
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.base import Key
 from qdrant_hubness.client.knowledge import Operation, StateCache
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.client.points import (

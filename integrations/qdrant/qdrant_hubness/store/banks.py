@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from qdrant_client import models
 
-from milvus_hubness.layout import Metric
+from milvus_hubness.banks.generations import BANK_PROPERTY, BankGenerations, Batch, Key
+from milvus_hubness.codec.arrays import Metric
 from milvus_hubness.state import BankReference, CollectionState
-from milvus_hubness.stores.bank_generations import BANK_PROPERTY, BankGenerations
-from milvus_hubness.stores.base import Batch, Key
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
 from qdrant_hubness.store.points import KEYS_PER_PAGE, PARTITIONS, SURE

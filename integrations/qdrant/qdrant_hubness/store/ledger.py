@@ -8,7 +8,7 @@ from typing import Any
 from qdrant_client import models
 
 from milvus_hubness.errors import CollectionExists
-from milvus_hubness.stores.base import Record
+from milvus_hubness.stores.records import Record
 from qdrant_hubness.store.points import PARTITIONS, SURE, QdrantPoints
 from qdrant_hubness.store.properties import point_id
 

@@ -15,11 +15,12 @@ from uuid import UUID
 import numpy as np
 from qdrant_client import QdrantClient, models
 
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import StorageFormat
 from milvus_hubness.errors import CollectionNotFound, LeaseLost
-from milvus_hubness.halves import StorageFormat
-from milvus_hubness.layout import Floats
 from milvus_hubness.state import PENDING, CollectionState, read_states
-from milvus_hubness.stores.base import Batch, Fences, Key
+from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.properties import Properties
 from qdrant_hubness.store.requests import is_local, lacks_points, translated, turn

@@ -15,8 +15,7 @@ from qdrant_client.http.exceptions import ApiException, ResponseHandlingExceptio
 from qdrant_client.local.async_qdrant_local import AsyncQdrantLocal
 from qdrant_client.local.qdrant_local import QdrantLocal
 
-from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError
-from milvus_hubness.redaction import redacted, secrets_in
+from milvus_hubness.errors import CollectionNotFound, ServerUnavailable, StoreError, redacted, secrets_in
 
 KEEPS_METADATA = (1, 16)
 """The version from which servers keep metadata of collections."""

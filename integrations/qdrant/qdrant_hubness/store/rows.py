@@ -15,10 +15,10 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
-from milvus_hubness.halves import StorageFormat
-from milvus_hubness.layout import Floats
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import StorageFormat
 from milvus_hubness.state import PENDING, CollectionState
-from milvus_hubness.stores.base import Batch, Key
 
 OTHER_VECTORS = "hubness_vectors"
 UNNAMED = ""

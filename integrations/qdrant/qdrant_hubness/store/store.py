@@ -9,7 +9,10 @@ from typing import Any, Literal
 from qdrant_client import models
 from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks import QueryBank
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.banks.generations import BANK_PROPERTY, Batch, Key
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.errors import (
     CannotMigrate,
     CollectionExists,
@@ -18,12 +21,9 @@ from milvus_hubness.errors import (
     InvalidParameter,
     UnsupportedOperation,
 )
-from milvus_hubness.halves import decode
-from milvus_hubness.layout import Floats
-from milvus_hubness.state import (
+from milvus_hubness.job_properties import (
     DUAL_WRITE_PROPERTY,
     TUNING_PROPERTY,
-    CollectionState,
     DualWrite,
     OnlineBank,
     TuningRecord,
@@ -31,19 +31,10 @@ from milvus_hubness.state import (
     read_dual_write,
     read_intent_log,
     read_online_banks,
-    read_states,
     read_tuning,
 )
-from milvus_hubness.stores.bank_generations import BANK_PROPERTY
-from milvus_hubness.stores.base import (
-    Batch,
-    CollectionInfo,
-    ImportJob,
-    Key,
-    QuerySamples,
-    VectorField,
-    is_fence,
-)
+from milvus_hubness.state import CollectionState, read_states
+from milvus_hubness.stores.records import CollectionInfo, ImportJob, QuerySamples, VectorField, is_fence
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.journal import QdrantWriteIntents
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias

@@ -1,0 +1,1 @@
+"""Query banks: in memory, online, and in generations in the database."""

@@ -1,0 +1,361 @@
+"""Bank collections: generations of stored banks, each named by the digest of its content.
+
+A generation never changes: another bank, or the same bank with other potentials, has another name and other
+row ids. Two writers of one generation write the same rows under the same ids, so that writes may be repeated,
+overlap or arrive late. Rows are written first and named in a collection state afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks.bank import Origins, QueryBank
+from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.errors import (
+    CollectionExists,
+    DimensionMismatch,
+    EmptyBank,
+    StateError,
+    StoreError,
+)
+from milvus_hubness.state import BankReference, CollectionState
+
+Key = int | str
+"""A primary key."""
+
+
+Made = Literal["collection", "generation", "nothing"]
+"""What storing a bank added to the database."""
+
+
+@dataclass(frozen=True, eq=False)
+class StoredBank:
+    """What a bank collection keeps of one fit.
+
+    potentials: (|queries|, p) float32, what the estimator found beside the bank; p = 0 where that is nothing.
+    targets: the target bank of estimators that have one. nearest: where searches are gated by them, the keys
+    of each query's nearest items, then of each target's.
+    """
+
+    queries: QueryBank
+    potentials: Floats
+    targets: QueryBank | None = None
+    nearest: Sequence[Sequence[Key]] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the queries, and of the targets where there are any; the potentials follow from them."""
+        return self.queries.fingerprint + (f"+{self.targets.fingerprint}" if self.targets else "")
+
+    @cached_property
+    def activated(self) -> frozenset[Key]:
+        """The keys that are among the nearest of some query or target."""
+        return frozenset(key for keys in self.nearest for key in keys)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, whatever its type, as the layout
+    has them where it is corrected; rows: the other fields."""
+
+    keys: list[Key]
+    vectors: Floats
+    rows: list[dict[str, Any]]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+BANK_PROPERTY = "hubness_bank"
+QUERIES, TARGETS = "queries", "targets"
+LONGEST_SOURCE = 512
+DIGITS_OF_GENERATION = 32
+ROWS_PER_WRITE = 2_000
+WRITES_OF_A_GENERATION = 3
+
+Row = dict[str, Any]
+
+
+def generation_of(bank: StoredBank) -> str:
+    """Return the name of the generation that holds `bank`: a digest of its queries, potentials and targets,
+    and of the origins of its queries where an online bank took some of them in."""
+    parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
+    if bank.targets is not None:
+        parts.append(bank.targets.vectors)
+    origins = bank.queries.origins
+    if origins is not None and not np.array_equal(origins.numbers, Origins.seeds(len(origins), 0).numbers):
+        parts += [origins.numbers, origins.at]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
+        # 0 is added since not every database keeps the sign of -0.0.
+        digest.update(np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()[:DIGITS_OF_GENERATION]
+
+
+def reference_to(collection: str, bank: StoredBank) -> BankReference:
+    """Return the reference that `save_bank` returns for `bank`, saved or not."""
+    return BankReference(
+        collection=collection,
+        generation=generation_of(bank),
+        fingerprint=bank.fingerprint,
+        count=len(bank.queries),
+    )
+
+
+def holds(reference: BankReference, bank: StoredBank) -> bool:
+    """Return whether `bank` is what the reference names."""
+    return generation_of(bank) == reference.generation
+
+
+def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
+    """Return `bank`, read from the rows that the reference names. Raises StateError where they hold another
+    bank."""
+    if not holds(reference, bank):
+        raise StateError(
+            f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
+            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank "
+            "FILE to replace them, or run refresh to use them as they are"
+        )
+    return bank
+
+
+def parts_of(reference: BankReference) -> list[str]:
+    """Return the parts of a generation that a StoredBank is made of."""
+    return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
+
+
+def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
+    """Return the bank in the rows of `parts_of(reference)`, in any order: vectors (n, d), and the other
+    fields. Raises EmptyBank where there are no queries."""
+    numbers = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
+    of_part = {part: [i for i in numbers if rows[i]["part"] == part] for part in parts_of(reference)}
+    queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
+    if not queries:
+        raise EmptyBank(
+            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: "
+            "run refresh with --bank FILE"
+        )
+    potentials = [row.get("potentials", []) for row in queries]
+    are_whole = len({len(own) for own in potentials}) == 1
+    source = f"{database}:{reference.collection}"
+    return StoredBank(
+        QueryBank(vectors[of_part[QUERIES]], source=source, origins=_origins(queries)),
+        np.asarray(potentials if are_whole else [[]] * len(queries), np.float32),
+        QueryBank(vectors[targets], source=source) if targets else None,
+        [rows[i].get("nearest", []) for i in of_part.get(reference.nearest, [])],
+    )
+
+
+def _origins(rows: Sequence[Row]) -> Origins:
+    """Return the origins of queries; rows that a user added by hand have no `sample`."""
+    numbers = [row.get("sample", -1 - i) for i, row in enumerate(rows)]
+    return Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in rows], np.int64))
+
+
+def _row_id(generation: str, part: str, number: int) -> str:
+    return f"{generation}/{part}/{number:010}"
+
+
+class BankGenerations(ABC):
+    """The bank methods of a store, except what differs between databases.
+
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a
+    list of nearest items), `number` within the part, `source` and `added_at`. Queries have `sample` too and,
+    where the estimator needs them, `potentials`. Rows of nearest items have a zero vector and the keys in
+    `nearest`.
+    """
+
+    database = ""
+    """Source of the banks that are read from here."""
+    bank_field = ""
+    """Name of the vector field of bank collections."""
+
+    @abstractmethod
+    def exists(self, collection: str) -> bool: ...
+
+    @abstractmethod
+    def count(self, collection: str) -> int: ...
+
+    @abstractmethod
+    def drop(self, collection: str) -> None: ...
+
+    @abstractmethod
+    def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None: ...
+
+    @abstractmethod
+    def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None: ...
+
+    @abstractmethod
+    def _make_bank(self, collection: str, dim: int) -> None:
+        """Create an empty bank collection. Raises StoreError where the name is taken."""
+
+    @abstractmethod
+    def _serve_bank(self, collection: str, metric: Metric) -> None:
+        """Make an existing bank collection ready for reads and writes."""
+
+    @abstractmethod
+    def _describe_bank(self, collection: str) -> tuple[int, bool]:
+        """Return the dimension of the collection's vectors and whether it is a bank collection."""
+
+    @abstractmethod
+    def _bank_key(self, row_id: str) -> Key:
+        """Return the database's own form of a row id."""
+
+    @abstractmethod
+    def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
+        """Return the rows of these parts of a generation; of all parts without `parts`."""
+
+    @abstractmethod
+    def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
+        """Delete the rows of one part of a generation, or of all parts, in one request."""
+
+    @abstractmethod
+    def _all_states(self) -> Iterable[CollectionState]:
+        """Return the state of every corrected field of the database."""
+
+    def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
+        """As Store.save_bank."""
+        created = self._ensure_bank(collection, bank.queries.dim, metric)
+        reference = reference_to(collection, bank)
+        writes = 0
+        try:
+            while True:
+                stored = self._read_bank_rows(reference, [QUERIES, TARGETS])
+                if self._is_whole(reference, stored):
+                    break
+                if writes == WRITES_OF_A_GENERATION:
+                    raise StateError(
+                        f"bank {collection!r} loses rows while they are written: another process changes "
+                        "them; run this command again"
+                    )
+                writes += 1
+                self._write_generation(reference, bank, stored.keys)
+        except BaseException:
+            if writes:
+                self.drop_bank_generation(reference)
+            if created and not self.count(collection):
+                self.drop(collection)
+            raise
+        return reference, "collection" if created else "generation" if writes else "nothing"
+
+    def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
+        """As Store.load_bank."""
+        batch = self._read_bank_rows(reference, parts_of(reference))
+        bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
+        return validated(reference, bank) if checked else bank
+
+    def save_nearest(
+        self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
+    ) -> BankReference:
+        """As Store.save_nearest."""
+        first, second = (f"nearest_{collection}_{place}" for place in (0, 1))
+        renewed = reference.model_copy(update={"nearest": second if reference.nearest == first else first})
+        dim, _ = self._describe_bank(reference.collection)
+        self._delete_bank_rows(renewed, renewed.nearest)
+        rows = [{"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest]
+        self._write_part(renewed, renewed.nearest, np.zeros((len(rows), dim), np.float32), rows)
+        return renewed
+
+    def drop_bank_generation(self, reference: BankReference) -> None:
+        """As Store.drop_bank_generation."""
+        self._expect_bank(reference.collection)
+        if self._is_used(reference):
+            return
+        before = self._read_bank_rows(reference)
+        self._delete_bank_rows(reference)
+        # A job may have named the generation in a collection state between the question and the deletion.
+        # One that does so from now on finds that the rows are gone.
+        if self._is_used(reference):
+            self._write_rows(reference.collection, before)
+
+    def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
+        """Create the bank collection where there is none, and return whether there was none."""
+        created = False
+        if not self.exists(collection):
+            try:
+                self._make_bank(collection, dim)
+                created = True
+            except StoreError:
+                # Another process may have created it meanwhile.
+                if not self.exists(collection):
+                    raise
+        if not created:
+            self._expect_bank(collection, dim)
+        self._serve_bank(collection, metric)
+        return created
+
+    def _expect_bank(self, collection: str, dim: int | None = None) -> None:
+        """Raises CollectionExists where it is no bank collection, and DimensionMismatch."""
+        width, is_bank = self._describe_bank(collection)
+        if not is_bank:
+            raise CollectionExists(
+                f"collection {collection!r} exists and is no query bank: choose another name with --bank-name"
+            )
+        if dim is not None and width != dim:
+            raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")
+
+    def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
+        """Return whether these rows are exactly those that the reference names."""
+        try:
+            bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
+        except EmptyBank:
+            return False
+        return holds(reference, bank)
+
+    def _is_used(self, reference: BankReference) -> bool:
+        """Return whether any collection state names this generation."""
+        return any(
+            (bank.collection, bank.generation) == (reference.collection, reference.generation)
+            for state in self._all_states()
+            for bank in state.banks
+        )
+
+    def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
+        """Write the queries and targets, and delete those of the `stored` rows that are others."""
+        now = int(time.time())
+        written: set[Key] = set()
+        for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
+            if own is None:
+                continue
+            source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
+            origins = own.origins or Origins.seeds(len(own), now)
+            potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
+            columns = (origins.numbers.tolist(), origins.at.tolist(), potentials)
+            rows = [
+                {"source": source, "added_at": at, "sample": sample, **({"potentials": p} if p else {})}
+                for sample, at, p in zip(*columns, strict=True)
+            ]
+            written.update(self._write_part(reference, part, own.vectors, rows))
+        if excess := [key for key in stored if key not in written]:
+            self.delete(reference.collection, excess)
+
+    def _write_part(
+        self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]
+    ) -> list[Key]:
+        """Write the rows of a part, and return their keys."""
+        generation = reference.generation
+        ids = [_row_id(generation, part, number) for number in range(len(fields))]
+        common = {"generation": generation, "part": part}
+        rows = [
+            {**row, **common, "id": row_id, "number": number}
+            for number, (row_id, row) in enumerate(zip(ids, fields, strict=True))
+        ]
+        keys = [self._bank_key(row_id) for row_id in ids]
+        self._write_rows(reference.collection, Batch(keys, vectors, rows))
+        return keys
+
+    def _write_rows(self, collection: str, batch: Batch) -> None:
+        for start in range(0, len(batch), ROWS_PER_WRITE):
+            rows = slice(start, start + ROWS_PER_WRITE)
+            part = Batch(batch.keys[rows], batch.vectors[rows], batch.rows[rows])
+            self.upsert(collection, part, self.bank_field)

@@ -1,0 +1,168 @@
+"""The online bank as a weighted reservoir: it merges sampled live queries into its own.
+
+Weighted sampling without replacement (A-Res; Efraimidis and Spirakis, 2006): of n queries those with the
+largest keys u_i^(1/w_i) are kept, u_i uniform on (0, 1). The weights decay with age by half-lives, counted
+forward from a fixed time (Cormode et al., 2009, "Forward decay"), so that no key ever changes. u_i is drawn
+from the query's own number: whatever is merged twice, or in another order, comes out the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks.bank import Origins, QueryBank, Vectors
+
+Numbers = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+
+BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Terms:
+    """size: places in the bank. seed_share: of these, the share that queries which it began with keep.
+    half_life_seconds: the age at which a query weighs half. duplicate_cosine: queries whose cosine is above
+    it are the same. seed: of the draws."""
+
+    size: int
+    seed_share: float
+    half_life_seconds: float
+    duplicate_cosine: float
+    seed: int = 0
+
+    @property
+    def seed_places(self) -> int:
+        """Places for queries that the bank began with, as long as it has so many."""
+        return math.ceil(self.seed_share * self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Merged:
+    """bank: as it is now, None where nothing changed. taken: samples that came in; duplicates: samples of
+    what it holds; lost: samples that lost the draw or point nowhere; left: queries that gave up their
+    place."""
+
+    bank: QueryBank | None
+    taken: int
+    duplicates: int
+    lost: int
+    left: int
+
+
+def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
+    """(n,) ln w_i − ln(−ln u_i), with w_i = 2^(t_i / half-life): it orders queries as u_i^(1/w_i) does."""
+    uniform = _uniform(origins.numbers, terms.seed)
+    weights = math.log(2) / terms.half_life_seconds * origins.at.astype(np.float64)
+    ordered: npt.NDArray[np.float64] = weights - np.log(-np.log(uniform))
+    return ordered
+
+
+def safe_seeds(origins: Origins, terms: Terms) -> Flags:
+    """(n,) the queries of a bank that keep their places whatever comes."""
+    ranked = np.argsort(-priorities(origins, terms), kind="stable")
+    safe = np.zeros(len(origins), bool)
+    safe[ranked[origins.are_seeds[ranked]][: terms.seed_places]] = True
+    return safe
+
+
+def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms) -> Merged:
+    """The bank, of those origins (n,), with what it takes of samples (m, d) of the origins `sampled` (m,).
+
+    A sample like one that is held, or like one of a larger key, is not taken. The bank's own queries are held
+    against each other never: what it began with may be alike. Queries that stay keep their rows, those that
+    come fill the rows of those that leave. Merging the same samples again changes nothing.
+    """
+    own = len(bank)
+    fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
+    fresh = fresh[np.unique(sampled.numbers[fresh], return_index=True)[1]]
+    valid = fresh[np.isfinite(samples[fresh]).all(1) & samples[fresh].any(1)] if len(fresh) else fresh
+    everything = origins + sampled[valid]
+    vectors = np.concatenate([bank.vectors, samples[valid]]) if len(valid) else bank.vectors
+    units, priority = _units(vectors), priorities(everything, terms)
+    held = np.arange(own)
+    while True:
+        rest = np.setdiff1d(np.arange(own, len(vectors)), held)
+        rest = rest[np.argsort(-priority[rest], kind="stable")]
+        unlike = _unlike(units, held, rest, terms.duplicate_cosine)
+        chosen = _chosen(np.r_[held, rest[unlike]], priority, everything.are_seeds, terms)
+        if np.array_equal(chosen, np.sort(held)):
+            break
+        held = chosen
+    changed = not np.array_equal(held, np.arange(own))
+    placed = _placed(held, own, priority)
+    duplicates = int((~unlike).sum())
+    return Merged(
+        QueryBank(vectors[placed], bank.source, everything[placed]) if changed else None,
+        taken=int((held >= own).sum()),
+        duplicates=duplicates,
+        lost=len(fresh) - int((held >= own).sum()) - duplicates,
+        left=own - int((held < own).sum()),
+    )
+
+
+def unlike_each_other(vectors: Vectors, duplicate_cosine: float) -> Flags:
+    """(n,) false for rows whose cosine with an earlier one that is true is above it."""
+    return _unlike(_units(vectors), np.arange(0), np.arange(len(vectors)), duplicate_cosine)
+
+
+def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms) -> Numbers:
+    """The rows that are held, in ascending order: the seeds of the largest keys in the seeds' places, then
+    whatever has the largest."""
+    ordered = rows[np.argsort(-priority[rows], kind="stable")]
+    safe = ordered[are_seeds[ordered]][: terms.seed_places]
+    others = ordered[~np.isin(ordered, safe)]
+    held: Numbers = np.sort(np.r_[safe, others[: max(0, terms.size - len(safe))]])
+    return held
+
+
+def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbers:
+    """The rows in the order of the new bank."""
+    arrived = held[held >= own]
+    arrived = arrived[np.argsort(-priority[arrived], kind="stable")]
+    places = np.arange(own)
+    free = np.setdiff1d(places, held)
+    filled = min(len(free), len(arrived))
+    places[free[:filled]] = arrived[:filled]
+    placed: Numbers = np.r_[np.delete(places, free[filled:]), arrived[filled:]]
+    return placed
+
+
+def _unlike(units: Vectors, held: Numbers, rows: Numbers, most: float) -> Flags:
+    """(len(rows),) whether a row's cosine with each of `held`, and with each earlier row that is unlike all
+    before it, is at most `most`."""
+    unlike = np.ones(len(rows), bool)
+    against = units[held]
+    for start in range(0, len(rows), BLOCK):
+        part = slice(start, start + BLOCK)
+        block = units[rows[part]]
+        earlier = units[rows[:start][unlike[:start]]]
+        for others in (against, earlier):
+            if len(others):
+                unlike[part] &= (block @ others.T).max(1) <= most
+        within = np.tril(block @ block.T > most, -1)
+        for i in np.flatnonzero(within.any(1)):
+            unlike[start + i] &= not (within[i] & unlike[part]).any()
+    return unlike
+
+
+def _units(vectors: Vectors) -> Vectors:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32, copy=False)
+
+
+def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
+    """(n,) in (0, 1), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
+    mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
+    halves: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    return halves
+
+
+def _mixed(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,209 @@
+"""A running migration: its listeners, its signals, and the commands pause, resume, set-rate and release."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from milvus_hubness.cli.console import AsJson, err, known_tokens, out, show_json
+from milvus_hubness.cli.migrate.options import (
+    BytesPerSecond,
+    ChunkSeconds,
+    Pace,
+    RowsPerSecond,
+    Watching,
+    Writers,
+)
+from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
+from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
+from milvus_hubness.operations.control import (
+    ControlFile,
+    Controls,
+    CutoverGate,
+    MigrationMetrics,
+    write_control,
+)
+from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
+from milvus_hubness.operations.shell_commands import Hooks, LoadWatch, parse_hooks
+
+
+class Terminated(SystemExit):
+    """By SIGTERM."""
+
+
+class Interrupted(SystemExit):
+    """By SIGINT."""
+
+
+STOPS: dict[signal.Signals, type[SystemExit]] = {
+    signal.SIGTERM: Terminated,
+    signal.SIGINT: Interrupted,
+}
+
+
+@contextmanager
+def stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
+    """Exit codes are 128 plus the signal's number. Writers that wait for `throttle`, and commands that end
+    when `stopped` is set, are let go, so that the threads end that they are in."""
+
+    def stop(number: int, frame: Any) -> None:
+        error = STOPS[signal.Signals(number)](128 + number)
+        stopped.set()
+        throttle.stop(error)
+        raise error
+
+    before = {number: signal.signal(number, stop) for number in STOPS}
+    try:
+        yield
+    except (Terminated, Interrupted):
+        sys.stderr.write("milvus-hubness: stopped; the same command again carries on from here\n")
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Course:
+    """What the options decide, checked before anything is read: raises InvalidParameter."""
+
+    def __init__(
+        self,
+        writers: Writers,
+        watching: Watching,
+        pace: Pace | None = None,
+        *,
+        postponed: bool = False,
+        as_json: bool = False,
+    ) -> None:
+        self._watching, self._pace = watching, pace or Pace()
+        self._as_json = as_json
+        self._hooks = parse_hooks(watching.on or [])
+        self._throttle = Throttle(
+            self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
+        )
+        self._gate = CutoverGate(postponed=postponed)
+        self._steering = MigrationOptions(
+            no_writers=writers.no_writers,
+            client_ttl=writers.client_ttl,
+            throttle=self._throttle,
+            gate=self._gate,
+            bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
+            engine=self._pace.engine,
+        )
+        self.timeline = Timeline()
+
+    @contextmanager
+    def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
+        """While it is open the migration is told of and can be steered. Raises InvalidParameter where --http
+        cannot listen, UnreadableFile for a --metrics-file that cannot be written."""
+        secrets = known_tokens()
+        latest, metrics = LatestEvents(), MigrationMetrics(source, target)
+        with ExitStack() as stack:
+            listeners: list[Listener] = [self.timeline, latest, metrics]
+            if path := self._watching.metrics_file:
+                listeners.append(_MetricsFile(path, metrics))
+            listeners.append(stream if self._as_json else stack.enter_context(narrated()))
+            stopped = threading.Event()
+            events = Events(listeners, hooks=Hooks(self._hooks, secrets=secrets, cancelled=stopped))
+            stack.enter_context(stoppable(self._throttle, stopped))
+            if path := self._watching.control:
+                if self._gate.postponed:
+                    write_control(path, cutover="postponed")
+                controls = Controls("the control file", self._throttle, self._gate, events)
+                stack.enter_context(ControlFile(path, controls, events))
+            if address := self._watching.http:
+                # Only a migration with --http loads Starlette and uvicorn.
+                from milvus_hubness.operations.http_server import control_server
+
+                controls = Controls("http", self._throttle, self._gate, events)
+                server = stack.enter_context(control_server(address, controls, latest, metrics))
+                err.print(f"steered at {server.url}", highlight=False, markup=False)
+            stack.enter_context(
+                LoadWatch(
+                    self._throttle,
+                    events,
+                    max_load=self._pace.max_load,
+                    critical_load=self._pace.critical_load,
+                    every=self._pace.load_every,
+                    secrets=secrets,
+                )
+            )
+            yield replace(self._steering, events=events)
+
+
+class _MetricsFile:
+    """A listener that keeps the metrics in a file. One that cannot be written at the start is an error, and
+    later no reason to stop."""
+
+    def __init__(self, path: Path, metrics: MigrationMetrics) -> None:
+        self._path, self._metrics = path, metrics
+        try:
+            metrics.write_textfile(path)
+        except OSError as error:
+            raise UnreadableFile(f"cannot write the metrics file {path}: {error.strerror}") from None
+
+    def __call__(self, event: Event) -> None:
+        with suppress(OSError):
+            self._metrics.write_textfile(self._path)
+
+
+Control = Annotated[Path, typer.Option(help="The file that the run was given as --control.")]
+Free = Annotated[
+    list[str] | None,
+    typer.Option("--free", help="Limit to take away: rows, bytes or chunk; may be given again."),
+]
+LIMITS = {"rows": "rows_per_second", "bytes": "bytes_per_second", "chunk": "chunk_seconds"}
+
+
+def pause(control: Control, as_json: AsJson = False) -> None:
+    """Have the run rest before its next request. It stays alive, and clients go on writing to both."""
+    _write(control, as_json, paused=True)
+
+
+def resume(control: Control, as_json: AsJson = False) -> None:
+    """Have a paused run go on."""
+    _write(control, as_json, paused=False)
+
+
+def set_rate(
+    control: Control,
+    rows_per_second: RowsPerSecond = None,
+    bytes_per_second: BytesPerSecond = None,
+    chunk_seconds: ChunkSeconds = None,
+    free: Free = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change how fast the run writes, while it does."""
+    unknown = [each for each in free or [] if each not in LIMITS]
+    given = {
+        "rows_per_second": rows_per_second,
+        "bytes_per_second": bytes_per_second,
+        "chunk_seconds": chunk_seconds,
+    }
+    changes: dict[str, float | None] = {name: value for name, value in given.items() if value is not None}
+    changes |= {LIMITS[each]: None for each in free or [] if each in LIMITS}
+    if unknown or not changes:
+        raise typer.BadParameter("give a limit, or --free rows, bytes or chunk to take one away")
+    _write(control, as_json, **changes)
+
+
+def release(control: Control, as_json: AsJson = False) -> None:
+    """Let the run that was told to --postpone-cutover switch as soon as the copy has caught up."""
+    _write(control, as_json, cutover="now")
+
+
+def _write(control: Path, as_json: bool, **changes: Any) -> None:
+    settings = write_control(control, **changes)
+    if as_json:
+        show_json({"control": settings})
+    else:
+        out.print(f"{control}: {limit_words(settings)}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,268 @@
+"""Shows plans, migrations and their events, as text, progress bars or JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+
+from milvus_hubness.cli.console import describe, err, out, show_facts, show_json
+from milvus_hubness.migration.ledger import Migration
+from milvus_hubness.operations.progress import Event, Listener
+
+TOLD_TOGETHER = {
+    "source", "target", "field", "dtype", "index_type", "index_params", "metric", "rows", "dim", "width",
+    "vector_bytes", "partitions", "hidden_fields", "bank", "estimator", "strength", "gate", "gate_targets",
+    "alias", "rename", "estimated_seconds", "waiting_seconds", "remarks", "server", "memory_bytes", "recall",
+}  # fmt: skip
+
+
+def show_plan(plan: dict[str, Any]) -> None:
+    """Every fact of a plan; those that have no words of their own under their names."""
+    sizes = {side: _mib(size) for side, size in plan["vector_bytes"].items()}
+    loaded = {side: _mib(size) for side, size in plan["memory_bytes"].items()}
+    waits = plan["waiting_seconds"]
+    further = {
+        name.replace("_", " "): _words(fact) for name, fact in plan.items() if name not in TOLD_TOGETHER
+    }
+    show_facts(
+        f"Migration of {plan['source']}",
+        {
+            "would create": plan["target"],
+            "vector field": f"{plan['field']}, {plan['dtype']}, {plan['index_type']} "
+            f"{plan['index_params'] or ''}".rstrip(),
+            "metric": f"{plan['metric']}, served as IP",
+            "rows": f"{plan['rows']:,}",
+            "width": f"{plan['dim']} -> {plan['width']} ({sizes['source']} -> {sizes['target']} of vectors)",
+            "partitions": ", ".join(plan["partitions"]),
+            "fields added": ", ".join(plan["hidden_fields"]),
+            "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
+            f"kept as {plan['bank']['collection']}",
+            "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
+            "gate": plan["gate"],
+            "gate over targets": plan["gate_targets"],
+            "alias": plan["alias"],
+            "rename": f"{plan['source']} becomes an alias of the copy" if plan["rename"] else None,
+            "server": plan["server"],
+            "memory": f"{loaded['source']} now, {loaded['target']} for the copy, {loaded['both']} for both",
+            "recall": plan["recall"] and plan["recall"]["said"],
+            **further,
+            "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
+            + (f", {plan['waiting_seconds']} s of it for clients to hear of it" if waits else ""),
+            "note": "\n".join(plan["remarks"]),
+        },
+    )
+
+
+def migration_facts(migration: Migration) -> dict[str, Any]:
+    """A migration as plain data, less what only the program needs."""
+    return migration.model_dump(mode="json", exclude={"version", "arguments", "state", "announced_at"})
+
+
+def show_migration(migration: Migration) -> None:
+    """How a migration stands once a command is done with it."""
+    show_facts(
+        f"\n{migration.source} -> {migration.target}: {migration.phase}",
+        {
+            "bank": migration.bank_collection,
+            "verified": verification_words(migration.verified),
+            "bias 0": invalid_words(migration.invalid, migration.invalid_keys),
+            "passes": f"{migration.passes} to catch up",
+            "switched": switch_words(migration),
+        },
+    )
+
+
+def verification_words(found: dict[str, Any] | None) -> str | None:
+    """The figures of a verification in one line."""
+    if found is None:
+        return None
+    return (
+        f"{found['rows']:,} rows, {found['fields']:,} field values equal; {found['biases']:,} biases as "
+        f"computed anew; of {found['searched']:,} rows searched for, {found['found_in_copy']:,} found "
+        f"({found['found_in_source']:,} in the source)"
+    )
+
+
+def invalid_words(count: int, keys: Sequence[int | str]) -> str | None:
+    """Which rows carry no bias, if any."""
+    return f"{count} rows without a usable vector: {list(keys)}" if count else None
+
+
+def switch_words(migration: Migration) -> str | None:
+    """Which name leads to the copy, and what became of the source's."""
+    switch = migration.switch
+    if switch is None or switch.at is None:
+        return None
+    kept = f"; the source is {switch.kept_as}" if switch.kept_as else ""
+    window = f", in {1000 * switch.window:.0f} ms" if switch.window is not None else ""
+    return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{kept}"
+
+
+def _mib(size: float) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def _words(fact: Any) -> str:
+    if isinstance(fact, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_words(value)}" for name, value in fact.items())
+    if isinstance(fact, list | tuple):
+        return ", ".join(map(_words, fact))
+    if isinstance(fact, bool):
+        return "yes" if fact else "no"
+    if fact is None:
+        return ""
+    return f"{fact:,}" if isinstance(fact, int | float) else str(fact)
+
+
+def limit_words(limits: Mapping[str, Any]) -> str:
+    """The settings of a throttle in one line."""
+    return ", ".join(f"{name} {'free' if value is None else value}" for name, value in limits.items())
+
+
+@contextmanager
+def narrated() -> Iterator[Listener]:
+    """A listener that prints lines on standard output, and draws bars on standard error, if a terminal."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[pace]}", style="progress.data.speed"),
+    )
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
+        draw = _Bars(bars)
+
+        def listen(event: Event) -> None:
+            draw(event)
+            if line := _line(event):
+                out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        yield listen
+
+
+class _Bars:
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+        self._first: Event | None = None
+
+    def __call__(self, event: Event) -> None:
+        doing = _doing(event)
+        if doing is None:
+            return
+        rows, total = event.facts["rows"], event.facts["rows_total"]
+        if doing not in self._tasks:
+            for task in self._tasks.values():
+                self._bars.update(task, visible=False)
+            self._tasks[doing] = self._bars.add_task(doing, total=total, pace="")
+            self._first = event
+        self._bars.update(self._tasks[doing], completed=rows, total=total, pace=self._pace(event))
+
+    def _pace(self, event: Event) -> str:
+        """Copying says itself how fast it is, not counting what an earlier run copied."""
+        facts = event.facts
+        speed, left = facts.get("rows_per_second"), facts.get("eta_seconds")
+        if speed is None and self._first is not None:
+            seconds = (event.time - self._first.time).total_seconds()
+            speed = (facts["rows"] - self._first.facts["rows"]) / seconds if seconds else None
+            left = (facts["rows_total"] - facts["rows"]) / speed if speed else None
+        return f"{speed:,.0f} rows/s, {left:,.0f} s left" if speed and left is not None else ""
+
+
+def _doing(event: Event) -> str | None:
+    if event.name == "copying":
+        return "copying"
+    if event.name == "catching-up":
+        return f"catching up, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
+    return None
+
+
+def _line(event: Event) -> str | None:
+    facts = event.facts
+    match event.name:
+        case "before-copy":
+            return f"\ncopying {facts['rows_total']:,} rows to {facts['target']}"
+        case "after-copy":
+            return "copied; catching up with what was written meanwhile"
+        case "verified":
+            return f"verified: {facts['rows']:,} rows, {facts['fields']:,} field values as in the source"
+        case "postponed":
+            return "the cut-over waits to be released; until then the copy follows the source"
+        case "before-cutover":
+            return f"switching {facts['alias']} to {facts['target']}"
+        case "throttled":
+            return f"resting, the server is under load: {facts['detail']}"
+        case "paused":
+            return f"paused by {facts['reason']}"
+        case "resumed":
+            return f"no longer held back by {facts['reason']}"
+        case "rate":
+            return "now at " + limit_words(facts)
+        case "warning":
+            return f"warning: {facts['message']}"
+    return None
+
+
+def stream(event: Event) -> None:
+    """A listener: one object a line, on standard output, at once."""
+    show_json(event.to_dict())
+    sys.stdout.flush()
+
+
+def stream_result(facts: Mapping[str, Any]) -> None:
+    """The last line, of the same form as the events."""
+    stream(Event("result", facts, datetime.now(timezone.utc)))
+
+
+BEGINNINGS = {
+    "plan": "preparing",
+    "before-copy": "copying",
+    "after-copy": "catching up",
+    "before-verify": "verifying",
+    "verified": None,
+}
+
+
+class Timeline:
+    """A listener. What an earlier run did, that this one carries on, is not counted."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._doing: str | None = None
+        self._since: datetime | None = None
+        self._bytes = 0
+        self._rows_per_second: float | None = None
+        self._passes: dict[int, dict[str, int]] = {}
+
+    def __call__(self, event: Event) -> None:
+        facts = event.facts
+        if event.name == "copying":
+            self._turn("indexing", event.time, since="copying")
+            self._bytes += facts["bytes"]
+            self._rows_per_second = facts["rows_per_second"]
+        elif event.name in BEGINNINGS:
+            self._turn(BEGINNINGS[event.name], event.time)
+        elif event.name == "catching-up" and facts["pass"]:
+            self._passes[facts["pass"]] = {"rows": facts["rows"], "carried": facts["repaired"]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """seconds by what was done, the speed of the copying, and of each pass the rows that were compared
+        and those carried over, as plain data."""
+        copying = self._seconds.get("copying")
+        return {
+            "seconds": {doing: round(seconds, 2) for doing, seconds in self._seconds.items()},
+            "rows_per_second": round(self._rows_per_second, 1) if self._rows_per_second else None,
+            "mib_per_second": round(self._bytes / copying / 2**20, 2) if copying else None,
+            "passes": [{"pass": number, **facts} for number, facts in sorted(self._passes.items())],
+        }
+
+    def _turn(self, doing: str | None, at: datetime, *, since: str | None = None) -> None:
+        """What was being done ends here. since: what it was, where it goes by another name from now on."""
+        if self._since is not None and (done := since or self._doing):
+            self._seconds[done] = self._seconds.get(done, 0.0) + (at - self._since).total_seconds()
+        self._doing, self._since = doing, at

@@ -1,0 +1,382 @@
+"""Checks of requests, and rows, hits and descriptions in the user's form. No I/O."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pymilvus.client.check import check_id_and_data, check_pass_param
+from pymilvus.exceptions import ParamError
+
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import decode, returned
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction import read_back
+from milvus_hubness.errors import (
+    InvalidParameter,
+    StateError,
+    UnsupportedOperation,
+)
+from milvus_hubness.job_properties import (
+    DUAL_WRITE_PROPERTY,
+    ONLINE_BANKS_PROPERTY,
+    TUNING_PROPERTY,
+    WRITE_INTENTS_PROPERTY,
+)
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.state import PROPERTY, CollectionState
+from milvus_hubness.stores.records import is_fence
+
+LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
+"""Arguments by which the server computes with scores."""
+ORDERED = (*LOOK_AT_SCORES, "order_by_fields")
+"""Those for which its order of the hits must be the final one."""
+GROUPED = ("group_by_field", "group_by_fields")
+"""Those by which it keeps the best hits of each group."""
+ITERATED = ("iterator", "search_iter_v2")
+"""Those by which it answers a page after the other."""
+IN_BACKGROUND = ("_async", "_callback")
+RANGE_BOUNDS = ("radius", "range_filter")
+
+Manner = tuple[Any, ...]
+"""What searches have in common that differ only in their data, filter, timeout and the like."""
+
+
+def manner_of(
+    data: Any,
+    limit: Any,
+    output_fields: Any,
+    search_params: Any,
+    strength: float | None,
+    profile: str | None,
+    with_raw_score: bool,
+    options: Mapping[str, Any],
+) -> Manner | None:
+    """None where it asks for anything unusual, or for what pymilvus may refuse."""
+    usual = (
+        type(limit) is int
+        and _are_dense(data)
+        and (output_fields is None or _are_names(output_fields))
+        and (strength is None or type(strength) in (float, int))
+        and "offset" not in options
+        and "round_decimal" not in options
+    )
+    if not usual:
+        return None
+    for name in (*LOOK_AT_SCORES, *IN_BACKGROUND):
+        if options.get(name) is not None:
+            return None
+    names = None if output_fields is None else tuple(output_fields)
+    result = repr(search_params) if search_params else ""
+    return (options.get("anns_field"), limit, names, result, strength, profile, bool(with_raw_score))
+
+
+def expect_question(
+    data: Any,
+    ids: Any,
+    output_fields: Any,
+    search_params: Any,
+    options: Mapping[str, Any],
+) -> None:
+    """Raises ParamError where pymilvus does, and InvalidParameter for bounds that are no numbers."""
+    check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
+    check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
+    params = search_params or {}
+    inner = params.get("params", {}) if isinstance(params, Mapping) else params
+    if not isinstance(inner, Mapping):
+        raise ParamError(message=f"Search params must be a dict, got {type(inner)}")
+    if "offset" in options and "offset" in params:
+        raise ParamError(message="Provide offset both in kwargs and param, expect just one")
+    offset = options.get("offset") or params.get("offset")
+    if offset is not None and not isinstance(offset, int):
+        raise ParamError(message=f"wrong type for offset, expect int, got {type(offset)}")
+    for place in (params, inner):
+        for name in RANGE_BOUNDS:
+            _expect_number(name, place.get(name))
+
+
+def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
+    """Raises UnsupportedOperation for answers that cannot be decoded: futures, and buckets whose hits bring
+    vectors. fields: the corrected ones of the collection."""
+    if fields and (name := looked_at(options, IN_BACKGROUND)):
+        raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
+    if fields and looked_at(options, ("namespace",)):
+        raise UnsupportedOperation("namespace on a corrected collection, which has none: leave it out")
+    named = output_fields if isinstance(output_fields, list) else []
+    vectors = [name for name in named if name in fields or (fields and name == "*")]
+    if vectors and looked_at(options, ("search_aggregation",)):
+        raise UnsupportedOperation(
+            f"search_aggregation with output field {vectors[0]!r}: buckets would hold stored vectors with "
+            "their biases: name other fields, and get the vectors by key"
+        )
+
+
+def looked_at(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
+    """Return the first of these arguments that is given."""
+    return next((name for name in names if options.get(name) not in (None, False, "", [])), None)
+
+
+def normalises_scores(ranker: Any) -> bool:
+    """Whether a ranker squashes scores by the metric of the field."""
+    functions = getattr(ranker, "functions", None) or [ranker]
+    params = [getattr(each, "params", None) or {} for each in functions]
+    return any(str(each.get("norm_score", "")).lower() == "true" for each in params)
+
+
+def _are_dense(data: Any) -> bool:
+    """Whether pymilvus takes it as queries, seen at a glance."""
+    if isinstance(data, np.ndarray):
+        return data.ndim > 1
+    if not isinstance(data, list):
+        return False
+    for vector in data:
+        kind = type(vector)
+        if kind is not list and kind is not np.ndarray:
+            return False
+    return True
+
+
+def _are_names(output_fields: Any) -> bool:
+    return isinstance(output_fields, list) and all(type(name) is str and name for name in output_fields)
+
+
+def _expect_number(name: str, bound: Any) -> None:
+    try:
+        float(bound or 0.0)
+    except (TypeError, ValueError):
+        raise InvalidParameter(f"{name} must be a number, got {bound!r}") from None
+
+
+def expect_strength(strength: Any) -> None:
+    """Raises InvalidParameter for a strength that is no finite number; None is valid."""
+    number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
+    if strength is not None and not (number and math.isfinite(strength)):
+        raise InvalidParameter(f"strength must be a finite number, not {strength!r}")
+
+
+def expect_state_ttl(seconds: Any) -> None:
+    """Raises InvalidParameter for a time that is no number of at least 0."""
+    number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+    if not (number and seconds >= 0):
+        raise InvalidParameter(f"state_ttl must be a number of seconds of at least 0, not {seconds!r}")
+
+
+def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
+    """Raises InvalidParameter for a number of candidates that nothing looks at, or that is none."""
+    if candidates is None:
+        return
+    if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
+        raise InvalidParameter("candidates are of a re-ranker that looks at them: give one as rerank")
+    if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
+        raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")
+
+
+def keep(hits: Any, kept: list[Any]) -> None:
+    """Only `kept`, in that order, in every place where pymilvus's hits hold them."""
+    hits[:] = kept
+    hits.ids = [hit.id for hit in kept]
+    hits.distances = [hit["distance"] for hit in kept]
+
+
+def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
+    """Give each hit its score, rounded to so many decimals unless that is −1."""
+    values = np.asarray(scores, np.float64)
+    hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
+    for hit, score in zip(hits, hits.distances, strict=True):
+        hit["distance"] = score
+
+
+def rescale(hits: Any, length: float) -> None:
+    """Divide the scores of one query's hits by its length."""
+    hits.distances = [score / length for score in hits.distances]
+    for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
+        hit["distance"] = score
+
+
+def rerank(
+    results: Any,
+    queries: Floats,
+    layout: Layout,
+    how: GloballyCorrected,
+    bank: Floats,
+    page: slice,
+    vectors_of: Callable[[list[Any]], Floats],
+) -> None:
+    """Put each query's hits in the order of `how` and cut them to `page`, in place.
+
+    queries, bank (m, d) as the user gave them. vectors_of: (n, d) those of n hits, as the user gave them.
+    """
+    reduced_bank = layout.reduce_queries(bank)
+    for hits, query in zip(results, queries, strict=True):
+        items = layout.reduce_items(vectors_of(list(hits)))
+        scores = items @ layout.reduce_queries(query[None, :])[0]
+        keep(hits, [hits[i] for i in how.order(scores, items, reduced_bank)[page]])
+
+
+Row = MutableMapping[str, Any]
+
+_OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
+"""Properties of collections."""
+
+
+def is_ours(property: str) -> bool:
+    """Whether this package keeps something of its own in that property of a collection."""
+    return property in _OURS or property.startswith(f"{PROPERTY}.")
+
+
+@dataclass(slots=True)
+class FieldRequest:
+    """requested: what to ask the server for. hidden: fields to take out of what comes back."""
+
+    requested: list[str] | None
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """states: of every corrected field of the collection."""
+
+    states: tuple[CollectionState, ...]
+
+    def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
+        """What to ask for so that vectors can be read back, and what to hide again.
+
+        default_all: no output_fields means every field, as query and get take it. What is no list is for
+        pymilvus to refuse.
+        """
+        if output_fields is not None and not isinstance(output_fields, list):
+            return FieldRequest(output_fields, ())
+        named = list(output_fields or [])
+        hidden = tuple(name for name in self._hidden if name not in named)
+        if "*" not in named:
+            norms = [state.norm_field for state in self.states if state.field in named]
+            named += [norm for norm in norms if norm and norm in hidden]
+        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
+
+    def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
+        """Rows with the vectors that the user gave and without what is hidden, changed in place.
+        strict_float32: vectors are lists of NumPy's float32.
+
+        Raises StateError where the vectors are not in augmented form.
+        """
+        rows = list(rows)
+        for state in self.states:
+            with_vector = [row for row in rows if row.get(state.field) is not None]
+            if with_vector and not state.leaves_vectors:
+                stored = decode([row[state.field] for row in with_vector], state.dtype)
+                if stored.shape[1:] != (state.form.width,):
+                    raise StateError(
+                        f"field {state.field!r} holds vectors of width {stored.shape[1]}, "
+                        f"its state speaks of {state.form.width}"
+                    )
+                vectors = read_back(state, state.form.joined(stored), with_vector)
+                for row, vector in zip(with_vector, returned(vectors, state.dtype), strict=True):
+                    in_list = isinstance(vector, bytes) and isinstance(row[state.field], list)
+                    row[state.field] = [vector] if in_list else vector
+                    if strict_float32 and state.dtype == "float32":
+                        row[state.field] = list(np.asarray(vector, np.float32))
+        for row in rows:
+            for name in fields.hidden:
+                row.pop(name, None)
+
+    def hits_out(self, results: Any, fields: FieldRequest) -> Any:
+        """The same of the rows that searches found. Those of one query have the same fields."""
+        for hits in results:
+            if hits and not self._changed.isdisjoint(hits[0]["entity"]):
+                self.rows_out((hit["entity"] for hit in hits), fields)
+        return results
+
+    @cached_property
+    def _hidden(self) -> tuple[str, ...]:
+        return tuple(name for state in self.states for name in state.hidden_fields)
+
+    @cached_property
+    def _changed(self) -> frozenset[str]:
+        """The fields that users see otherwise than they are stored, or not at all."""
+        return frozenset([*self._hidden, *(state.field for state in self.states)])
+
+    def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
+        """describe_collection as of the collection the user made."""
+        ours = {name for state in self.states for name in state.hidden_fields}
+        dims = {state.field: state.dim for state in self.states}
+        fields = [each for each in description["fields"] if each["name"] not in ours]
+        for each in fields:
+            if each["name"] in dims:
+                each["params"] = {**each["params"], "dim": dims[each["name"]]}
+        properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
+        shown = {**description, "fields": fields, "properties": properties}
+        if "aliases" in description:
+            shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
+        return shown
+
+    def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
+        """describe_index with the metric the user knows."""
+        metrics = {state.field: state.metric for state in self.states}
+        if index and index.get("field_name") in metrics:
+            return {**index, "metric_type": metrics[index["field_name"]]}
+        return index
+
+
+@dataclass(slots=True)
+class Question:
+    """A search as its caller put it.
+
+    strength: w; None takes the profile's. profile: a set of biases by name; None takes the active one.
+    rerank with bank (m, d), the bank's queries: rank raw candidates by them; one that is Adaptive ranks
+    corrected ones by itself. candidates: how many; None for as many as it says. activated: keys, where the
+    search is gated. with_raw_score: give each hit its uncorrected score too.
+    """
+
+    data: npt.ArrayLike
+    limit: int
+    offset: int = 0
+    search_params: Mapping[str, Any] | None = None
+    output_fields: list[str] | None = None
+    round_decimal: int = -1
+    strength: float | None = None
+    profile: str | None = None
+    rerank: GloballyCorrected | Adaptive | None = None
+    candidates: int | None = None
+    bank: Floats | None = None
+    activated: AbstractSet[Any] = frozenset()
+    with_raw_score: bool = False
+
+    def pool(self, how: GloballyCorrected | Adaptive) -> int:
+        """How many candidates to fetch for a re-ranker: no fewer than reach to the end of the page."""
+        return max(self.candidates or how.candidates, int(self.page.stop))
+
+    @property
+    def page(self) -> slice:
+        """The places, from the best, that are asked for."""
+        return slice(self.offset, self.offset + self.limit)
+
+
+@dataclass(slots=True)
+class SearchRequest:
+    """What to send to the server, and `answer`, which makes of its results those the user asked for.
+
+    options: further arguments of the search. biases_of: where the answer needs the biases of the rows that
+    were found, the collection that holds them; `answer` then takes them, by key, beside the results. works:
+    `answer` computes for long.
+    """
+
+    data: Any
+    limit: int
+    offset: int
+    search_params: dict[str, Any]
+    output_fields: list[str] | None
+    answer: Callable[..., Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    biases_of: str | None = None
+    works: bool = False
+
+
+Asking = Callable[[npt.ArrayLike], SearchRequest]
+AskingOne = Callable[[list[float] | Floats], SearchRequest | None]

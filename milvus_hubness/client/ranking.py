@@ -1,0 +1,219 @@
+"""Hybrid search and learned re-rankers: several result lists become one. No I/O.
+
+Milvus merges by rank, or by weighted scores that it first squashes by metric. A field that is served as IP
+under a promise of COSINE or L2 would weigh differently there, so such answers are merged here, as Milvus
+would have merged them on the user's metric.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from pymilvus import AnnSearchRequest
+
+from milvus_hubness.client.messages import Question, Reading, SearchRequest, keep, rescore
+from milvus_hubness.client.rewrite import Rewrite, add_raw_scores, copied, raised
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation
+from milvus_hubness.rerank import Adaptive
+from milvus_hubness.state import CollectionState
+
+SIMILARITIES = frozenset({"IP", "COSINE", "BM25", "MHJACCARD"})
+DEFAULT_RRF_K = 60
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """strategy: "rrf", "weighted", or another that only the server knows."""
+
+    strategy: str
+    weights: tuple[float, ...] = ()
+    normalise: bool = True
+    k: float = DEFAULT_RRF_K
+
+    @classmethod
+    def of(cls, ranker: Any) -> Ranker:
+        """From pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
+        if hasattr(ranker, "dict"):
+            result = ranker.dict()
+            strategy, params, normalise = result["strategy"], result["params"], True
+        else:
+            params = dict(getattr(ranker, "params", None) or {})
+            strategy, normalise = str(params.get("reranker", "")).lower(), False
+        weights = params.get("weights", ())
+        return cls(
+            strategy,
+            tuple(json.loads(weights) if isinstance(weights, str) else weights),
+            bool(params.get("norm_score", normalise)),
+            float(params.get("k", DEFAULT_RRF_K)),
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its merging is known here."""
+        return self.strategy in ("rrf", "weighted")
+
+
+def require_profile(profile: str | None, states: Sequence[CollectionState]) -> None:
+    """Raises InvalidInput where none of these corrected fields has the profile; one that lacks it beside
+    others that have it is searched by its active one."""
+    if profile is None or not states or any(profile in state.profiles for state in states):
+        return
+    fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
+    known = ", ".join(dict.fromkeys(name for state in states for name in state.profiles))
+    raise InvalidInput(f"no profile {profile!r} for field {fields}, there are: {known}")
+
+
+def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:
+    """Whether the server cannot merge what is asked of these corrected fields. Raises UnsupportedOperation
+    where nobody can."""
+    alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
+    plain = all(
+        rewrite.state.reranking is None
+        and not rewrite.is_gated(question)
+        and len(rewrite.apart(question)) == 1
+        for rewrite, question in asked
+    )
+    if plain and (alike or ranker.strategy == "rrf"):
+        return False
+    if not ranker.is_known:
+        raise UnsupportedOperation(
+            f"the ranker {ranker.strategy!r} runs on the server only, which has other scores for corrected "
+            "fields of metric COSINE or L2, or with biases beside them: use RRFRanker or WeightedRanker"
+        )
+    return True
+
+
+def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -> AnnSearchRequest:
+    """The request as it is asked of the stored vectors. Raises as Rewrite.ask does."""
+    queries = rewrite.queries(question)
+    return AnnSearchRequest(
+        data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
+        anns_field=rewrite.state.searched_field,
+        param=rewrite.search_params(request.param, queries),
+        limit=request.limit,
+        expr=request.expr,
+        expr_params=request.expr_params,
+    )
+
+
+def merge(
+    answers: Sequence[Any],
+    metrics: Sequence[str],
+    ranker: Ranker,
+    page: slice,
+    round_decimal: int = -1,
+) -> Any:
+    """The answers to several requests as one, made of the first in place.
+
+    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but turns L2
+    round where it meets similarities. Raises InvalidInput where there are not as many weights as requests.
+    """
+    if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
+        raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
+    turns, ascending = _squashing(ranker, metrics)
+    for number, first in enumerate(answers[0]):
+        scores: dict[Any, float] = {}
+        found: dict[Any, Any] = {}
+        for i, answer in enumerate(answers):
+            for rank, hit in enumerate(answer[number]):
+                found.setdefault(hit.id, hit)
+                share = (
+                    1 / (ranker.k + rank + 1)
+                    if ranker.strategy == "rrf"
+                    else ranker.weights[i] * turns[i](hit["distance"])
+                )
+                scores[hit.id] = scores.get(hit.id, 0.0) + share
+        best = sorted(scores, key=lambda key: (scores[key] if ascending else -scores[key], key))[page]
+        keep(first, [found[key] for key in best])
+        rescore(first, [scores[key] for key in best], round_decimal)
+    return answers[0]
+
+
+def _squashing(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
+    """What is done to the scores of each answer before they are weighed, and whether small sums are best."""
+    if ranker.strategy == "rrf":
+        return [], False
+    if ranker.normalise:
+        return [_NORMALISED.get(metric, _closeness) for metric in metrics], False
+    distances = [metric not in SIMILARITIES for metric in metrics]
+    if all(distances):
+        return [_unchanged] * len(metrics), True
+    return [_AS_IT_IS.get(metric, _closeness) for metric in metrics], False
+
+
+def _unchanged(score: float) -> float:
+    return score
+
+
+def _closeness(distance: float) -> float:
+    return 1 - 2 * math.atan(distance) / math.pi
+
+
+# Milvus Lite reports BM25 scores with their sign turned; they are never negative in themselves.
+_AS_IT_IS: dict[str, Callable[[float], float]] = {**dict.fromkeys(SIMILARITIES, _unchanged), "BM25": abs}
+_NORMALISED: dict[str, Callable[[float], float]] = {
+    "COSINE": lambda score: (1 + score) / 2,
+    "IP": lambda score: 0.5 + math.atan(score) / math.pi,
+    "BM25": lambda score: 2 * math.atan(abs(score)) / math.pi,
+    "MHJACCARD": lambda score: 0.5 + math.atan(score) / math.pi,
+}
+
+
+def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
+    """The search that answers a question, as its re-ranker wants it: for the queries that it makes of the
+    user's, or for candidates with their vectors, which it ranks.
+
+    Ranked hits have the re-ranker's score, under every metric the more the better. Raises as `Rewrite.ask`
+    does, and DimensionMismatch where the re-ranker is for other vectors.
+    """
+    how.expect_dim(rewrite.state.dim)
+    queries = rewrite.queries(question)
+    if how.direct:
+        return rewrite.ask(replace(question, data=how.direct_queries(queries), rerank=None))
+    fields = rewrite.fields_for(question, with_vector=True)
+    limit = question.pool(how)
+    candidates = replace(
+        question,
+        limit=limit,
+        offset=0,
+        search_params=raised(copied(question.search_params or {}), limit),
+        output_fields=fields.requested,
+        round_decimal=-1,
+        rerank=None,
+        with_raw_score=False,
+    )
+    search_request = replace(rewrite, reading=Reading(())).ask(candidates)
+
+    def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
+        found = search_request.answer(results, *biases)
+        vectors = [rewrite.vectors_found(list(hits)) for hits in found]
+        scores = how.scores(queries, vectors)
+        for hits, query, items, own in zip(found, queries, vectors, scores, strict=True):
+            if hits:
+                _rank(rewrite, hits, query, items, own, question, how.correction)
+        return rewrite.reading.hits_out(found, fields)
+
+    return replace(search_request, answer=answer, works=True)
+
+
+def _rank(
+    rewrite: Rewrite, hits: Any, query: Any, items: Any, scores: Any, question: Question, correction: float
+) -> None:
+    """The hits of one query in the order of their scores, cut to the page, in place."""
+    layout = rewrite.layout
+    raw = layout.reduce_items(items) @ layout.reduce_queries(query[None, :])[0]
+    if correction:
+        result = np.asarray(hits.distances, np.float64)
+        subtracted = raw + result / 2 if layout.metric == "L2" else raw - result
+        scores = scores - correction * subtracted
+    order = np.argsort(-scores, kind="stable")[question.page]
+    keep(hits, [hits[i] for i in order])
+    rescore(hits, scores[order], question.round_decimal)
+    if question.with_raw_score:
+        shown = np.asarray(-2 * raw[order] if layout.metric == "L2" else raw[order], np.float64)
+        add_raw_scores(hits, shown.round(question.round_decimal) if question.round_decimal >= 0 else shown)

@@ -1,0 +1,347 @@
+"""The write-intent log: writes noted before they are made, while a job rewrites rows. No I/O.
+
+A job reads a row, and writes it back with another bias; what a client did to the row in between is undone.
+So the client notes what it is about to do, and the job looks, after it wrote a row, for a note of it, and
+does again what that says (`operations.row_writer`). A note comes before its write: either it is there when
+the job looks, or the client's write comes after the job's, and stays.
+
+Notes under one key are replaced in one step, so that there is one last note, of a row or of its deletion.
+Clients that write the same row in the same instant may find it as either of them wrote it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import grpc
+from pymilvus.client.types import OmitZeroDict
+from pymilvus.exceptions import MilvusException
+
+from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
+from milvus_hubness.client.steps import Ask, Operation
+from milvus_hubness.errors import StoreError, WriteIntentFailed
+from milvus_hubness.job_properties import WriteIntentLog
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, is_one_of, literal
+from milvus_hubness.stores.milvus_write_intents import (
+    NAME_FIELD,
+    changed_in,
+    line,
+    name_for,
+    names_in,
+    partition_of,
+    picked,
+)
+
+T = TypeVar("T")
+Key = int | str
+
+KEYS_PER_PAGE = 16_384
+KEYS_PER_REQUEST = 8_000
+ROWS_PER_REQUEST = 1_000
+STRONG = {"consistency_level": "Strong"}
+_IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
+
+
+class Matching(StateCache):
+    """Page by page."""
+
+    def _matching(
+        self,
+        collection: str,
+        key_field: str,
+        where: str,
+        timeout: float | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[list[Key]]:
+        """The keys of the rows that a filter matches, in order. Raises StoreError where the server pages in
+        none."""
+        partitions = [partition_name] if partition_name else None
+        template = {name: options[name] for name in ("filter_params",) if name in options}
+
+        def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
+            args = (collection, filter, [key_field], timeout, None, partitions)
+            return Ask("query", args, {**template, **how, "limit": limit})
+
+        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
+        yield ask(where, 1, STRONG)
+        found: list[Key] = []
+        while True:
+            cursor = f"{key_field} > {literal(found[-1])} and " if found else ""
+            page = yield ask(f"{cursor}({where})", KEYS_PER_PAGE, _IN_KEY_ORDER)
+            fresh = sorted({row[key_field] for row in page})
+            if not fresh:
+                return found
+            if found and fresh[0] <= found[-1]:
+                raise StoreError(f"the server did not page {collection!r} in key order")
+            found += fresh
+
+
+def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
+    """`items` in lists of at most so many."""
+    return (list(items[start : start + size]) for start in range(0, len(items), size))
+
+
+NOTING_SECONDS = 30.0
+"""A note that took longer is noted again: half the time after which a job drops a row that no note names."""
+Row = dict[str, Any]
+
+
+class NotesWrites(Matching):
+    """A collection that announces no write-intent log costs no request more."""
+
+    def _noted(
+        self,
+        collection: str,
+        timeout: float | None,
+        write: Callable[[CachedState], Operation[T]],
+        again: Callable[[CachedState], Operation[T]],
+    ) -> Operation[tuple[T, T, CachedState]]:
+        """write(known), which notes what it does where `cached` has a write-intent log; and again(known)
+        where it turns out that one was announced which this did not know of: it took so long that a job may
+        have been at work by then. Returns what the first and the last of them did, and what the collection
+        was known as; where it was not known to have a copy, as what it is known now."""
+
+        def keeping(
+            call: Callable[[CachedState], Operation[T]],
+        ) -> Callable[[CachedState], Operation[tuple[T, CachedState]]]:
+            def kept(cached: CachedState) -> Operation[tuple[T, CachedState]]:
+                return (yield from call(cached)), cached
+
+            return kept
+
+        first, cached = yield from self._as_it_is(collection, timeout, keeping(write))
+        last = first
+        while True:
+            now = yield from self._cached_after(collection, cached, timeout)
+            if now.intent_log in (None, cached.intent_log):
+                return first, last, cached if cached.dual_write else now
+            last, cached = yield from self._as_it_is(collection, timeout, keeping(again))
+
+    def _cached_after(
+        self, collection: str, cached: CachedState, timeout: float | None
+    ) -> Operation[CachedState]:
+        """What the collection says of itself after a write by what was `cached`; that again where it cannot
+        be asked, and where it has a copy, which may be taking its name."""
+        if now := self._remembered(collection):
+            return now
+        if cached.dual_write is not None:
+            return cached
+        try:
+            return (yield from self.cached_state(collection, timeout))
+        except PERHAPS_OUTDATED:
+            return cached
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def _note_rows(
+        self,
+        cached: CachedState,
+        collection: str,
+        method: str,
+        rows: Any,
+        partition_name: str | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> Operation[None]:
+        """Note rows as they are to be stored. What are none, or lack their keys, is for Milvus to judge; and
+        rows whose keys it is about to make were read by no job. Raises WriteIntentFailed."""
+        intent_log = cached.intent_log
+        if intent_log is None or (intent_log.auto_id and method == "insert"):
+            return
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            return
+        if not rows or not all(cached.key_field in row for row in rows):
+            return
+        in_part = method == "upsert" and (options.get("partial_update") or options.get("field_ops"))
+
+        def note() -> Operation[None]:
+            keys = [row[cached.key_field] for row in rows]
+            while True:
+                began = time.monotonic()
+                names = [name_for(intent_log) for _ in rows]
+                named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
+                changed: dict[Key, set[str]] = {}
+                if in_part:
+                    changed = yield from self._note_in_part(
+                        cached, collection, intent_log, named, partition_name, timeout, options
+                    )
+                else:
+                    yield from self._keep(intent_log, named, timeout)
+                yield from self._point(
+                    intent_log, dict(zip(keys, names, strict=True)), partition_name, timeout, changed
+                )
+                # A job drops rows that no note names after a while: such a one may have been among these.
+                if time.monotonic() - began < NOTING_SECONDS:
+                    return
+
+        yield from self._noting(collection, intent_log, note())
+
+    def _note_in_part(
+        self,
+        cached: CachedState,
+        collection: str,
+        intent_log: WriteIntentLog,
+        named: Sequence[Row],
+        partition_name: str | None,
+        timeout: float | None,
+        options: Mapping[str, Any],
+    ) -> Operation[dict[Key, set[str]]]:
+        """Note the whole rows that a partial update makes: of what was last noted of them, else of what the
+        collection holds, which then no job has read before a client wrote it. It is read first, so that
+        whoever wrote it has been noted. Returns for each key the fields that this changes, and that partial
+        updates noted just before it do."""
+        changes: dict[Key, set[str]] = {}
+        key_field, within = cached.key_field, partition_of(intent_log, partition_name) or partition_name
+        for part in parts(named, ROWS_PER_REQUEST):
+            keys = [row[key_field] for row in part]
+            held = yield from self._whole_rows(collection, key_field, keys, within, timeout)
+            result = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
+            lines = yield Ask(
+                "query", (intent_log.collection, picked(intent_log, keys, partition_name)), result
+            )
+            last = names_in(intent_log, lines, keys, partition_name)
+            names = [name for name in last.values() if name]
+            changed_before = {each["name"]: changed_in(each) for each in lines if each["name"]}
+            for row in part:
+                key = row[key_field]
+                changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {NAME_FIELD, key_field}
+            noted = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
+            before = {key: noted.get(last[key]) if key in last else held.get(key) for key in keys}
+            bases = [
+                {**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])
+            ]
+            yield from self._keep(intent_log, bases, timeout)
+            if changed := [row for row in part if before[row[key_field]]]:
+                yield Ask("upsert", (intent_log.rows, changed, timeout), dict(options))
+            yield from self._keep(intent_log, [row for row in part if not before[row[key_field]]], timeout)
+        return changes
+
+    def _whole_rows(
+        self,
+        collection: str,
+        field: str,
+        values: Sequence[Key],
+        partition_name: str | None,
+        timeout: float | None,
+    ) -> Operation[dict[Key, Row]]:
+        """Rows as they are stored, by a field that tells them apart."""
+        if not values:
+            return {}
+        description = yield Ask("describe_collection", (collection, timeout))
+        partitions = [partition_name] if partition_name else None
+        args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
+        found = yield Ask("query", args, dict(STRONG))
+        return {row[field]: row for row in milvus_schema.as_written(found, description)}
+
+    # -- deletions --------------------------------------------------------------------------------------
+
+    def _note_gone(
+        self,
+        cached: CachedState,
+        collection: str,
+        keys: Sequence[Key],
+        timeout: float | None,
+        partition_name: str | None,
+    ) -> Operation[None]:
+        """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""
+        intent_log = cached.intent_log
+        if intent_log is None:
+            return
+        partitions = yield from self._partitions(intent_log, collection, partition_name, timeout)
+        for partition in partitions:
+            for part in parts(keys, KEYS_PER_REQUEST):
+                there = part
+                if len(partitions) > 1:
+                    where = is_one_of(cached.key_field, part)
+                    there = yield from self._matching(
+                        collection, cached.key_field, where, timeout, partition, {}
+                    )
+                note = self._point(intent_log, dict.fromkeys(there, ""), partition, timeout)
+                yield from self._noting(collection, intent_log, note)
+
+    def _delete_matching(
+        self,
+        cached: CachedState,
+        collection: str,
+        intent_log: WriteIntentLog,
+        filter: str,
+        timeout: float | None,
+        partition_name: str | None,
+        options: Mapping[str, Any],
+    ) -> Operation[Any]:
+        """delete of what a filter matches, by the keys that it matches now, as Milvus does too. Raises
+        WriteIntentFailed."""
+        further = {name: value for name, value in options.items() if name not in ("filter_params", "pks")}
+        answers: list[Any] = []
+        for partition in (yield from self._partitions(intent_log, collection, partition_name, timeout)):
+            found = yield from self._matching(
+                collection, cached.key_field, filter, timeout, partition, options
+            )
+            for part in parts(found, KEYS_PER_REQUEST):
+                note = self._point(intent_log, dict.fromkeys(part, ""), partition, timeout)
+                yield from self._noting(collection, intent_log, note)
+                args = (collection, None, timeout, is_one_of(cached.key_field, part), partition)
+                answers.append((yield Ask("delete", args, dict(further))))
+        return _together(answers)
+
+    def _partitions(
+        self, intent_log: WriteIntentLog, collection: str, partition_name: str | None, timeout: float | None
+    ) -> Operation[list[str | None]]:
+        """Those whose rows a deletion is of, as far as it matters."""
+        if partition_name or not intent_log.by_partition:
+            return [partition_name]
+        return list((yield Ask("list_partitions", (collection, timeout))))
+
+    # -- notes ------------------------------------------------------------------------------------------
+
+    def _keep(
+        self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
+    ) -> Operation[None]:
+        for part in parts(named, ROWS_PER_REQUEST):
+            yield Ask("insert", (intent_log.rows, part, timeout))
+
+    def _point(
+        self,
+        intent_log: WriteIntentLog,
+        names: Mapping[Key, str],
+        partition_name: str | None,
+        timeout: float | None,
+        changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
+    ) -> Operation[None]:
+        """Have these keys stand for the rows of these names; for none, where a name is empty. changed: the
+        fields that partial updates change."""
+        lines = [
+            line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()
+        ]
+        for part in parts(lines, ROWS_PER_REQUEST):
+            yield Ask("upsert", (intent_log.collection, part, timeout))
+
+    def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
+        """What pymilvus itself refuses of the rows, it would have refused of the write, in the same words."""
+        try:
+            yield from note
+        except (MilvusException, grpc.RpcError) as error:
+            of_pymilvus = isinstance(error, MilvusException) and type(error) is not MilvusException
+            if of_pymilvus and getattr(error, "code", None) != COLLECTION_NOT_FOUND:
+                raise
+            raise WriteIntentFailed(
+                f"nothing was written to {collection!r}: a refresh is rewriting its rows, and what clients "
+                f"write meanwhile must be noted in {intent_log.collection!r} first, which failed: {error}. "
+                "Repeat the write; a client that may not write there needs the right to"
+            ) from error
+
+
+def _together(answers: Sequence[Any]) -> Any:
+    """One answer of several deletions: how many rows they took, or, of old servers, their keys."""
+    if any(isinstance(answer, list) for answer in answers):
+        return [key for answer in answers for key in answer]
+    if len(answers) == 1:
+        return answers[0]
+    return OmitZeroDict(
+        {name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")}
+    )

@@ -1,0 +1,475 @@
+"""The columns of the augmented vector <r, b> and the augmented query <q, -w>. No I/O."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.codec.arrays import (
+    ALIGNMENT,
+    GRAPH_HINT_SHARE,
+    LEAST_LENGTH,
+    MAX_WIDTH,
+    QUERY_SCALE,
+    SPREADS,
+    UNIT_TOLERANCE,
+    Floats,
+    Mean,
+    Metric,
+    as_metric,
+    half_squares,
+    half_squares64,
+    lengths_of,
+    lost,
+    matrix,
+    mean_in,
+    mean_of,
+)
+from milvus_hubness.codec.index_hints import (
+    COLUMNS,
+    FEWEST,
+    FEWEST_QUERIES,
+    MOST_NUMBERS,
+    REACH,
+    directions_in,
+    hint_directions,
+)
+from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors, name_some
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How vectors of one field are stored and asked.
+
+    dim: the user's dimension d. metric: the user's metric. slots: columns kept for biases; a refresh fills an
+    idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
+    quantisation with m sub-vectors needs lcm(16, m)). offset, scale: m and s of augmented form, for L2 only;
+    s is a power of two, so that biases are stored and asked exactly. mean: c as `means` writes it, for L2
+    only. anchor, pull: a and p of the graph hint column; it takes the last one, which the width must have to
+    spare, and there is none where a is 0. locality_hints, reach: the axes and the length of the locality hint
+    columns, which the width must have to spare too, for IP and COSINE only; there are none where the axes are
+    empty."""
+
+    dim: int
+    metric: Metric
+    slots: int = 2
+    multiple_of: int = ALIGNMENT
+    offset: float = 0.0
+    scale: float = 1.0
+    anchor: float = 0.0
+    pull: float = 0.0
+    locality_hints: str = ""
+    reach: float = 0.0
+    mean: str = ""
+
+    def __post_init__(self) -> None:
+        as_metric(self.metric)
+        if self.dim < 1 or self.slots < 1 or self.multiple_of < 1:
+            raise InvalidParameter(
+                f"dim, slots and multiple_of start at 1, got {self.dim}, {self.slots}, {self.multiple_of}"
+            )
+        valid = math.isfinite(self.offset) and math.isfinite(self.scale) and math.frexp(self.scale)[0] == 0.5
+        others = (self.offset, self.scale, self.mean) != (0.0, 1.0, "")
+        if not valid or (self.metric != "L2" and others):
+            raise InvalidParameter(
+                f"a mean, an offset and a scale, a power of two, are for L2: got {self.offset} and "
+                f"{self.scale} for {self.metric}"
+            )
+        if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
+            raise InvalidParameter(
+                f"a graph hint column needs a finite anchor, got {self.anchor} and {self.pull}"
+            )
+        if bool(self.locality_hints) != (math.isfinite(self.reach) and self.reach > 0):
+            raise InvalidParameter(f"locality hint columns need axes and a length above 0, got {self.reach}")
+        if self.locality_hints and self.metric == "L2":
+            raise InvalidParameter("locality hint columns are for IP and COSINE, not for L2")
+        wanted = self.locality_hint_count + bool(self.anchor)
+        if self.spare < wanted:
+            raise InvalidParameter(
+                f"beside dimension {self.dim} and its slots a width of {self.width} has {self.spare} columns "
+                f"to spare, not {wanted}"
+            )
+        if self.width > MAX_WIDTH:
+            raise InvalidParameter(
+                f"dimension {self.dim} leaves no room for {self.slots} bias columns: "
+                f"the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
+            )
+
+    @cached_property
+    def first_slot(self) -> int:
+        """Column of slot 0."""
+        return self.dim + 2 * (self.metric == "L2")
+
+    @cached_property
+    def width(self) -> int:
+        """Stored width: the least multiple of `multiple_of` with room for r, u and v (L2) and the slots."""
+        return math.ceil((self.first_slot + self.slots) / self.multiple_of) * self.multiple_of
+
+    @property
+    def spare(self) -> int:
+        """Columns that the slots leave."""
+        return self.width - self.first_slot - self.slots
+
+    @cached_property
+    def locality_directions(self) -> Floats:
+        """(d, c) the axes of the c locality hint columns."""
+        return directions_in(self.locality_hints, self.dim)
+
+    @property
+    def locality_hint_count(self) -> int:
+        """c, how many locality hint columns there are."""
+        return len(self.locality_directions.T)
+
+    @cached_property
+    def _mean(self) -> Mean:
+        return mean_in(self.mean, self.dim)
+
+    @cached_property
+    def _left_on(self) -> npt.NDArray[np.float64]:
+        """(d,) o, of the mean what stored rows have."""
+        return np.subtract(*self._mean, dtype=np.float64)
+
+    @cached_property
+    def _query_offset(self) -> float:
+        """m′: typical of ½‖r − c‖² as m − s² is of ½‖r‖²."""
+        return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
+
+    def rows(self, vectors: npt.ArrayLike) -> Floats:
+        """`vectors` as (n, d) float32. Raises DimensionMismatch, InvalidInput."""
+        return matrix(vectors, self.dim, "vectors")
+
+    def measured_on(
+        self,
+        vectors: npt.ArrayLike,
+        queries: npt.ArrayLike | None = None,
+        *,
+        graph_hint: bool = True,
+        locality_hints: bool = False,
+        taken_off: bool = True,
+    ) -> Layout:
+        """This layout with the constants under which an index finds most.
+
+        vectors (n, d): items, or a sample of them; invalid rows are left out. queries (m, d): of the bank,
+        for locality hint columns, and for IP, where their lengths may differ from those of the items.
+
+        mean, under L2: see `with_mean`, and there taken_off. offset, scale, under L2: with H the median of
+        ½‖r‖² and R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H +
+        3R, and m = H + s². R bounds the term that distorts the graph; H does, where all rows are of one
+        length, what others will bring. Percentiles, since scores are rounded in proportion to s²: no single
+        long row costs all others their accuracy. anchor, pull: a the power of two at the median length, under
+        L2 s; p = LINK/a, under IP times the median length of the items over that of the queries, as biases
+        grow with the queries. There is no graph hint column where it is not wanted, or where the width has
+        none to spare. locality_hints, reach: the main axes of the queries, and REACH times the median length
+        of the items, where such columns are wanted, the width has enough of them to spare, d ≤ 1,920, there
+        are FEWEST_QUERIES, and the metric is not L2."""
+        rows = self.rows(vectors)
+        rows = rows[~self.invalid(rows)]
+        found = self.with_mean(rows, taken_off=taken_off)
+        halves = half_squares64(found._kept(rows))
+        if not len(halves) or not halves.any():
+            return found
+        low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
+        least = middle + SPREADS * (high - low)
+        if self.metric == "L2" and least > 0:
+            scale = 2.0 ** math.ceil(math.log2(least) / 2)
+            found = replace(found, offset=middle + scale**2, scale=scale)
+        length = math.sqrt(2 * middle) or 1.0
+        bank = self.rows(queries) if locality_hints and queries is not None else rows[:0]
+        count = min(COLUMNS, self.spare - graph_hint, self.dim, MOST_NUMBERS // self.dim)
+        if self.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
+            reach = REACH * (1.0 if self.metric == "COSINE" else length)
+            found = replace(found, locality_hints=hint_directions(bank, count), reach=reach)
+        if not (graph_hint and found.spare):
+            return found
+        if self.metric != "IP":
+            return replace(found, anchor=found.scale, pull=GRAPH_HINT_SHARE[self.metric] / found.scale)
+        query_vectors = lengths_of(self.rows(queries)) if queries is not None else np.array([length])
+        anchor = 2.0 ** round(math.log2(length))
+        pull = GRAPH_HINT_SHARE["IP"] * length / (float(np.median(query_vectors)) or 1.0) / anchor
+        return replace(found, anchor=anchor, pull=pull)
+
+    def with_mean(self, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
+        """This layout with the mean of vectors (n, d) under L2, where half squares need it; invalid rows are
+        left out. taken_off: whether rows may be stored without it, as where they are like these."""
+        if self.metric != "L2":
+            return self
+        rows = self.rows(vectors)
+        return replace(self, mean=mean_of(rows[~self.invalid(rows)], taken_off=taken_off))
+
+    @property
+    def taken_off(self) -> Floats:
+        """(d,) a, of the mean what stored rows are without."""
+        return self._mean.taken_off
+
+    def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n, d) which numbers of vectors (n, d) would not be read back bit for bit."""
+        return lost(self.rows(vectors), self._mean.taken_off)
+
+    def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
+
+        Such rows are stored, and read back, bit for bit.
+        """
+        lengths = lengths_of(self.rows(vectors))
+        return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
+
+    def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
+        """(n, d) or, under L2, (n, d+2): gallery vectors whose inner product with reduced queries is the
+        similarity that biases are estimated on (q·r, cosine, or −½‖q−r‖²)."""
+        rows = self._seen(self.rows(vectors))
+        if self.metric == "COSINE":
+            return self._unit(rows)
+        if self.metric == "L2":
+            return np.column_stack([rows, half_squares(rows), np.ones(len(rows), np.float32)])
+        return rows
+
+    def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
+        """(m, d) or, under L2, (m, d+2): the counterpart of `reduce_items`."""
+        rows = self._seen(self.rows(queries))
+        if self.metric == "COSINE":
+            return self._unit(rows)
+        if self.metric == "L2":
+            return np.column_stack([rows, -np.ones(len(rows), np.float32), -half_squares(rows)])
+        return rows
+
+    def augment(
+        self, vectors: npt.ArrayLike, biases: npt.ArrayLike, locality_hints: npt.ArrayLike | None = None
+    ) -> Floats:
+        """(n, width) stored vectors.
+
+        vectors (n, d) float32. biases (n,) for the same bias in every slot, or (n, slots). cells (n, c): what
+        the locality hint columns hold, see `Correction.cells`; zeros unless given.
+        Rows without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
+        """
+        rows = self.rows(vectors)
+        slots = np.asarray(biases, np.float32)
+        if slots.shape not in {(len(rows),), (len(rows), self.slots)}:
+            raise InvalidInput(
+                f"{len(rows)} vectors need biases of shape ({len(rows)},) or ({len(rows)}, {self.slots}), "
+                f"got {slots.shape}"
+            )
+        stored = np.zeros((len(rows), self.width), np.float32)
+        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._kept(rows)
+        if self.metric == "L2":
+            stored[:, self.dim] = (half_squares64(stored[:, : self.dim]) - self.offset) / self.scale
+            halves = half_squares64(rows - self._mean.seen_from.astype(np.float64))
+            stored[:, self.dim + 1] = (halves - self._query_offset) / (QUERY_SCALE * self.scale)
+        scaled = slots / np.float32(self.scale)
+        stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
+        self._graph_hint(stored)
+        if locality_hints is not None:
+            stored[:, self._locality_hint_columns] = matrix(
+                locality_hints, self.locality_hint_count, "locality hint columns"
+            )
+        return stored
+
+    def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
+        """(n, width) the stored vectors with other biases (n,) in the slots that are named."""
+        changed = self._stored(stored).copy()
+        for slot, column in biases.items():
+            changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
+        self._graph_hint(changed)
+        return changed
+
+    def with_locality_hints(self, stored: npt.ArrayLike, locality_hints: npt.ArrayLike) -> Floats:
+        """(n, width) the stored vectors with other numbers (n, c) in the locality hint columns, if there are
+        any."""
+        if not self.locality_hints:
+            return self._stored(stored)
+        changed = self._stored(stored).copy()
+        changed[:, self._locality_hint_columns] = matrix(
+            locality_hints, self.locality_hint_count, "locality hint columns"
+        )
+        return changed
+
+    def held_locality_hints(self, stored: npt.ArrayLike) -> Floats:
+        """(n, c) what the locality hint columns of stored vectors hold."""
+        return self._stored(stored)[:, self._locality_hint_columns]
+
+    def lacks_locality_hints(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n,) true where rows that could have something in the locality hint columns have nothing there."""
+        rows = self._stored(stored)
+        if not self.locality_hints:
+            return np.zeros(len(rows), np.bool_)
+        could = rows[:, : self.dim].any(axis=1) & ~self.invalid(rows[:, : self.dim])
+        return could & ~self.held_locality_hints(rows).any(axis=1)
+
+    def encode_queries(
+        self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
+    ) -> Floats:
+        """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2
+        above that by what `scores` takes off again.
+
+        queries (m, d) float32. strength: one number, or one for each query; 0 asks for the raw ranking.
+        Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
+        """
+        rows = self.rows(queries)
+        weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
+        if not (math.isfinite(weights) if isinstance(weights, float) else np.isfinite(weights).all()):
+            raise InvalidParameter(f"strength must be finite, got {strength!r}")
+        if not 0 <= slot < self.slots:
+            raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
+        query_vectors = np.zeros((len(rows), self.width), np.float32)
+        query_vectors[:, : self.dim] = self._asked(rows)
+        if self.metric == "L2":
+            query_vectors[:, self.dim + 1] = -QUERY_SCALE * self.scale
+        query_vectors[:, self.first_slot + slot] = -weights * self.scale
+        return query_vectors
+
+    def encode_query(
+        self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
+    ) -> tuple[bytes, float] | None:
+        """One query of d Python numbers, or (d,) float32, as `wrap` has it but for a factor: as float32
+        bytes, and that factor.
+
+        Takes a fraction of its time: of what a search waits for, numpy's share is large where it does little.
+        None for L2, and for what is no d finite numbers of an ordinary length.
+        """
+        if len(query) != self.dim or self.metric == "L2":
+            return None
+        columns = [0.0] * (self.width - self.dim)
+        try:
+            if isinstance(query, list):
+                length = math.hypot(*query)
+            elif query.dtype == np.float32 and query.ndim == 1:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    length = math.sqrt(query.dot(query))
+            else:
+                return None
+            if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
+                return None
+            if self.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
+                length = 1.0
+            columns[slot] = -strength * length
+            if isinstance(query, list):
+                return struct.pack(f"{self.width}f", *query, *columns), length
+            return query.tobytes() + struct.pack(f"{len(columns)}f", *columns), length
+        except (struct.error, TypeError):
+            return None
+
+    def decode_vectors(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
+        """(n, d) the vectors that went into `augment`.
+
+        norms (n,): what `norms` gave for them, needed under COSINE. Exact where the norm is 1 and for IP and,
+        but for what `lost` names, L2, else within one unit in the last place.
+        """
+        rows = self._stored(stored)[:, : self.dim]
+        if self.metric != "COSINE":
+            own = np.where(self.taken_off == 0, rows, rows + self.taken_off) if self.mean else rows
+            return np.ascontiguousarray(own)
+        if norms is None:
+            raise InvalidInput("vectors stored for COSINE need their norms to be read back")
+        lengths = np.asarray(norms, np.float64)
+        return (rows * lengths[:, None]).astype(np.float32)
+
+    def biases(self, stored: npt.ArrayLike, slot: int = 0) -> Floats:
+        """(n,) the biases in one slot of stored vectors."""
+        return self._stored(stored)[:, self.first_slot + slot] * np.float32(self.scale)
+
+    def scores(
+        self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
+    ) -> npt.NDArray[np.float64]:
+        """(m, k) inner products of stored and asked vectors as scores of the user's metric.
+
+        queries (m, d) as the user gave them. IP and COSINE: s − w·b, the product itself. L2: the squared
+        distance ‖q−r‖² + 2w·b, which is never below 0 where w = 0.
+        """
+        values = np.asarray(products, np.float64)
+        if self.metric != "L2":
+            return values
+        distances = 2 * (self._above(self.rows(queries))[:, None] - values)
+        raw = np.broadcast_to(np.asarray(strength)[..., None] == 0, distances.shape)
+        return np.where(raw, np.maximum(distances, 0), distances)
+
+    def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
+        """The inner products that stand behind scores of one query (d,): the inverse of `scores`."""
+        values = np.asarray(scores, np.float64)
+        if self.metric != "L2":
+            return values
+        return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
+
+    def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """`vectors` as (n, d) float32. Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
+        rows = self.rows(vectors)
+        if math.isfinite(np.vdot(rows, rows)):
+            return rows
+        broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        if broken.size:
+            raise NonFiniteVectors(f"NaN or infinity in {what} {name_some(broken.tolist())}")
+        return rows
+
+    def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
+        """`vectors` as (n, d) float32, fit to be inserted.
+
+        Raises as `require_finite`, and under COSINE ZeroVectors naming the rows.
+        """
+        rows = self.require_finite(vectors, what)
+        zero = np.flatnonzero(self.invalid(rows))
+        if zero.size:
+            raise ZeroVectors(
+                f"a zero vector has no direction under COSINE: {what} {name_some(zero.tolist())}"
+            )
+        return rows
+
+    def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """(n,) true where no bias can be computed: NaN, infinity, or a zero vector under COSINE."""
+        rows = self.rows(vectors)
+        finite = np.isfinite(rows).all(axis=1)
+        return cast(
+            "npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite
+        )
+
+    def _seen(self, rows: Floats) -> Floats:
+        """(n, d) rows as seen from the mean."""
+        return rows - self._mean.seen_from if self.mean else rows
+
+    def _kept(self, rows: Floats) -> Floats:
+        """(n, d) rows as they are stored."""
+        return rows - self.taken_off if self.mean else rows
+
+    def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
+        """(m,) by how much products of queries (m, d) under L2 are above −½‖q−r‖²."""
+        seen = self._seen(queries)
+        return half_squares64(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
+
+    def _graph_hint(self, stored: Floats) -> None:
+        """Set the graph hint column of (n, width) stored vectors by their slots, in place."""
+        if self.anchor:
+            mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
+            stored[:, -1] = self.anchor - self.pull * mean
+
+    @property
+    def _slot_columns(self) -> slice:
+        return slice(self.first_slot, self.first_slot + self.slots)
+
+    @property
+    def _locality_hint_columns(self) -> slice:
+        end = self.width - bool(self.anchor)
+        return slice(end - self.locality_hint_count, end)
+
+    def _stored(self, vectors: npt.ArrayLike) -> Floats:
+        return matrix(vectors, self.width, "stored vectors")
+
+    def _asked(self, queries: Floats) -> npt.NDArray[np.floating]:
+        """(m, d), or (d,) of one query: what is asked of the vectors themselves. One takes fewer steps."""
+        if self.metric != "COSINE" or len(queries) > 1:
+            rows = self.require_finite(queries, "query")
+            return self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
+        wide = queries[0].astype(np.float64)
+        length = math.sqrt(wide.dot(wide))
+        if not math.isfinite(length):
+            return self.require_finite(queries, "query")
+        return queries if length == 0 or abs(length - 1) <= UNIT_TOLERANCE else wide / length
+
+    def _unit(self, rows: Floats) -> Floats:
+        lengths = self.norms(rows)
+        if (lengths == 1).all():
+            return rows
+        return (rows / np.where(lengths == 0, 1, lengths)[:, None]).astype(np.float32)

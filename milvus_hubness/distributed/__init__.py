@@ -1,0 +1,6 @@
+"""Fits and biases on Ray, for galleries that are too large for one machine."""
+
+from milvus_hubness.distributed.ray_gallery import RayBiases, RayGallery, fit_on_ray
+from milvus_hubness.distributed.shards import Shard
+
+__all__ = ["RayBiases", "RayGallery", "Shard", "fit_on_ray"]

@@ -1,0 +1,204 @@
+"""A gallery in shards on Ray workers, and Ray as the engine of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
+from milvus_hubness.distributed import shards as distributed_shards
+from milvus_hubness.distributed.shards import Shard, Sums
+from milvus_hubness.errors import InvalidInput, MissingExtra
+from milvus_hubness.estimators import Blend, DualBankSinkhorn, Estimator, FittedBias, Sinkhorn, restore
+from milvus_hubness.estimators.base import (
+    ITEMS,
+    check_potentials,
+    has_temperature,
+    measured,
+    no_potentials,
+    require_target_bank,
+    tau_of,
+)
+from milvus_hubness.kernels.operands import finite_number, whole_number
+
+RETRIES = 3
+
+
+class RayGallery:
+    """Shards of one gallery, on the Ray cluster that this process is connected to.
+
+    shards: each an array (n, d), which is put into Ray's object store, or a function that a worker calls to
+    read it where it lies, so that no machine holds them all; it must give the same items in the same order
+    every time. gpus, cpus: what Ray sets aside for each task; with a GPU, tasks compute on it. A task whose
+    worker dies is done again, up to `retries` times, and what a worker raises is raised here.
+    Raises InvalidInput without shards, InvalidParameter, and MissingExtra where Ray is not installed.
+    """
+
+    def __init__(
+        self, shards: Sequence[Shard], *, cpus: float = 1, gpus: float = 0, retries: int = RETRIES
+    ) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise MissingExtra('needs Ray: pip install "milvus-hubness[ray]"') from error
+        if not len(shards):
+            raise InvalidInput("a gallery has at least one shard")
+        self._ray: Any = ray
+        self._options = {
+            "num_cpus": finite_number("cpus", cpus),
+            "num_gpus": finite_number("gpus", gpus),
+            "max_retries": whole_number("retries", retries, at_least=0),
+        }
+        self._device = "cuda" if gpus else "cpu"
+        self._shards = [shard if callable(shard) else ray.put(shard) for shard in shards]
+
+    def fit(
+        self,
+        estimator: Estimator,
+        bank: BankLike,
+        *,
+        target_bank: BankLike | None = None,
+        start: npt.ArrayLike | None = None,
+    ) -> FittedBias:
+        """As the estimator's own `fit` on all shards together, up to rounding; start: as there.
+
+        Sinkhorn and its dual-bank form, alone or in a Blend, are iterated over the shards; of the others only
+        those with a temperature learn from the gallery, on up to 20,000 items of all shards. Raises what the
+        estimator's `fit` raises.
+        """
+        bank = QueryBank.of(bank)
+        if isinstance(estimator, Blend):
+            before = None if start is None else check_potentials(bank, start, estimator.potentials)
+            parts = []
+            for part in estimator.estimators:
+                width = getattr(part, "potentials", 0)
+                own = None
+                if before is not None and width:
+                    own, before = before[:, :width], before[:, width:]
+                parts.append(self.fit(part, bank, target_bank=target_bank, start=own))
+            potentials = np.hstack([part.potentials for part in parts])
+            fitted = Blend([part.estimator for part in parts], estimator.weights)
+            return restore(fitted, bank, potentials, target_bank=target_bank)
+        if has_temperature(estimator):
+            estimator = measured(estimator, bank, self._sample(bank))
+        if not isinstance(estimator, Sinkhorn):
+            return restore(estimator, bank, no_potentials(bank), target_bank=target_bank)
+        return self._balanced(estimator, bank, target_bank, start)
+
+    def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
+        """(n,) float32 biases of each shard's items, in the order of the shards, as they are done.
+
+        target_bank: that of the fit, for estimators that compare with it.
+        """
+        run = self._remote(distributed_shards.biases)
+        bank = self._ray.put(fitted.bank)
+        arguments = fitted.estimator, fitted.potentials, target_bank
+        for done in [run.remote(shard, bank, *arguments) for shard in self._shards]:
+            yield self._ray.get(done)
+
+    def _balanced(
+        self,
+        estimator: Sinkhorn,
+        bank: QueryBank,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
+    ) -> FittedBias:
+        """The iteration of `estimators.sinkhorn`, a round of tasks for each."""
+        shards = list(self._shards)
+        if isinstance(estimator, DualBankSinkhorn):
+            shards.append(self._ray.put(require_target_bank(bank, target_bank, "DualBankSinkhorn")))
+        kept, tau, m = self._ray.put(bank), tau_of(estimator), len(bank)
+        run = self._remote(distributed_shards.step)
+
+        def sums(f: Vectors | None) -> list[Sums]:
+            done: list[Sums] = self._ray.get(
+                [run.remote(each, kept, f, tau, self._device) for each in shards]
+            )
+            return done
+
+        before = None if start is None else check_potentials(bank, start, 1)[:, 0]
+        f = distributed_shards.joined(sums(before), tau)
+        for iteration in range(1, estimator.iterations + 1):
+            parts = sums(f.astype(np.float32))
+            following = distributed_shards.joined(parts, tau)
+            items = sum(part.items for part in parts)
+            error = float(np.abs(np.exp((f - following) / tau) / items - 1 / m).sum())
+            if error <= estimator.tol or iteration == estimator.iterations:
+                break
+            f = following
+        estimator = replace(estimator, items=items)
+        fitted = restore(estimator, bank, f.astype(np.float32)[:, None])
+        ended = {
+            "items": items,
+            "iterations": iteration,
+            "marginal_error": error,
+            "converged": error <= estimator.tol,
+            "scores": "recomputed",
+        }
+        return replace(fitted, diagnostics=fitted.diagnostics._replace(**ended))
+
+    def _sample(self, bank: QueryBank) -> Vectors:
+        """Items spread evenly over each shard."""
+        run = self._remote(distributed_shards.sample)
+        most = -(-ITEMS // len(self._shards))
+        return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
+
+    def _remote(self, function: Any) -> Any:
+        return self._ray.remote(**self._options)(function)
+
+
+def connected() -> Any:
+    """The module ray, connected: to the cluster that this process is connected to already, else to that of
+    $RAY_ADDRESS, else to one of this machine's cores, which ends with the process. Raises MissingExtra."""
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra('needs Ray: pip install "milvus-hubness[ray]"') from error
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    return ray
+
+
+def fit_on_ray(
+    estimator: Estimator,
+    bank: BankLike,
+    *,
+    gallery: npt.NDArray[np.float32] | None = None,
+    target_bank: BankLike | None = None,
+    start: npt.ArrayLike | None = None,
+) -> FittedBias:
+    """As the estimator's own `fit`, up to rounding, a shard of the gallery (n, d) for each core of the
+    cluster. Raises what that raises."""
+    cores = _cores(connected())
+    if gallery is None:
+        return estimator.fit(bank, target_bank=target_bank)
+    shards = np.array_split(gallery, min(cores, len(gallery)))
+    return RayGallery(shards).fit(estimator, bank, target_bank=target_bank, start=start)
+
+
+class RayBiases:
+    """The biases of a fit, told by Ray workers; bank and potentials are sent to them once.
+
+    target_bank: that of the fit, for estimators that compare with it. A task whose worker dies is done again,
+    up to three times. Raises MissingExtra.
+    """
+
+    def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
+        self._ray = connected()
+        self._run = self._ray.remote(num_cpus=1, max_retries=RETRIES)(distributed_shards.biases)
+        whole = fitted.bank, fitted.estimator, fitted.potentials, target_bank
+        self._fit = [self._ray.put(each) for each in whole]
+
+    def __call__(self, items: Vectors) -> Vectors:
+        """(n,) float32 of items (n, d), n ≥ 1, a part of them for each core of the cluster."""
+        shards = np.array_split(items, min(_cores(self._ray), len(items)))
+        found = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
+        return np.concatenate(found)
+
+
+def _cores(ray: Any) -> int:
+    return max(1, int(ray.cluster_resources().get("CPU", 1)))

@@ -1,0 +1,1 @@
+"""Correction without a copy."""

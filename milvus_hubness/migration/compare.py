@@ -1,0 +1,260 @@
+"""Compares the rows of two collections: plain vectors, augmented vectors, and where they differ."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.half_precision import SMALLEST, SPACING, kept
+from milvus_hubness.correction import Correction, hidden_columns, read_back
+from milvus_hubness.errors import CannotMigrate
+from milvus_hubness.migration.survey import ceiling_of
+from milvus_hubness.state import PENDING, CollectionState
+from milvus_hubness.stores.protocols import Store
+
+Flags = npt.NDArray[np.bool_]
+
+
+class Face(Protocol):
+    """One of the two collections."""
+
+    @property
+    def collection(self) -> str: ...
+
+    def decode_rows(self, stored: Batch) -> Batch:
+        """Rows as the user knows them, from those of this collection."""
+        ...
+
+    def encode_rows(self, rows: Batch) -> Batch:
+        """Rows of this collection, from those that the user knows."""
+        ...
+
+    def valid(self, stored: Batch) -> Flags:
+        """(n,) whether what this collection keeps beside the user's rows is right."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Rows as the user wrote them."""
+
+    collection: str
+
+    def decode_rows(self, stored: Batch) -> Batch:
+        return stored
+
+    def encode_rows(self, rows: Batch) -> Batch:
+        return rows
+
+    def valid(self, stored: Batch) -> Flags:
+        return np.ones(len(stored), np.bool_)
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Rows in augmented form of `state`. corrections: by the slot that their biases lie in."""
+
+    collection: str
+    state: CollectionState
+    corrections: Mapping[int, Correction]
+
+    def decode_rows(self, stored: Batch) -> Batch:
+        hidden = set(self.state.hidden_fields)
+        rows = [{name: value for name, value in row.items() if name not in hidden} for row in stored.rows]
+        return Batch(stored.keys, read_back(self.state, stored.vectors, stored.rows), rows)
+
+    def encode_rows(self, rows: Batch) -> Batch:
+        """Raises CannotMigrate for a row that could not be read back bit for bit."""
+        if problem := self.state.unreadable(rows.vectors, rows.keys):
+            raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
+        slots = self._biases(rows.vectors)
+        shown = slots[:, self.state.shown_slot]
+        hidden = hidden_columns(self.state, rows.vectors, shown, self.state.profile.epoch)
+        return Batch(
+            rows.keys,
+            self.state.layout.augment(rows.vectors, slots, self._locality_hints(rows.vectors)),
+            [{**row, **columns} for row, columns in zip(rows.rows, hidden, strict=True)],
+        )
+
+    def rebiased(self, origin: Corrected, stored: Batch) -> Batch:
+        """Rows of this collection from those of another of the same layout, whose vectors stay as they are
+        bit for bit."""
+        vectors, layout = origin.decode_rows(stored).vectors, self.state.layout
+        slots = self._biases(vectors)
+        shown = slots[:, self.state.shown_slot].tolist()
+        names, epoch = (self.state.bias_field, self.state.epoch_field), self.state.profile.epoch
+        return Batch(
+            stored.keys,
+            layout.with_locality_hints(
+                layout.with_biases(stored.vectors, dict(enumerate(slots.T))), self._locality_hints(vectors)
+            ),
+            [{**row, names[0]: bias, names[1]: epoch} for row, bias in zip(stored.rows, shown, strict=True)],
+        )
+
+    def _biases(self, vectors: Floats) -> Floats:
+        """(n, slots) of the user's vectors (n, d)."""
+        distinct = {id(each): each for each in self.corrections.values()}
+        known = {number: each.centred(vectors) for number, each in distinct.items()}
+        slots = np.zeros((len(vectors), self.state.slots), np.float32)
+        for slot, correction in self.corrections.items():
+            slots[:, slot] = known[id(correction)]
+        return slots
+
+    def _locality_hints(self, vectors: Floats) -> Floats:
+        return self.corrections[self.state.profile.slot].locality_hints(vectors)
+
+    def valid(self, stored: Batch) -> Flags:
+        """Where the bias is finite, no longer pending, and the same in the vector and in its own field, which
+        shows the bias in use or, in rows that an unfinished refresh has reached, the one on its way."""
+        layout, slots = self.state.layout, {self.state.profile.slot, self.state.shown_slot}
+        side_biases = np.array([row[self.state.bias_field] for row in stored.rows], np.float32)
+        pending = np.array([row[self.state.epoch_field] == PENDING for row in stored.rows], np.bool_)
+        scale = np.float32(layout.scale)
+        shown = kept(side_biases / scale, self.state.dtype) * scale
+        found = np.stack([layout.biases(stored.vectors, slot) for slot in slots])
+        same = (found == shown).any(axis=0)
+        return np.asarray(np.isfinite(found).all(axis=0) & same & ~pending, np.bool_)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """origin: the collection that is right; copy: the one that is to hold the same. state: of whichever of
+    the two is corrected."""
+
+    store: Store
+    origin: Face
+    copy: Face
+    state: CollectionState
+
+    def fetch(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
+        """The rows of these keys in both, as they are now. The copy's are read first: clients write to the
+        origin first, so that a row seen in the copy has come to the origin, or has left it, before."""
+        field = self.state.field
+        copied = self.store.get(self.copy.collection, keys, field, partition=partition)
+        wanted = self.store.get(self.origin.collection, keys, field, partition=partition)
+        return wanted, copied
+
+    def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
+        """Both collections in key order, a page at a time, each pair of pages over the same keys; of rows
+        that are written meanwhile those above all that were there near the end are left out."""
+        for face in (self.origin, self.copy):
+            self.store.count(face.collection)
+        last: Key | None = None
+        with ThreadPoolExecutor(2, "reading") as pool:
+
+            def ask(after: Key | None) -> list[Future[Batch]]:
+                return [
+                    pool.submit(
+                        self.store.scan,
+                        face.collection,
+                        self.state.field,
+                        after=after,
+                        upto=last,
+                        limit=rows,
+                        partition=partition,
+                    )
+                    for face in (self.origin, self.copy)
+                ]
+
+            asked = ask(None)
+            while True:
+                pages = [each.result() for each in asked]
+                ends = [page.keys[-1] for page in pages if page.keys]
+                if not ends:
+                    return
+                if last is None and all(len(page) < rows for page in pages):
+                    last = self._ceiling(max(ends), partition)
+                asked = ask(min(ends))
+                wanted, copied = (_upto(page, min(ends)) for page in pages)
+                yield wanted, copied
+
+    def _ceiling(self, key: Key, partition: str | None) -> Key | None:
+        """Of both collections."""
+        names = (self.origin.collection, self.copy.collection)
+        found = [ceiling_of(self.store, name, key, partition) for name in names]
+        return None if None in found else max(cast("list[Any]", found))
+
+    def differences(self, wanted: Batch, copied: Batch) -> dict[Key, str]:
+        """What is wrong with the copy of each row that is not right."""
+        found: dict[Key, str] = {}
+        theirs = {key: i for i, key in enumerate(copied.keys)}
+        ours = {key: i for i, key in enumerate(wanted.keys)}
+        found |= {key: "missing" for key in wanted.keys if key not in theirs}
+        found |= {key: f"not in {self.origin.collection!r}" for key in copied.keys if key not in ours}
+        common = [key for key in wanted.keys if key in theirs]
+        if not common:
+            return found
+        wanted = _picked(wanted, [ours[key] for key in common])
+        copied = _picked(copied, [theirs[key] for key in common])
+        before, after = self.origin.decode_rows(wanted), self.copy.decode_rows(copied)
+        vectors = self._recovered(before.vectors, after.vectors)
+        valid = self.copy.valid(copied)
+        for i, key in enumerate(common):
+            ours_row, their_row = before.rows[i], after.rows[i]
+            names = sorted(ours_row.keys() | their_row.keys())
+            differing = [name for name in names if not _same(ours_row.get(name), their_row.get(name))]
+            if not vectors[i]:
+                differing.append(self.state.field)
+            if differing:
+                found[key] = f"differs in {', '.join(differing)}"
+            elif not valid[i]:
+                found[key] = "bias pending, not finite or not the one in its field"
+        return found
+
+    def _recovered(self, wanted: Floats, found: Floats) -> Flags:
+        """(n,) whether vectors are the same: bit for bit, or under COSINE, where one is not unit, within one
+        unit in the last place of the field's type (float16: or 2⁻²⁴ of its length, near zero). Where the
+        database makes vectors unit, it may have done so to either: within as many as it says."""
+        exact = ((wanted == found) | (np.isnan(wanted) & np.isnan(found))).all(axis=1)
+        if self.state.metric != "COSINE" or exact.all():
+            return np.asarray(exact, np.bool_)
+        norms = self.state.layout.norms(wanted)
+        moved = self.store.units_moved()
+        units = np.full(len(norms), moved) if moved else np.where(norms != 1, 1, 0)
+        unit = SPACING[self.state.dtype] * np.abs(wanted)
+        floor = SMALLEST[self.state.dtype] * np.maximum(norms, 1)[:, None]
+        near = (np.abs(found - wanted) <= units[:, None] * np.maximum(unit, floor)).all(axis=1)
+        return np.asarray(exact | near, np.bool_)
+
+
+def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
+    """Of every key of either, whether both hold the very same row under it, or neither does."""
+    ours, theirs = ({key: i for i, key in enumerate(batch.keys)} for batch in (a, b))
+    return {
+        key: key in ours
+        and key in theirs
+        and np.array_equal(a.vectors[ours[key]], b.vectors[theirs[key]], equal_nan=True)
+        and _same(a.rows[ours[key]], b.rows[theirs[key]])
+        for key in ours.keys() | theirs.keys()
+    }
+
+
+def _upto(batch: Batch, key: Key) -> Batch:
+    count = bisect_right(cast("list[Any]", batch.keys), key)
+    return replace(batch, keys=batch.keys[:count], vectors=batch.vectors[:count], rows=batch.rows[:count])
+
+
+def _picked(batch: Batch, places: list[int]) -> Batch:
+    if places == list(range(len(batch))):
+        return batch
+    return Batch([batch.keys[i] for i in places], batch.vectors[places], [batch.rows[i] for i in places])
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equality of field values in which NaN equals NaN."""
+    if isinstance(a, float) and isinstance(b, float):
+        return a == b or (math.isnan(a) and math.isnan(b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b)

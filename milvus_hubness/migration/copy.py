@@ -1,0 +1,329 @@
+"""Copies chunks, as rows or as files that the database imports, and records them in the ledger.
+
+An import inserts, whatever is there already, so that one which is done twice doubles its rows. Therefore the
+ledger names the file of a chunk before the database is asked to import it. Whoever finds such a name later
+waits until no import runs any more, and imports again only what is not there then.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from tenacity import Retrying, retry_if_result, wait_exponential
+
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.errors import StoreError
+from milvus_hubness.migration.catch_up import BYTES_PER_NUMBER, carried, send
+from milvus_hubness.migration.compare import Flags, Pair
+from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.plan import BulkTarget
+from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk
+from milvus_hubness.operations.progress import Events, Throttle
+from milvus_hubness.stores.protocols import Store
+
+KEYS_NAMED = 5
+
+
+class Recorder:
+    """migration: as the ledger has it. chunks: all of them, whether done or not."""
+
+    def __init__(self, migration: Migration, chunks: Sequence[Chunk], ledger: Ledger, events: Events) -> None:
+        self.migration = migration
+        self._ledger, self._events = ledger, events
+        self._count = len(chunks)
+        self._rows = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
+        self._rows_before = self._rows
+        self._began = time.perf_counter()
+
+    def done(self, chunks: Sequence[Chunk], size: int, seconds: float) -> None:
+        """These chunks, whose vectors have so many bytes, were copied, which took that long."""
+        moment = time.perf_counter()
+        self._ledger.write_chunks(self.migration, chunks)
+        self._rows += sum(chunk.rows for chunk in chunks)
+        speed = (self._rows - self._rows_before) / (moment - self._began)
+        self._events.report(
+            "copying",
+            partition=chunks[-1].partition,
+            chunk=chunks[-1].number + 1,
+            chunks=self._count,
+            rows=self._rows,
+            rows_total=self.migration.rows,
+            bytes=size,
+            seconds=seconds,
+            rows_per_second=speed,
+            eta_seconds=(self.migration.rows - self._rows) / speed,
+        )
+
+
+def with_invalid(chunk: Chunk, keys: Sequence[Key]) -> Chunk:
+    """The chunk, with the keys of its rows that hold no usable vector."""
+    return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": tuple(keys[:KEYS_NAMED])})
+
+
+def copy_chunks(
+    pair: Pair, chunks: Sequence[Chunk], recorder: Recorder, throttle: Throttle, *, alone: bool
+) -> None:
+    """Copy the chunks that are not recorded as done. alone: nobody else has ever written to the copy."""
+    _Copying(pair, recorder, throttle, chunks, alone).run()
+
+
+BEGUN_AT_MOST = 4
+"""Chunks after the last one recorded that an earlier run may have written rows of before it was killed: one
+is being written while the one before it is recorded, and of a row that was just replaced, a busy Milvus 2.3
+may still show the one before."""
+
+
+class _Written(NamedTuple):
+    """A chunk that the database has taken: bytes of vectors, seconds that took."""
+
+    chunk: Chunk
+    size: int
+    seconds: float
+
+
+class _Copying:
+    def __init__(
+        self, pair: Pair, recorder: Recorder, throttle: Throttle, chunks: Sequence[Chunk], alone: bool
+    ) -> None:
+        self._pair, self._recorder, self._throttle = pair, recorder, throttle
+        self._todo = [chunk for chunk in chunks if chunk.seconds is None]
+        self._alone = alone
+        recorded = [chunk.number for chunk in chunks if chunk.seconds is not None]
+        self._perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
+
+    def run(self) -> None:
+        """While a chunk is written, the one after it is read and the one before it recorded."""
+        with ThreadPoolExecutor(3, "copying") as pool:
+            reading = [pool.submit(self._read, chunk) for chunk in self._todo[:1]]
+            writing: list[Future[_Written]] = []
+            recording: list[Future[None]] = []
+            for i, chunk in enumerate(self._todo):
+                batch = reading.pop().result()
+                reading += [pool.submit(self._read, after) for after in self._todo[i + 1 : i + 2]]
+                rows = carried(self._pair, batch)
+                invalid = [batch.keys[i] for i in np.flatnonzero(self._invalid(batch))]
+                recording = self._recorded(pool, writing, recording)
+                writing = [pool.submit(self._write, chunk, rows, invalid)]
+            for last in self._recorded(pool, writing, recording):
+                last.result()
+
+    def _recorded(
+        self, pool: ThreadPoolExecutor, writing: list[Future[_Written]], recording: list[Future[None]]
+    ) -> list[Future[None]]:
+        """What was being written is, and what was being recorded: the former is being recorded now."""
+        written = [each.result() for each in writing]
+        for each in recording:
+            each.result()
+        return [pool.submit(self._recorder.done, [each.chunk], each.size, each.seconds) for each in written]
+
+    def _invalid(self, batch: Batch) -> Flags:
+        return self._pair.state.layout.invalid(self._pair.origin.decode_rows(batch).vectors)
+
+    def _read(self, chunk: Chunk) -> Batch:
+        return self._pair.store.scan(
+            self._pair.origin.collection,
+            self._pair.state.field,
+            after=chunk.after,
+            upto=chunk.upto,
+            partition=chunk.partition,
+        )
+
+    def _write(self, chunk: Chunk, rows: Batch, invalid: list[Key]) -> _Written:
+        began = time.perf_counter()
+        are_new = self._alone and chunk.importing is None and chunk.number > self._perhaps_begun
+        size = send(self._pair, rows, chunk.partition, self._throttle, are_new=are_new)
+        seconds = time.perf_counter() - began
+        copied = with_invalid(chunk, invalid).model_copy(update={"seconds": round(seconds, 3)})
+        return _Written(copied, size, seconds)
+
+
+T = TypeVar("T")
+
+FILE_BYTES = 32_000_000
+"""Of stored vectors in one file: until it is written, the bulk writer keeps ten times as much in memory."""
+CHUNKS_PER_FILE = 500
+LONGEST_PAUSE = 2.0
+
+
+def half_imported(chunks: Sequence[Chunk]) -> bool:
+    """Whether a file of some chunk may be being imported, or half imported."""
+    return any(chunk.importing is not None and chunk.seconds is None for chunk in chunks)
+
+
+def wait_for_imports(
+    store: Store,
+    target: str,
+    chunks: Sequence[Chunk],
+    ledger: Ledger,
+    recorder: Recorder,
+    throttle: Throttle,
+) -> None:
+    """Bring what an earlier run left half done to an end: no import into `target` runs any more, chunks that
+    were imported are recorded as done, and of all others it holds no row."""
+    jobs = _ended(
+        lambda: store.import_jobs(target),
+        lambda seen: any(job.state == "running" for job in seen),
+        throttle,
+    )
+    store.show_imported(target)
+    store.count(target)
+    imported = {job.file for job in jobs if job.state == "done" and job.file is not None}
+    settled = []
+    for chunk in chunks:
+        if chunk.seconds is not None:
+            continue
+        if chunk.importing in imported:
+            settled.append(chunk.model_copy(update={"seconds": 0.0}))
+        else:
+            _clear(store, target, chunk)
+            settled.append(chunk.model_copy(update={"importing": None}))
+    ledger.write_chunks(recorder.migration, settled)
+
+
+def import_chunks(
+    pair: Pair,
+    chunks: Sequence[Chunk],
+    ledger: Ledger,
+    recorder: Recorder,
+    bulk: BulkTarget,
+    throttle: Throttle,
+) -> None:
+    """Copy the chunks that are not recorded as done; the copy holds none of their rows, and shows them once
+    asked to show what was imported. Nobody else may write to it: the import of a key that was upserted before
+    would double it.
+
+    Raises StoreError with the database's reason where it could not import a file.
+    """
+    _Importing(pair, ledger, recorder, bulk, throttle).run(chunks)
+
+
+class _Importing:
+    def __init__(
+        self, pair: Pair, ledger: Ledger, recorder: Recorder, bulk: BulkTarget, throttle: Throttle
+    ) -> None:
+        self._pair, self._ledger, self._recorder = pair, ledger, recorder
+        self._bulk, self._throttle = bulk, throttle
+        self._target = pair.copy.collection
+        self._folder = bulk.folder / self._target
+        self._bytes_per_row = BYTES_PER_NUMBER * pair.state.form.width
+
+    def run(self, chunks: Sequence[Chunk]) -> None:
+        """Chunks are read ahead, and a file is written while the one before it is imported."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        todo = [chunk for chunk in chunks if chunk.seconds is None]
+        with ThreadPoolExecutor(2, "importing") as pool:
+            batches = self._read_ahead(pool, todo)
+            behind: Future[None] | None = None
+            for group in self._groups(todo):
+                began = time.perf_counter()
+                file, written, rows = self._write(group, batches)
+                if behind is not None:
+                    behind.result()
+                behind = pool.submit(self._import, file, written, rows, began)
+            if behind is not None:
+                behind.result()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read_ahead(self, pool: ThreadPoolExecutor, chunks: Sequence[Chunk]) -> Iterator[Batch]:
+        """The rows of each chunk in turn."""
+        ahead = [pool.submit(self._read, chunk) for chunk in chunks[:1]]
+        for i in range(len(chunks)):
+            batch = ahead.pop().result()
+            ahead += [pool.submit(self._read, after) for after in chunks[i + 1 : i + 2]]
+            yield batch
+
+    def _read(self, chunk: Chunk) -> Batch:
+        return self._pair.store.scan(
+            self._pair.origin.collection,
+            self._pair.state.field,
+            after=chunk.after,
+            upto=chunk.upto,
+            partition=chunk.partition,
+        )
+
+    def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Neighbours in one partition that make a file of comfortable size."""
+        group: list[Chunk] = []
+        rows = 0
+        for chunk in chunks:
+            is_full = (rows + chunk.rows) * self._bytes_per_row > FILE_BYTES or len(group) == CHUNKS_PER_FILE
+            if group and (is_full or chunk.partition != group[0].partition):
+                yield group
+                group, rows = [], 0
+            group.append(chunk)
+            rows += chunk.rows
+        if group:
+            yield group
+
+    def _write(self, group: list[Chunk], batches: Iterator[Batch]) -> tuple[str | None, list[Chunk], int]:
+        """The file, None where the group holds no row any more; the chunks, and how many rows they have."""
+        pair = self._pair
+        written: list[Chunk] = []
+        rows = 0
+
+        def as_copied() -> Iterator[Batch]:
+            nonlocal rows
+            for chunk in group:
+                batch = next(batches)
+                invalid = pair.state.layout.invalid(pair.origin.decode_rows(batch).vectors)
+                written.append(with_invalid(chunk, [batch.keys[i] for i in np.flatnonzero(invalid)]))
+                rows += len(batch)
+                self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
+                yield carried(pair, batch)
+
+        file = pair.store.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
+        return file, written, rows
+
+    def _import(self, file: str | None, chunks: list[Chunk], rows: int, began: float) -> None:
+        if file is not None:
+            name = self._bulk.seen_by_database(f"{self._target}/{file}")
+            chunks = [chunk.model_copy(update={"importing": name}) for chunk in chunks]
+            self._ledger.write_chunks(self._recorder.migration, chunks)
+            self._import_file(name, chunks[0].partition)
+            (self._folder / file).unlink(missing_ok=True)
+        seconds = time.perf_counter() - began
+        of_each = round(seconds / len(chunks), 3)
+        done = [chunk.model_copy(update={"seconds": of_each}) for chunk in chunks]
+        self._recorder.done(done, self._bytes_per_row * rows, seconds)
+
+    def _import_file(self, name: str, partition: str | None) -> None:
+        store = self._pair.store
+        job = store.bulk_import(self._target, name, partition=partition)
+        ended = _ended(
+            lambda: store.import_job(job),
+            lambda seen: seen.state == "running",
+            self._throttle,
+        )
+        if ended.state == "failed":
+            raise StoreError(f"the database could not import {name}: {ended.reason or 'it gives no reason'}")
+
+
+def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
+    """What `look` shows once nothing runs any more; the throttle may end the waiting."""
+
+    def meanwhile(_: Any) -> None:
+        throttle.admit(0, 0)
+
+    retrying = Retrying(
+        retry=retry_if_result(is_running),
+        wait=wait_exponential(0.1, max=LONGEST_PAUSE),
+        before_sleep=meanwhile,
+    )
+    return retrying(look)
+
+
+def _clear(store: Store, target: str, chunk: Chunk) -> None:
+    """Delete what the copy holds of a chunk's keys."""
+    after: Key | None = chunk.after
+    while page := store.scan_keys(target, after=after, limit=KEYS_PER_PAGE, partition=chunk.partition):
+        of_chunk = bisect_right(cast("list[Any]", page), chunk.upto)
+        store.delete(target, page[:of_chunk])
+        if of_chunk < len(page):
+            return
+        after = page[-1]

@@ -1,0 +1,266 @@
+"""The ledger: checkpoints of migrations in the database, so that any machine can resume one."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from milvus_hubness.banks.generations import Made
+from milvus_hubness.errors import (
+    CollectionExists,
+    InvalidInput,
+    NoMigration,
+    ResumeRefused,
+    StateError,
+    WrongPhase,
+)
+from milvus_hubness.migration.survey import Chunk
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LEDGER, now
+from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo, Record
+
+MIGRATIONS = "migrations"
+Phase = Literal[
+    "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+    "finished",
+]  # fmt: skip
+"""preparing: fitting, nothing is there but perhaps a bank. verified: the copy may take over. switching: the
+name is being moved. finished: the source is dropped."""
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Switch(_Frozen):
+    """How the application's name came to the copy. name: the alias, or the source's own name, which became
+    one. kept_as: the source's name since; None where it kept its own. window: seconds that the step took,
+    during which, where the source was renamed, the name led nowhere."""
+
+    name: str
+    kept_as: str | None = None
+    window: float | None = None
+    at: datetime | None = None
+
+
+class Migration(_Frozen):
+    """One migration.
+
+    id: random; the copy carries it, and its chunks are kept under it. rebuilds: the former state of a source
+    that is corrected already, and whose copy gets other biases. arguments: what it was begun with, which
+    every further run must agree on. missed_dual_writes: rows that a later pass found written by clients that
+    do not write to both collections. source_identity: see CollectionInfo."""
+
+    version: Literal[1] = 1
+    id: str = Field(default_factory=lambda: uuid.uuid4().hex)
+    source: str
+    target: str
+    field: str
+    bank_collection: str
+    arguments: dict[str, Any]
+    phase: Phase
+    state: CollectionState | None = None
+    rebuilds: CollectionState | None = None
+    made_bank: Made = "nothing"
+    rows: int = 0
+    chunks: int = 0
+    invalid: int = 0
+    invalid_keys: tuple[int | str, ...] = ()
+    passes: int = 0
+    missed_dual_writes: int = 0
+    announced_at: datetime | None = None
+    begun_at: datetime
+    changed_at: datetime
+    verified: dict[str, Any] | None = None
+    switch: Switch | None = None
+    source_identity: str = ""
+
+    @property
+    def source_now(self) -> str:
+        """The source's name since the switch."""
+        return self.switch.kept_as if self.switch and self.switch.kept_as else self.source
+
+    def corrected(self) -> CollectionState:
+        """The state of the copy. Raises WrongPhase where there is none yet."""
+        if self.state is None:
+            raise WrongPhase(f"the migration of {self.source!r} to {self.target!r} is still being prepared")
+        return self.state
+
+    def indexed(self, source: CollectionInfo) -> CollectionInfo:
+        """The source, its index as that of the copy is to be."""
+        index = self.arguments.get("index")
+        return source.with_index(self.field, **index) if index else source
+
+    def expect(self, arguments: dict[str, Any]) -> None:
+        """Raises ResumeRefused naming the arguments that differ from those it was begun with."""
+        names = sorted(
+            name
+            for name in self.arguments.keys() | arguments.keys()
+            if self.arguments.get(name) != arguments.get(name)
+        )
+        if names:
+            result = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
+            raise ResumeRefused(
+                f"{self.target!r} is an unfinished copy of {self.source!r} that was begun otherwise "
+                f"({'; '.join(result)}): give the same again, or --restart, which drops it and begins anew"
+            )
+
+    def require(self, *phases: Phase, step: str) -> None:
+        """Raises WrongPhase."""
+        if self.phase not in phases:
+            unfinished = self.phase in {"preparing", "copying", "catching up", "rolled back"}
+            raise WrongPhase(
+                f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
+                f"{step} begins from {' or '.join(map(repr, phases))}"
+                + (", to which a run carries it" if unfinished else "")
+            )
+
+
+class Ledger:
+    """The migrations of one database."""
+
+    def __init__(self, store: Store, name: str = LEDGER) -> None:
+        self._store = store
+        self._name = name
+
+    def migrations(self) -> list[Migration]:
+        """Raises StateError where an entry is broken or was written by another version."""
+        found = []
+        for record in self._store.records(self._name, MIGRATIONS):
+            try:
+                found.append(Migration.model_validate_json(record.body))
+            except ValidationError as error:
+                raise StateError(
+                    f"the ledger {self._name!r} is broken at {record.key!r}: {error.errors()[0]['msg']}"
+                ) from None
+        return found
+
+    def of_target(self, target: str) -> Migration | None:
+        """The migration to this collection, with the state that it has now."""
+        known = next((each for each in self.migrations() if each.target == target), None)
+        return self._up_to_date(known) if known else None
+
+    def again(self, found: Migration) -> Migration:
+        """The migration that `find` found, as it is now, once its lease is held. Raises NoMigration."""
+        known = self.of_target(found.target)
+        if known is None or known.id != found.id:
+            raise NoMigration(f"the migration of {found.source!r} to {found.target!r} is gone: look again")
+        return known
+
+    def find(self, name: str, target: str | None = None) -> Migration:
+        """The migration that this collection or alias belongs to; of several, that to it rather than from it,
+        then one that is not over. target: the one to this copy.
+
+        Raises NoMigration, and InvalidInput where several are left.
+        """
+        known = self.migrations()
+        behind = self._store.alias_target(name)
+        found = [each for each in known if behind in {each.source_now, each.target}] if behind else []
+        found = found or [each for each in known if name in _names(each)]
+        if target is not None:
+            found = [each for each in found if each.target == target]
+        if not found:
+            to = "" if target is None else f" to {target!r}"
+            of = ", ".join(sorted(f"{each.source} -> {each.target}" for each in known)) or "none"
+            raise NoMigration(f"no migration of {name!r}{to} in this database, there are: {of}")
+        latest = max(found, key=lambda each: each.begun_at)
+        found = [each for each in found if each.phase != "finished"] or [latest]
+        found = [each for each in found if each.phase != "rolled back"] or found
+        best = [each for each in found if each.target == (behind or name)] or found
+        if len(best) > 1:
+            copies = ", ".join(sorted(each.target for each in best))
+            raise InvalidInput(
+                f"{name!r} has several copies ({copies}): name the copy itself, or choose one with --target"
+            )
+        return self._up_to_date(best[0])
+
+    def _up_to_date(self, migration: Migration) -> Migration:
+        """With the state that the copy itself has, once it is complete: refreshes have changed it since."""
+        if migration.state is None or not self._store.exists(migration.target):
+            return migration
+        lives = self._store.info(migration.target, counted=False).states.get(migration.field)
+        if lives is None or lives.phase != "ready":
+            return migration
+        return migration.model_copy(update={"state": lives})
+
+    def write(self, migration: Migration, **changes: Any) -> Migration:
+        """`migration` with these changes, kept."""
+        renewed = migration.model_copy(update={**changes, "changed_at": now()})
+        self._store.put_records(self._name, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
+        return renewed
+
+    def chunks(self, migration: Migration) -> list[Chunk]:
+        """In the order in which they were frozen."""
+        return [
+            Chunk.model_validate_json(each.body) for each in self._store.records(self._name, migration.id)
+        ]
+
+    def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
+        self._store.put_records(
+            self._name,
+            [
+                Record(f"{migration.id}/{each.number:010}", migration.id, each.model_dump_json())
+                for each in chunks
+            ],
+        )
+
+    def forget_chunks(self, migration: Migration) -> None:
+        self._store.drop_records(self._name, migration.id)
+
+    def forget(self, migration: Migration) -> None:
+        """Everything of that migration."""
+        self.forget_chunks(migration)
+        self._store.drop_records(self._name, MIGRATIONS, [migration.target])
+
+
+@contextmanager
+def leased(store: Store, names: Iterable[str], lease: Lease | None, throttle: Throttle) -> Iterator[Lease]:
+    """The lease on the collections of a migration, for the length of the block: `lease` where there is one
+    already. Whoever waits in the throttle meanwhile raises LeaseLost once it is lost. Raises LeaseHeld."""
+    if lease is None:
+        with Lease(store, *names) as mine, throttle.guarded(mine.check):
+            yield mine
+        return
+    lease.include(*names)
+    with throttle.guarded(lease.check):
+        yield lease
+
+
+def _names(migration: Migration) -> set[str]:
+    switch = migration.switch
+    return {migration.source, migration.target, migration.source_now, *([switch.name] if switch else [])}
+
+
+KEPT_AS = "{}__before_hubness"
+
+
+def chosen_switch(store: Store, source: str, target: str, alias: str | None, rename: bool) -> Switch:
+    """An alias moved from source to target, or source renamed and its name made an alias of target. Raises
+    InvalidInput where that cannot be, CollectionExists where the name for the source is taken."""
+    if (alias is None) == (not rename):
+        raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
+    if rename and not store.renames():
+        raise InvalidInput(
+            f"this database gives no collection another name: have {source!r} read by an alias"
+        )
+    if alias is None:
+        kept_as = KEPT_AS.format(source)
+        if store.exists(kept_as):
+            raise CollectionExists(f"the source would be renamed to {kept_as!r}, which is taken")
+        return Switch(name=source, kept_as=kept_as)
+    if alias in {source, target}:
+        raise InvalidInput(f"alias {alias!r} is the name of a collection of this migration")
+    behind = store.alias_target(alias)
+    if behind is None and store.exists(alias):
+        raise InvalidInput(f"{alias!r} is a collection, not an alias")
+    if behind not in {None, source, target}:
+        raise InvalidInput(f"alias {alias!r} points at {behind!r}, not at {source!r}")
+    return Switch(name=alias)

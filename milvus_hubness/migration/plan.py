@@ -1,0 +1,429 @@
+"""The plan of a migration, made without a write, and the options of its run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.codec.arrays import as_metric
+from milvus_hubness.codec.half_precision import BYTES, StorageFormat
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.errors import (
+    AlreadyCorrected,
+    CannotMigrate,
+    CollectionExists,
+    CorrectionNotRecommended,
+    EmptyCollection,
+    InvalidInput,
+    InvalidParameter,
+)
+from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
+from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
+from milvus_hubness.migration.survey import Gauge, Survey, gauge, recall_gate, resolution_of, said, survey
+from milvus_hubness.operations.control import CutoverGate
+from milvus_hubness.operations.engines import Engine
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import now
+from milvus_hubness.operations.progress import Event, Events, Progress, Throttle
+from milvus_hubness.operations.reading import Resolution, only_field
+from milvus_hubness.quality import RecallGate
+from milvus_hubness.rerank import DualDynamicGate, DynamicGate
+from milvus_hubness.state import STATE_TTL, form_of, slots_for, suffix_for
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
+
+
+@dataclass(frozen=True)
+class BulkTarget:
+    """A folder that this process writes to and the database reads from. remote: how the database calls it,
+    its path there or a prefix in its bucket; None where both call it the same."""
+
+    folder: Path
+    remote: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> BulkTarget:
+        """LOCAL or LOCAL=REMOTE."""
+        folder, equals, remote = text.partition("=")
+        return cls(Path(folder), remote if equals else None)
+
+    def seen_by_database(self, file: str) -> str:
+        """The path of a file in the folder as the database calls it."""
+        remote = str(self.folder.resolve()) if self.remote is None else self.remote
+        return f"{remote.rstrip('/')}/{file}" if remote else file
+
+    def require(self, store: Store, source: CollectionInfo) -> None:
+        """Raises InvalidInput where the folder is not there, and CannotMigrate where rows of `source` cannot
+        go through files."""
+        if not self.folder.is_dir():
+            raise InvalidInput(f"there is no folder {self.folder} for files to import")
+        if reasons := store.import_obstacles(source):
+            raise CannotMigrate(f"{source.name!r} cannot be copied by files: {'; '.join(reasons)}")
+
+
+CLIENT_TTL = STATE_TTL
+"""The longest state_ttl of the clients that write, unless set otherwise."""
+
+
+@dataclass(frozen=True)
+class MigrationOptions:
+    """no_writers: nobody writes to the source while this runs, so that clients need not be told, and what
+    differs after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that
+    writes, in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are
+    copied by files that the database imports, rather than by upserts; only where frozen, since an import does
+    not replace what a client wrote before it. engine: what computes the biases of the rows that are copied,
+    "server" for the database's own search over the bank, "ray" for a Ray cluster. lease: one that is held
+    already; without, one is taken. Raises InvalidParameter."""
+
+    no_writers: bool = False
+    client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
+    throttle: Throttle = field(default_factory=Throttle)
+    events: Events = field(default_factory=lambda: Events([]))
+    gate: CutoverGate | None = None
+    bulk: BulkTarget | None = None
+    engine: Engine = "local"
+    lease: Lease | None = None
+
+    def __post_init__(self) -> None:
+        if self.bulk and not self.no_writers:
+            raise InvalidParameter(
+                "imported rows come beside those that clients write meanwhile, not in their place: copy by "
+                "files only where nobody writes, and say so with --no-writers"
+            )
+
+    def wait_for_clients(self, since: datetime | None) -> None:
+        """Until every client knows what was written into a collection's properties at that time."""
+        if since is not None:
+            time.sleep(max(0.0, self.client_ttl - (now() - since).total_seconds()))
+
+    @contextmanager
+    def reporting_failures(self) -> Iterator[None]:
+        """Tell how the work within ended, where it did not end well."""
+        try:
+            yield
+        except Exception as error:
+            self.events.report("failed", type=type(error).__name__, message=str(error))
+            raise
+        except BaseException as stop:
+            self.events.report("stopped", reason=type(stop).__name__)
+            raise
+
+
+def as_events(progress: Progress) -> Events:
+    """Events that draw progress bars."""
+
+    def show(event: Event) -> None:
+        if event.name == "copying":
+            progress("copying", event.facts["rows"], event.facts["rows_total"])
+        elif event.name == "catching-up":
+            doing = f"comparing, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
+            progress(doing, event.facts["rows"], event.facts["rows_total"])
+
+    return Events([show])
+
+
+@dataclass(frozen=True)
+class MigrationPlan:
+    """source is copied to target, field in augmented form; the chunks of `survey` are frozen here.
+
+    alias: moved to the target in the end; rename: or the source's own name is, which then is an alias. waits:
+    seconds in which the run waits for clients to hear of it. recall: what the augmented form costs the index,
+    where that was measured; resolution: what it costs an exact search, where it does. restart: an unfinished
+    target is dropped first. index: the copy's, where it is not to be as the source's; `source` tells of it
+    too."""
+
+    source: CollectionInfo
+    schema: dict[str, Any]
+    target: str
+    field: str
+    suffix: str
+    layout: Layout
+    bank: QueryBank
+    target_bank: QueryBank | None
+    bank_collection: str
+    estimator: Estimator
+    strength: float
+    survey: Survey
+    alias: str | None
+    rename: bool
+    gate: int | None
+    gate_targets: int | None
+    restart: bool
+    remarks: tuple[str, ...]
+    server: str
+    gauge: Gauge
+    waits: float = 0.0
+    recall: RecallGate | None = None
+    resolution: Resolution | None = None
+    index: dict[str, Any] | None = None
+
+    @property
+    def rows(self) -> int:
+        """Distinct keys."""
+        return self.survey.rows
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What an interrupted run must be given again, as plain data: the copy depends on all of it."""
+        return {
+            "schema": self.schema,
+            "field": self.field,
+            "bank_collection": self.bank_collection,
+            "bank": self.bank.fingerprint,
+            "target_bank": self.target_bank.fingerprint if self.target_bank else None,
+            "estimator": to_dict(self.estimator),
+            "strength": self.strength,
+            "gate": self.gate,
+            "gate_targets": self.gate_targets,
+            "slots": self.layout.slots,
+            "index": self.index,
+        }
+
+    @property
+    def form(self) -> StorageFormat:
+        """How the layout's rows lie in the field."""
+        return form_of(self.layout, self.source.vector_fields[self.field].dtype)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as plain data, for people and for --json."""
+        vector = self.source.vector_fields[self.field]
+        return {
+            "source": self.source.name,
+            "target": self.target,
+            "field": self.field,
+            "metric": self.layout.metric,
+            "index_type": vector.index_type,
+            "index_params": vector.index_params,
+            "dim": self.layout.dim,
+            "dtype": vector.dtype,
+            "width": self.form.width,
+            "rows": self.rows,
+            "partitions": [name for name in self.survey.sample if name],
+            "hidden_fields": [
+                f"hubness_{name}{self.suffix}"
+                for name in ("bias", "epoch", *(["norm"] if self.layout.metric == "COSINE" else []))
+            ],
+            "vector_bytes": {
+                "source": BYTES[vector.dtype] * self.layout.dim * self.rows,
+                "target": BYTES[vector.dtype] * self.form.width * self.rows,
+            },
+            "bank": {
+                "collection": self.bank_collection,
+                "source": self.bank.source,
+                "queries": len(self.bank),
+                "fingerprint": self.bank.fingerprint,
+                "targets": len(self.target_bank) if self.target_bank else 0,
+            },
+            "estimator": to_dict(self.estimator),
+            "strength": self.strength,
+            "gate": self.gate,
+            "gate_targets": self.gate_targets,
+            "alias": self.alias,
+            "rename": self.rename,
+            "remarks": list(self.remarks),
+            "server": self.server,
+            "memory_bytes": {
+                "source": self.gauge.bytes_of_source,
+                "target": self.gauge.bytes_of_target,
+                "both": self.gauge.bytes_of_source + self.gauge.bytes_of_target,
+            },
+            "estimated_seconds": round(self.gauge.seconds + self.waits, 1),
+            "waiting_seconds": round(self.waits, 1),
+            "resolution": self.resolution.to_dict() if self.resolution else None,
+            "recall": {**self.recall.to_dict(), "said": said(self.recall)} if self.recall else None,
+        }
+
+
+def plan_migration(
+    store: Store,
+    source: str,
+    bank: BankLike,
+    *,
+    estimator: Estimator | None = None,
+    target_bank: BankLike | None = None,
+    field: str | None = None,
+    target: str | None = None,
+    bank_collection: str | None = None,
+    alias: str | None = None,
+    rename: bool = False,
+    measure: bool = False,
+    search_value: int | None = None,
+    gate: int | None = None,
+    gate_targets: int | None = None,
+    profiles: int = 1,
+    index_type: str | None = None,
+    index_params: Mapping[str, Any] | None = None,
+    restart: bool = False,
+    force: bool = False,
+    client_ttl: float = 0.0,
+) -> MigrationPlan:
+    """Look at `source` and say what a migration would do. Reads only.
+
+    estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
+    known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
+    default every query is corrected; with gate_targets, see DualDynamicGate. profiles: for how many sets of
+    biases there is to be room at least; `refresh` adds those after the first. index_type, index_params: of
+    the copy's index on the field; without another type, parameters that are not named are the source's.
+    measure: what the augmented form costs such an index, some 10 s; search_value: of ef or nprobe at which
+    to. client_ttl: seconds that clients which write take to hear of the migration, which a run waits for once
+    while it copies and once more before it switches; 0 if nobody writes.
+
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate
+    naming every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter,
+    and InvalidInput where gate_targets lacks a gate or a target bank."""
+    bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
+    gate, gate_targets = _gates(gate, gate_targets, target_bank)
+    info = store.info(source)
+    if info.is_bank:
+        raise CannotMigrate(f"{info.name!r} is a query bank")
+    field = field or only_field(info)
+    state = info.states.get(field)
+    if state is not None and state.reranking is not None and state.reranking.side is None:
+        raise AlreadyCorrected(
+            f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need itself"
+        )
+    if state is not None and state.reranking is None:
+        raise AlreadyCorrected(
+            f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
+        )
+    suffix = suffix_for(field, info.states.values())
+    if obstacles := store.obstacles(info, field, suffix):
+        raise CannotMigrate(f"{info.name!r} cannot be migrated: {'; '.join(obstacles)}")
+    if not info.rows:
+        raise EmptyCollection(f"{info.name!r} holds no rows: there is nothing to correct yet")
+    schema, index = store.schema_facts(info), _index(info, field, index_type, index_params)
+    there = info.vector_fields[field]
+    info = info.with_index(field, **index) if index else info
+    vector = info.vector_fields[field]
+    store.validate_index(vector, there)
+    layout = Layout(vector.dim, as_metric(vector.metric), slots_for(profiles), store.width_multiple(vector))
+    bank.expect_dim(layout.dim, "the field")
+    estimator, strength = chosen(info, bank, estimator, force=force)
+    target = target or f"{info.name}_hubness"
+    unfinished = _unfinished(store, info, target)
+    if alias or rename:
+        chosen_switch(store, info.name, target, alias, rename)
+    looked = survey(store, info, store.chunk_rows(info))
+    distinct = looked.rows
+    kept = tuple(each for each in info.aliases if each != alias)
+    remarks = store.remarks(replace(info, aliases=kept), field)
+    if estimator.needs_gallery:
+        size = 4 * layout.dim * distinct / 2**20
+        remarks.append(f"the estimator is fitted on the whole gallery, {size:,.0f} MiB of vectors in memory")
+    if index is not None:
+        remarks.append(f"the source's index is {there.index_type} {there.index_params or ''}".rstrip())
+    if distinct != info.rows:
+        remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
+    fitting = (store, info, field, looked, layout)
+    fineness = resolution_of(*fitting, bank)
+    remarks += fineness.remark(vector.dtype) if fineness else []
+    banks = (estimator, bank, target_bank)
+    measured = gauge(*fitting, form_of(layout, vector.dtype).width, *banks)
+    plan = MigrationPlan(
+        source=info,
+        schema=schema,
+        target=target,
+        field=field,
+        suffix=suffix,
+        layout=layout,
+        bank=bank,
+        target_bank=target_bank,
+        bank_collection=bank_collection or f"{info.name}__bank",
+        estimator=estimator,
+        strength=strength,
+        survey=looked,
+        alias=alias,
+        rename=rename,
+        gate=gate,
+        gate_targets=gate_targets,
+        restart=restart,
+        remarks=tuple(remarks),
+        server=store.server_version(),
+        gauge=measured,
+        waits=max(0.0, client_ttl - measured.seconds) + (client_ttl if alias or rename else 0.0),
+        recall=recall_gate(*fitting, *banks, value=search_value) if measure else None,
+        resolution=fineness,
+        index=index,
+    )
+    if unfinished is not None and not restart:
+        unfinished.expect(plan.arguments)
+    return plan
+
+
+def _index(
+    info: CollectionInfo,
+    field: str,
+    index_type: str | None,
+    index_params: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """What `CollectionInfo.with_index` takes; None where nothing is asked for."""
+    if index_type is None and not index_params:
+        return None
+    there = info.vector_fields[field]
+    kind = index_type.upper() if index_type else there.index_type
+    kept = there.index_params if kind == there.index_type else {}
+    return {"index_type": kind, "index_params": {**kept, **(index_params or {})}}
+
+
+def _gates(
+    gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
+) -> tuple[int | None, int | None]:
+    if gate_targets is None:
+        return checked_gate(gate), None
+    if gate is None:
+        raise InvalidInput("gate_targets widens the gate over bank queries: give gate too")
+    if target_bank is None:
+        raise InvalidInput("gate_targets asks for the nearest of target items: give a target bank")
+    try:
+        dual = DualDynamicGate(gate, gate_targets)
+    except InvalidParameter as error:
+        raise InvalidParameter(f"gate, gate_targets: {error}") from None
+    return dual.k_query, dual.k_target
+
+
+def checked_gate(gate: int | None) -> int | None:
+    """k of a DynamicGate; None for no gate. Raises InvalidParameter."""
+    try:
+        return None if gate is None else DynamicGate(gate).k
+    except InvalidParameter as error:
+        raise InvalidParameter(f"gate: {error}") from None
+
+
+def chosen(
+    info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
+) -> tuple[Estimator, float]:
+    """The estimator to fit and the strength to search at: the one given, at 1; else what tuning chose for
+    this bank; else Blend(). Raises CorrectionNotRecommended where tuning advises against this bank, unless
+    forced."""
+    tuning = info.tuning
+    if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
+        return estimator or Blend(), 1.0
+    if tuning.verdict == "leave it alone" and not force:
+        raise CorrectionNotRecommended(
+            f"tuning advises to leave {info.name!r} alone: {tuning.reason} (force overrides)"
+        )
+    if estimator is None and tuning.choice is not None:
+        return from_dict(tuning.choice), tuning.strength
+    return estimator or Blend(), 1.0
+
+
+def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
+    """The migration to this target that a run would carry on with. Raises CollectionExists where the name is
+    another's, AlreadyCorrected where the application has been switched to it."""
+    cached = Ledger(store).of_target(target)
+    if cached is not None and cached.source == info.name:
+        if cached.phase in {"switching", "switched", "rolling back"}:
+            raise AlreadyCorrected(
+                f"the application was switched from {info.name!r} to {target!r}: roll back, or refresh that"
+            )
+        if cached.state is not None and cached.phase != "finished":
+            return cached
+    if store.exists(target):
+        raise CollectionExists(f"{target!r} is there already, another collection: give another target")
+    return None

@@ -1,0 +1,193 @@
+"""Verifies a copy: equal rows, the right index and biases, and enough recall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.errors import StateError, VerificationFailed, name_some
+from milvus_hubness.migration.catch_up import Pass, compare
+from milvus_hubness.migration.compare import Corrected, Pair
+from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.plan import MigrationOptions
+from milvus_hubness.migration.prepare import forward
+from milvus_hubness.migration.survey import Chunk, key_pages
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
+
+COUNTS = 3
+SAMPLED_CHUNKS = 16
+SAMPLED_ROWS = 16
+BIAS_TOLERANCE = 1e-5
+TOP = 10
+SEARCHED = 100
+"""Results asked for, so that a graph is searched as widely: what it finds narrowly is the plan's matter."""
+
+FEWER_ALLOWED = 0.1
+FEWEST_MISSES = 3
+
+
+@dataclass(frozen=True)
+class Verification:
+    """rows and fields: compared one by one. biases: computed anew and found the same. searched: rows whose
+    own vector was searched for; found_in_source, found_in_copy: how many of them were among the best ten."""
+
+    rows: int
+    fields: int
+    biases: int
+    searched: int
+    found_in_source: int
+    found_in_copy: int
+
+
+def verified(
+    pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
+) -> Verification:
+    """Check what the comparison of rows, `equal`, does not show: that none is there twice, that biases of a
+    sample are what the bank gives now, and that searches find rows in the copy as they do in the source.
+
+    Raises VerificationFailed, and StateError where the ledger has lost the chunks of the migration.
+    """
+    if not chunks:
+        raise StateError(
+            f"the ledger has lost what it held of the migration to {pair.copy.collection!r}: begin it anew "
+            "with --restart"
+        )
+    _none_twice(pair, partitions, equal.rows)
+    biases = searched = in_source = in_copy = 0
+    for wanted, copied in _samples(pair, chunks):
+        _biases_as_computed(pair, wanted, copied)
+        biases += len(copied)
+        found = _find_themselves(pair, copied)
+        searched, in_source, in_copy = searched + found[0], in_source + found[1], in_copy + found[2]
+    if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
+        raise VerificationFailed(
+            f"of {searched} rows searched for by their own vectors {in_source} are found in "
+            f"{pair.origin.collection!r} and {in_copy} in {pair.copy.collection!r}: is its index built?"
+        )
+    return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
+
+
+def index_as_planned(store: Store, migration: Migration, source: CollectionInfo) -> None:
+    """Check that the copy's index is the one of the plan, as far as the database tells, unless the copy has
+    taken over: then its owner may have made another. Raises VerificationFailed."""
+    if migration.phase in {"switched", "rolling back", "rolled back"}:
+        return
+    planned = migration.indexed(source).vector_fields[migration.field]
+    found = store.info(migration.target, counted=False).vector_fields[migration.field]
+    # Milvus Lite tells no parameters.
+    differing = {
+        name: value
+        for name, value in planned.index_params.items()
+        if found.index_params and str(found.index_params.get(name)) != str(value)
+    }
+    if found.index_type != planned.index_type or differing:
+        there = f"{found.index_type or 'no index'} {found.index_params or ''}".rstrip()
+        wanted = f"{planned.index_type} {planned.index_params or ''}".rstrip()
+        raise VerificationFailed(
+            f"field {migration.field!r} of {migration.target!r} has {there}, planned was {wanted}: drop that "
+            "index, create the planned one and load the collection"
+        )
+
+
+def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
+    """While clients write, the count means something only where it holds still; and where as many rows come
+    as go, it only seems to: so it is asked several times."""
+    store, copy = pair.store, pair.copy.collection
+    for _ in range(COUNTS):
+        counted = store.count(copy)
+        if counted == rows:
+            return
+        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition))
+        if counted <= keys or store.count(copy) != counted:
+            return
+    raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")
+
+
+def _samples(pair: Pair, chunks: Sequence[Chunk]) -> list[tuple[Batch, Batch]]:
+    picked = [chunks[i] for i in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int))]
+    found = []
+    for chunk in picked:
+        batch = pair.store.scan(
+            pair.origin.collection,
+            pair.state.field,
+            after=chunk.after,
+            upto=chunk.upto,
+            limit=SAMPLED_ROWS,
+            partition=chunk.partition,
+        )
+        wanted, copied = pair.fetch(batch.keys, chunk.partition)
+        both = set(wanted.keys) & set(copied.keys)
+        found.append((_only(wanted, both), _only(copied, both)))
+    return [(wanted, copied) for wanted, copied in found if len(copied)]
+
+
+def _biases_as_computed(pair: Pair, wanted: Batch, copied: Batch) -> None:
+    if not isinstance(pair.copy, Corrected):
+        return
+    state = pair.state
+    stored = state.layout.biases(copied.vectors, state.profile.slot)
+    fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
+    computed = state.layout.biases(fresh.vectors, state.profile.slot)
+    off = np.abs(stored - computed) > BIAS_TOLERANCE * np.maximum(1, np.abs(computed))
+    if off.any():
+        broken = [copied.keys[i] for i in np.flatnonzero(off)]
+        raise VerificationFailed(
+            f"biases in {pair.copy.collection!r} are not what its bank gives: rows {name_some(broken)}"
+        )
+
+
+def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
+    """How many rows were searched for, and how many found themselves in the origin and in the copy."""
+    layout, field = pair.state.layout, pair.state.field
+    rows = pair.copy.decode_rows(copied)
+    valid = ~layout.invalid(rows.vectors)
+    keys = [key for key, fine in zip(rows.keys, valid, strict=True) if fine]
+    if not keys:
+        return 0, 0, 0
+    vectors = rows.vectors[valid]
+    counts = []
+    encoded = layout.encode_queries(vectors, 0.0, slot=pair.state.profile.slot)
+    for face in (pair.origin, pair.copy):
+        query_vectors = encoded if isinstance(face, Corrected) else vectors
+        found = pair.store.nearest(face.collection, field, query_vectors, SEARCHED)
+        counts.append(sum(key in best[:TOP] for key, best in zip(keys, found, strict=True)))
+    return len(keys), counts[0], counts[1]
+
+
+def _only(batch: Batch, keys: set[Key]) -> Batch:
+    places = [i for i, key in enumerate(batch.keys) if key in keys]
+    return Batch([batch.keys[i] for i in places], batch.vectors[places], [batch.rows[i] for i in places])
+
+
+def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
+    """Compare every row and field of a migration's two collections, and what `Verification` names beside.
+
+    name: of the source, the copy or the alias. Vectors must come back bit for bit; under COSINE, where a row
+    was not unit, within one unit in the last place of the field's type. Rows that clients are writing in that
+    moment are looked at again. Once the application was switched, rows that it changed since differ. Raises
+    VerificationFailed naming the first rows that differ, or an index that is not as planned, NoMigration,
+    WrongPhase before there is a copy or once the source is dropped.
+    """
+    options = options or MigrationOptions()
+    ledger = Ledger(store)
+    migration = ledger.find(name)
+    migration.require(
+        "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+        step="verification",
+    )  # fmt: skip
+    source = store.info(migration.source_now)
+    index_as_planned(store, migration, source)
+    pair = forward(store, migration)
+    equal = compare(
+        pair,
+        source.partitions,
+        rows_per_page=store.chunk_rows(source),
+        rows_total=migration.rows,
+        throttle=options.throttle,
+        events=options.events,
+    )
+    return verified(pair, source.partitions, ledger.chunks(migration), equal)

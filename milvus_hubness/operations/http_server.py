@@ -1,0 +1,279 @@
+"""The HTTP server of a job or service in a thread of its own, and the HTTP control of a migration.
+
+GET /status, /metrics, /healthz; POST /pause, /resume, /rate, /cutover with a JSON object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from milvus_hubness.errors import InvalidParameter, redacted
+from milvus_hubness.operations.control import Controls, MigrationMetrics
+from milvus_hubness.operations.progress import LIMITS, LatestEvents
+
+LARGEST_BODY = 65_536
+REQUEST_SECONDS = 5.0
+"""A client has this long for the head of a request, and as long again for its body."""
+RESPONSE_SECONDS = 2.0
+"""A client has this long to receive the response."""
+
+Json = dict[str, Any]
+
+log = logging.getLogger("milvus_hubness")
+
+
+class RedactedResponse(Response):
+    """A response from a text, or from data as JSON, without secrets."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return redacted(content if isinstance(content, str) else json.dumps(content) + "\n").encode()
+
+
+def get(path: str, respond: Callable[[], Response]) -> Route:
+    """Return a route for GET and HEAD. `respond` runs in a thread, and may raise what `HttpServer` names."""
+
+    async def endpoint(request: Request) -> Response:
+        return await asyncio.to_thread(respond)
+
+    return Route(path, endpoint)
+
+
+def post(path: str, respond: Callable[[Json], Response]) -> Route:
+    """Return a route for POST that passes the JSON object in the body to `respond`, as `get` does."""
+
+    async def endpoint(request: Request) -> Response:
+        return await asyncio.to_thread(respond, await _json_body(request))
+
+    return Route(path, endpoint, methods=["POST"])
+
+
+class HttpServer:
+    """Serves `routes` while it is open. They may raise InvalidParameter, for a status of 400.
+
+    address: HOST:PORT, or [::1]:PORT; port 0 is a free one, see `url`. On a loopback address the server
+    refuses requests that name another host (403), so that no page in this machine's browsers can use it.
+    name: of the thread. Raises InvalidParameter for an address of another form, or a port in use.
+    """
+
+    def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
+        host, port = parse_address(address)
+        self._socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind((host, port))
+            self._socket.listen()
+        except OSError as error:
+            self._socket.close()
+            raise InvalidParameter(f"cannot listen on {address}: {error.strerror}") from None
+        host, port = self._socket.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        app = Starlette(
+            routes=routes,
+            middleware=[Middleware(_LoopbackOnly)] if is_loopback(host) else [],
+            exception_handlers={
+                HTTPException: _refused,
+                InvalidParameter: _invalid,
+                ClientDisconnect: _gone,
+                Exception: _failed,
+            },
+        )
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            server_header=False,
+            headers=[("Cache-Control", "no-store"), ("Connection", "close")],
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name=name, daemon=True
+        )
+
+    def __enter__(self) -> HttpServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+class _Protocol(H11Protocol):
+    """One request for each connection, with limits on the time for its head and for the response."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_SECONDS, self._abort, True)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self.loop.call_later(RESPONSE_SECONDS, self._abort, False)
+
+    def shutdown(self) -> None:
+        """Let the server wait for responses under way, and not for requests that are still arriving."""
+        super().shutdown()
+        if self.cycle and self.cycle.more_body:
+            self.transport.abort()
+
+    def _abort(self, only_without_request: bool) -> None:
+        if self in self.connections and not (only_without_request and self.cycle):
+            self.transport.abort()
+
+
+class _LoopbackOnly:
+    """Middleware that refuses requests whose Host header is not a loopback address."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if not _names_loopback(Request(scope).headers.get("host", "")):
+            app = _error(403, "the Host header must name this machine's loopback address")
+        await app(scope, receive, send)
+
+
+async def _json_body(request: Request) -> Json:
+    """Return the object in the body. Raises HTTPException, and InvalidParameter where it is not JSON."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the Content-Type must be application/json")
+    length = request.headers.get("content-length")
+    if length is None or "transfer-encoding" in request.headers:
+        raise HTTPException(411, "the Content-Length is missing")
+    if int(length) > LARGEST_BODY:
+        raise HTTPException(413, f"a body has at most {LARGEST_BODY} bytes")
+    try:
+        data = json.loads(await asyncio.wait_for(request.body(), REQUEST_SECONDS) or b"{}")
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"the body did not arrive within {REQUEST_SECONDS:g} seconds") from None
+    except (ValueError, RecursionError) as error:
+        raise InvalidParameter(f"the body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidParameter("the body must be a JSON object")
+    return data
+
+
+def _error(status: int, message: str, **more: str) -> RedactedResponse:
+    return RedactedResponse({"error": {**more, "message": message}}, status)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Return the response for an HTTPException, also for those that Starlette raises."""
+    assert isinstance(error, HTTPException)
+    message, allow = error.detail, ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+    if error.status_code == 404:
+        message = f"no such path; there are {', '.join(route.path for route in request.app.routes)}"
+    elif error.status_code == 405:
+        message = f"{request.url.path} takes {allow}"
+    response = _error(error.status_code, message)
+    if allow:
+        response.headers["Allow"] = allow
+    return response
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    return _error(400, str(error), type=type(error).__name__)
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _error(400, "the body did not arrive as a whole")
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return _error(500, "the server failed to respond, see its log")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return the host, without brackets, and the port. Raises InvalidParameter."""
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        host, port = "", None
+    if port is None or parts.netloc != address:
+        raise InvalidParameter(f"{address!r} is not of the form HOST:PORT")
+    return ("127.0.0.1" if host == "localhost" else host), port
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host` is localhost or an address of this machine's loopback."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _names_loopback(host: str) -> bool:
+    """Return whether a Host header names a loopback address."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False
+
+
+def control_server(
+    address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics
+) -> HttpServer:
+    """Return a server that every program on this machine may use, but no page in its browsers: it refuses
+    requests that name another host (403), and posts that are not application/json (415).
+
+    address: as `HttpServer` has it. Raises InvalidParameter for a host that is not a loopback address, or a
+    port in use.
+    """
+    host, _ = parse_address(address)
+    if not is_loopback(host):
+        raise InvalidParameter(f"{host!r} is not a loopback address: the control server has no password")
+
+    def status() -> RedactedResponse:
+        return RedactedResponse({**latest.to_dict(), **controls.snapshot()})
+
+    def apply(settings: Json, body: Json) -> RedactedResponse:
+        if body:
+            raise InvalidParameter(f"nothing is expected in the body but {{}}, not {', '.join(body)}")
+        controls.apply(settings)
+        return status()
+
+    def rate(body: Json) -> RedactedResponse:
+        if not body or not set(body) <= set(LIMITS):
+            raise InvalidParameter(f"the body must name some of {', '.join(LIMITS)}, and nothing else")
+        controls.apply(body)
+        return status()
+
+    routes = [
+        get("/status", status),
+        get("/metrics", lambda: RedactedResponse(metrics.text(), media_type="text/plain; version=0.0.4")),
+        get("/healthz", lambda: RedactedResponse({"status": "ok"})),
+        post("/pause", lambda body: apply({"paused": True}, body)),
+        post("/resume", lambda body: apply({"paused": False}, body)),
+        post("/cutover", lambda body: apply({"cutover": "now"}, body)),
+        post("/rate", rate),
+    ]
+    return HttpServer(address, routes, name="milvus-hubness-control")

@@ -1,0 +1,160 @@
+"""The records of leases: the process that holds one, its token, and its fencing aliases."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from milvus_hubness.errors import InvalidParameter
+
+LEDGER = "hubness_ledger"
+"""The collection in which jobs keep their records."""
+
+
+class Owner(BaseModel):
+    """A process. started: when it began, in the kernel's ticks since boot.
+
+    Process numbers mean something only within one boot of one kernel and one PID namespace: two containers
+    with the same host name may each have a process of the same number.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str
+    pid: int
+    started: str
+    boot_id: str
+    pid_namespace: str
+
+    @classmethod
+    def here(cls) -> Owner:
+        """Return the owner that stands for this process."""
+        pid = os.getpid()
+        return cls(
+            host=socket.gethostname(),
+            pid=pid,
+            started=process_start(pid),
+            boot_id=_boot_id(),
+            pid_namespace=_pid_namespace(),
+        )
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the process is gone for certain: it ran in this boot and this PID namespace, and no
+        process here has its number and its start time."""
+        if not (self.boot_id and self.pid_namespace and self.started):
+            return False
+        if (self.boot_id, self.pid_namespace) != (_boot_id(), _pid_namespace()):
+            return False
+        return process_start(self.pid) != self.started
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def now() -> datetime:
+    """Return the time of this machine's clock."""
+    return datetime.now(timezone.utc)
+
+
+def process_start(pid: int) -> str:
+    """Return when a process of this PID namespace began, in ticks since boot; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+@cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+LEASES = "leases"
+
+
+@dataclass(frozen=True)
+class LeasePolicy:
+    """seconds: after which the lease of a silent holder expires. skew: by how much the clocks of machines may
+    differ. fenced_write: after how many seconds a server that resolved an alias before it was dropped has
+    applied the write."""
+
+    seconds: float = 30.0
+    skew: float = 5.0
+    fenced_write: float = 1.0
+
+    @classmethod
+    def default(cls) -> LeasePolicy:
+        """Return the policy that the environment asks for: MILVUS_HUBNESS_LEASE_SECONDS, 30 unless set, and a
+        sixth of that as the skew. Raises InvalidParameter."""
+        text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InvalidParameter(f"MILVUS_HUBNESS_LEASE_SECONDS must be a number above 0, got {text!r}")
+        return cls(seconds, seconds / 6)
+
+
+class Entry(BaseModel):
+    """The record of one taking of the lease. expires_at: None once the lease was released."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    collection: str
+    token: int = Field(ge=1)
+    owner_id: str
+    owner: Owner
+    skew: float
+    expires_at: datetime | None
+
+    @property
+    def key(self) -> str:
+        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}"
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the holder may be at work: it has not released the lease, the lease has not expired by any
+        clock, and its process is not known to be gone."""
+        if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
+            return False
+        return not self.owner.is_dead
+
+    def __str__(self) -> str:
+        until = f", until {self.expires_at:%H:%M:%S} UTC unless renewed" if self.expires_at else ""
+        return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
+
+
+class Fence(BaseModel):
+    """The record of a fencing alias. collection: whose lease. target: the collection or ledger that it leads
+    to."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    collection: str
+    token: int
+    owner_id: str
+    target: str
+    alias: str
+
+    @property
+    def key(self) -> str:
+        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}/{self.alias}"

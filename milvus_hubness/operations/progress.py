@@ -1,0 +1,343 @@
+"""The progress of a job: callbacks, events, and the throttle that sets its pace.
+
+| event           | facts                                                                                   |
+|-----------------|-----------------------------------------------------------------------------------------|
+| plan            | the plan                                                                                |
+| before-copy     | source, target, rows_total                                                              |
+| copying         | after each chunk: partition, chunk and chunks (its number and how many there are), rows |
+|                 | copied so far, rows_total, bytes and seconds of this chunk, rows_per_second,            |
+|                 | eta_seconds (None while unknown)                                                        |
+| after-copy      | source, target, rows                                                                    |
+| catching-up     | pass (from 1), and in this pass so far: rows compared, rows_total, differing, repaired; |
+|                 | pass 0 only compares                                                                    |
+| before-verify   | source, target, rows_total                                                              |
+| verified        | rows, fields                                                                            |
+| postponed       | the cut-over waits to be released                                                       |
+| before-cutover  | source, target, alias                                                                   |
+| after-cutover   | source, target, alias                                                                   |
+| before-rollback | source, target, alias                                                                   |
+| after-rollback  | source, target, alias                                                                   |
+| throttled       | reason, detail: the server is under load, and copying rests until `resumed`             |
+| paused          | reason: who paused                                                                      |
+| resumed         | reason: whose pause is over; copying goes on when none is left                          |
+| rate            | rows_per_second, bytes_per_second, chunk_seconds as they are now, None for no limit     |
+| warning         | message: something was not done, and the migration goes on without                      |
+| stopped         | reason: ended on request; it can be resumed                                             |
+| failed          | type and message of the error                                                           |
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+import numpy as np
+
+from milvus_hubness.errors import InvalidParameter
+
+T = TypeVar("T")
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how many rows are done, and how many there are."""
+
+
+def silent(doing: str, done: int, total: int) -> None:
+    """The progress of work that nobody watches."""
+
+
+def chunks(items: Sequence[T], size: int, doing: str, progress: Progress) -> Iterator[Sequence[T]]:
+    """`items` in runs of `size`, telling `progress` after each is worked off."""
+    progress(doing, 0, len(items))
+    for start in range(0, len(items), size):
+        part = items[start : start + size]
+        yield part
+        progress(doing, start + len(part), len(items))
+
+
+PHASES = {
+    "plan": "preparing",
+    "before-copy": "copying",
+    "copying": "copying",
+    "after-copy": "catching up",
+    "catching-up": "catching up",
+    "before-verify": "verifying",
+    "verified": "verified",
+    "postponed": "postponed",
+    "before-cutover": "switching",
+    "after-cutover": "switched",
+    "before-rollback": "rolling back",
+    "after-rollback": "rolled back",
+    "stopped": "stopped",
+    "failed": "failed",
+}
+"""The phase that a migration is in from an event on; other events leave it as it is."""
+
+EVENT_NAMES = (*PHASES, "throttled", "paused", "resumed", "rate", "warning")
+
+
+@dataclass(frozen=True)
+class Event:
+    """name: one of EVENT_NAMES. facts: see the table above. time: when it was told, in UTC."""
+
+    name: str
+    facts: Mapping[str, Any]
+    time: datetime
+
+    def to_dict(self) -> dict[str, Any]:
+        """name, time (ISO 8601) and facts as plain data that JSON can carry; what JSON has no number for,
+        such as an infinite rest of the time, is None."""
+        return {"name": self.name, "time": self.time.isoformat(), "facts": _plain(self.facts)}
+
+
+Listener = Callable[[Event], None]
+
+
+class Events:
+    """Tells each event to every listener, in their order, in the thread that tells.
+
+    Listeners hear one event at a time, whichever threads tell. hooks are called after them and hold nobody
+    up but who result: they may take long, and may themselves steer the migration.
+    """
+
+    def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
+        self._listeners = tuple(listeners)
+        self._hooks = hooks
+        self._one_at_a_time = threading.RLock()
+
+    def report(self, name: str, /, **facts: Any) -> None:
+        """Raises what a listener or hook raises, and does not tell those after it."""
+        with self._one_at_a_time:
+            event = Event(name, facts, datetime.now(timezone.utc))
+            for listener in self._listeners:
+                listener(event)
+        if self._hooks:
+            self._hooks(event)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime) else str(value)
+
+
+class LatestEvents:
+    """A listener that remembers the last event of each name. Safe to read from any thread."""
+
+    def __init__(self) -> None:
+        self._events: dict[str, Event] = {}
+        self._phase = PHASES["plan"]
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        with self._lock:
+            self._events[event.name] = event
+            self._phase = PHASES.get(event.name, self._phase)
+
+    def to_dict(self) -> dict[str, Any]:
+        """phase, one of the values of PHASES, and events by their name, as plain data."""
+        with self._lock:
+            phase, events = self._phase, dict(self._events)
+        return {"phase": phase, "events": {name: event.to_dict() for name, event in events.items()}}
+
+
+BURST_SECONDS = 1.0
+SMALLEST_REQUEST = 16
+LARGEST_STEP = 2.0
+LONGEST_WAIT = 3_600.0
+INSTANT = 1e-9
+
+LIMITS = ("rows_per_second", "bytes_per_second", "chunk_seconds")
+
+Wait = Callable[[threading.Condition, float], object]
+
+
+class Throttle:
+    """Whoever writes asks `admit` before each request, and reports to `took` after it.
+
+    rows_per_second, bytes_per_second: token buckets that hold at most one second's worth; a request larger
+    than that is admitted from a full bucket, and the next waits the longer. chunk_seconds: how long one
+    request should take. None is no limit. clock in seconds; wait: on a condition, for so many seconds or
+    until it is notified. Safe to use from any thread. Raises InvalidParameter.
+    """
+
+    def __init__(
+        self,
+        rows_per_second: float | None = None,
+        bytes_per_second: float | None = None,
+        chunk_seconds: float | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wait: Wait = threading.Condition.wait,
+    ) -> None:
+        self._clock, self._wait = clock, wait
+        self._changed = threading.Condition()
+        self._guard: Callable[[], object] = lambda: None
+        self._paused_by: dict[str, None] = {}
+        self._error: BaseException | None = None
+        self._rows = _Bucket(checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS)
+        self._bytes = _Bucket(checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS)
+        self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
+        self._with_options: float | None = None
+        self._bytes_per_row = 0.0
+
+    def admit(self, rows: int, size: int) -> None:
+        """Blocks until a request of so many rows and `size` bytes may be sent: while paused, and as long as
+        the limits ask; `admit(0, 0)` waits for no more than the end of a pause. Raises the error that `stop`
+        was given."""
+        self._guard()
+        with self._changed:
+            while delay := self._delay(rows, size):
+                self._wait(self._changed, min(delay, LONGEST_WAIT))
+            self._rows.take(rows)
+            self._bytes.take(size)
+            if rows:
+                self._bytes_per_row = size / rows
+
+    @contextmanager
+    def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
+        """Have `admit` call `guard` first, for the length of the block, and raise what it raises."""
+        before, self._guard = self._guard, guard
+        try:
+            yield
+        finally:
+            self._guard = before
+
+    def check(self) -> None:
+        """Raises the error that `stop` was given; waits for nothing."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+
+    def pause(self, reason: str) -> bool:
+        """Admit nothing until each reason to pause was resumed. Whether this reason is a new one."""
+        with self._changed:
+            is_new = reason not in self._paused_by
+            self._paused_by[reason] = None
+            self._changed.notify_all()
+            return is_new
+
+    def resume(self, reason: str) -> bool:
+        """Take back the pause for `reason`. Whether there was one."""
+        with self._changed:
+            was_paused = reason in self._paused_by
+            self._paused_by.pop(reason, None)
+            self._changed.notify_all()
+            return was_paused
+
+    def stop(self, error: BaseException) -> None:
+        """Have everyone who waits in `admit`, or calls it from now on, raise `error`. The first one stays."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def set_rate(self, **limits: float | None) -> None:
+        """Change those of rows_per_second, bytes_per_second and chunk_seconds that are named; None takes a
+        limit away. A changed limit starts from an empty bucket, without the debts of the old one. Raises
+        InvalidParameter, and then nothing is changed."""
+        limits = {name: checked_limit(name, value) for name, value in limits.items()}
+        with self._changed:
+            self._rows = self._rows.at(limits.get("rows_per_second", self._rows.rate), self._clock())
+            self._bytes = self._bytes.at(limits.get("bytes_per_second", self._bytes.rate), self._clock())
+            self._chunk_seconds = limits.get("chunk_seconds", self._chunk_seconds)
+            self._changed.notify_all()
+
+    def rows_per_request(self, default: int, ceiling: int) -> int:
+        """How many rows the next request should have: `default` at first and where chunk_seconds is None,
+        then what makes it take about chunk_seconds; no more than the rates allow for one second, no fewer
+        than 16, and never more than `ceiling`."""
+        with self._changed:
+            wanted = float(default)
+            if self._chunk_seconds is not None:
+                self._with_options = max(self._with_options or wanted, SMALLEST_REQUEST)
+                wanted = self._with_options
+            if self._rows.rate is not None:
+                wanted = min(wanted, self._rows.rate * BURST_SECONDS)
+            if self._bytes.rate is not None and self._bytes_per_row:
+                wanted = min(wanted, self._bytes.rate * BURST_SECONDS / self._bytes_per_row)
+            return min(max(int(wanted), SMALLEST_REQUEST), ceiling)
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A request of so many rows took that long: the next should take nearer to chunk_seconds, by at most
+        twice or half the rows. A request of fewer rows than that, the last of a partition, say, counts only
+        if it was slow."""
+        with self._changed:
+            if self._chunk_seconds is None or self._with_options is None:
+                return
+            if rows < int(self._with_options) and seconds < self._chunk_seconds:
+                return
+            step = self._chunk_seconds / max(seconds, INSTANT)
+            self._with_options *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
+
+    def snapshot(self) -> dict[str, Any]:
+        """running; paused_by, the reasons; the three limits; rows_per_request, None while it was never
+        steered; stopped, the message of the error that `stop` was given."""
+        with self._changed:
+            return {
+                "running": not self._paused_by and self._error is None,
+                "paused_by": list(self._paused_by),
+                "rows_per_second": self._rows.rate,
+                "bytes_per_second": self._bytes.rate,
+                "chunk_seconds": self._chunk_seconds,
+                "rows_per_request": None if self._with_options is None else int(self._with_options),
+                "stopped": None if self._error is None else str(self._error),
+            }
+
+    def _delay(self, rows: int, size: int) -> float:
+        """Seconds until the request may be sent, unless something changes; infinite while paused."""
+        if self._error is not None:
+            raise self._error
+        if self._paused_by:
+            return math.inf
+        now = self._clock()
+        return max(self._rows.delay(rows, now), self._bytes.delay(size, now))
+
+
+class _Bucket:
+    """rate tokens a second, of which it holds those of the last second; below zero it is in debt."""
+
+    def __init__(self, rate: float | None, now: float, seconds_full: float) -> None:
+        self.rate = rate
+        self._capacity = (rate or 0.0) * BURST_SECONDS
+        self._level = (rate or 0.0) * seconds_full
+        self._filled_at = now
+
+    def at(self, rate: float | None, now: float) -> _Bucket:
+        return self if rate == self.rate else _Bucket(rate, now, 0.0)
+
+    def delay(self, amount: float, now: float) -> float:
+        if self.rate is None:
+            return 0.0
+        self._level = min(self._capacity, self._level + self.rate * (now - self._filled_at))
+        self._filled_at = now
+        seconds = (min(amount, self._capacity) - self._level) / self.rate
+        return seconds if amount and seconds > INSTANT else 0.0
+
+    def take(self, amount: float) -> None:
+        if self.rate is not None:
+            self._level -= amount
+
+
+def checked_limit(name: str, value: object) -> float | None:
+    """`value`, where it is a positive number or None, and `name` one of LIMITS. Raises InvalidParameter."""
+    if name not in LIMITS:
+        raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        raise InvalidParameter(f"{name} must be a positive number, or null for no limit, not {value!r}")
+    return value

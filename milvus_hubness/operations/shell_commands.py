@@ -1,0 +1,254 @@
+"""Shell commands of the user: hooks, and the load check that pauses or stops a migration."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from milvus_hubness.errors import (
+    SECRET_VARIABLES,
+    CriticalLoad,
+    HookFailed,
+    InvalidParameter,
+    all_secrets,
+    redacted,
+)
+from milvus_hubness.operations.progress import EVENT_NAMES, Event, Events, Throttle
+
+POLL_SECONDS = 0.1
+TAIL_BYTES = 65_536
+LINE_LENGTH = 500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """exit_code: negative for a signal, None where the command was ended for taking too long, or because
+    nobody waits for it any more. last_line: of its standard error, or else of its standard output; secrets
+    are replaced by ***."""
+
+    exit_code: int | None
+    last_line: str
+
+    @property
+    def complaint(self) -> str:
+        """Why it does not count as a success, for an error message."""
+        how = "did not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"{how}: {self.last_line}" if self.last_line else how
+
+
+def run_command(
+    command: str,
+    *,
+    variables: Mapping[str, str] | None = None,
+    secrets: Collection[str] = (),
+    timeout: float | None = None,
+    cancelled: threading.Event | None = None,
+) -> Outcome:
+    """Run `command` through the shell and wait for it, at most `timeout` seconds and until `cancelled`.
+
+    variables are added to its environment. It sees neither the variables that hold the token nor any whose
+    value contains one of `secrets`.
+    """
+    hidden = all_secrets(secrets)
+    environment = _without_secrets({**os.environ, **(variables or {})}, hidden)
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
+        process = subprocess.Popen(
+            command,
+            shell=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=complained,
+            start_new_session=True,
+        )
+        try:
+            exit_code = _wait(process, timeout, cancelled)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        return Outcome(exit_code, _last_line(complained, hidden) or _last_line(printed, hidden))
+
+
+def _without_secrets(environment: Mapping[str, str], secrets: Collection[str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in SECRET_VARIABLES and not any(secret in value for secret in secrets)
+    }
+
+
+def _wait(
+    process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None
+) -> int | None:
+    ends_at = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = POLL_SECONDS if ends_at is None else min(POLL_SECONDS, ends_at - time.monotonic())
+        try:
+            return process.wait(max(left, 0))
+        except subprocess.TimeoutExpired:
+            if left <= 0 or (cancelled is not None and cancelled.is_set()):
+                return None
+
+
+def _last_line(output: IO[bytes], secrets: Collection[str]) -> str:
+    output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
+    lines = redacted(output.read().decode(errors="replace"), secrets).strip().splitlines()
+    return lines[-1].strip()[-LINE_LENGTH:] if lines else ""
+
+
+log = logging.getLogger("milvus_hubness")
+
+
+class Hooks:
+    """A listener that runs the commands for an event's name, one after the other, through the shell.
+
+    They find the name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>, as JSON where it is
+    neither a text nor a number, and nothing where it is None. commands: by the name of the event. secrets are
+    kept from the commands, and out of what is told of them. timeout in seconds, None for none; a command that
+    takes longer is killed and has failed, and so is one that runs when `cancelled` is set. Raises
+    InvalidParameter for events that do not exist.
+    """
+
+    def __init__(
+        self,
+        commands: Mapping[str, Sequence[str]],
+        *,
+        secrets: Collection[str] = (),
+        timeout: float | None = None,
+        cancelled: threading.Event | None = None,
+    ) -> None:
+        _validate_names(commands)
+        self._commands = {name: tuple(each) for name, each in commands.items()}
+        self._secrets = tuple(secrets)
+        self._timeout = timeout
+        self._cancelled = cancelled
+
+    def __call__(self, event: Event) -> None:
+        """Raises HookFailed where a command of a before-* event fails. Failures of others are logged."""
+        for command in self._commands.get(event.name, ()):
+            outcome = run_command(
+                command,
+                variables=self._variables(event),
+                secrets=self._secrets,
+                timeout=self._timeout,
+                cancelled=self._cancelled,
+            )
+            if outcome.exit_code == 0:
+                continue
+            failed = f"{event.name} hook {redacted(command, self._secrets)!r} failed, {outcome.complaint}"
+            if event.name.startswith("before-"):
+                raise HookFailed(failed)
+            log.warning(failed)
+
+    def _variables(self, event: Event) -> dict[str, str]:
+        facts: dict[str, Any] = {**event.to_dict()["facts"], "event": event.name}
+        return {
+            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact), self._secrets)
+            for name, fact in facts.items()
+        }
+
+
+def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
+    """Commands by the name of their event, from specs such as "before-copy=./backup.sh". Raises
+    InvalidParameter for events that do not exist, and specs of another form."""
+    commands: dict[str, list[str]] = {}
+    for spec in specs:
+        name, _, command = spec.partition("=")
+        if not command.strip():
+            raise InvalidParameter(f"hook {spec!r} is not of the form EVENT=COMMAND")
+        commands.setdefault(name.strip(), []).append(command.strip())
+    _validate_names(commands)
+    return commands
+
+
+def _validate_names(names: Iterable[str]) -> None:
+    if unknown := sorted(set(names) - set(EVENT_NAMES)):
+        raise InvalidParameter(
+            f"no event {', '.join(map(repr, unknown))} to hook on: there are {', '.join(EVENT_NAMES)}"
+        )
+
+
+def _text(fact: Any) -> str:
+    if fact is None:
+        return ""
+    return fact if isinstance(fact, str) else json.dumps(fact, ensure_ascii=False)
+
+
+MAX_LOAD = "max-load"
+TIMEOUT_SECONDS = 30.0
+
+
+class LoadWatch:
+    """Runs two of the user's shell commands every so often, while this is open.
+
+    max_load: while it exits with anything but 0, `throttle` is paused. critical_load: once it does,
+    `throttle` is stopped with CriticalLoad, whose message holds the exit code and the last line that the
+    command printed; whoever catches that tells of it. A command that takes more than 30 s has failed. Both
+    are run once before the body of `with`, so that nothing is written to a server that is busy already.
+    every: seconds between two looks. secrets: see `run_command`.
+    """
+
+    def __init__(
+        self,
+        throttle: Throttle,
+        events: Events,
+        *,
+        max_load: str | None = None,
+        critical_load: str | None = None,
+        every: float = 5.0,
+        secrets: Collection[str] = (),
+    ) -> None:
+        self._throttle, self._events = throttle, events
+        self._max_load, self._critical_load = max_load, critical_load
+        self._every = every
+        self._secrets = tuple(secrets)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="milvus-hubness-load", daemon=True)
+
+    def __enter__(self) -> LoadWatch:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._throttle.resume(MAX_LOAD)
+
+    def _watch(self) -> None:
+        try:
+            while not self._over.wait(self._every):
+                self._look()
+        except Exception as error:
+            self._throttle.stop(error)
+
+    def _look(self) -> None:
+        if self._critical_load:
+            outcome = self._run(self._critical_load)
+            if outcome.exit_code != 0 and not self._over.is_set():
+                command = redacted(self._critical_load, self._secrets)
+                self._throttle.stop(CriticalLoad(f"the load is critical: {command!r}, {outcome.complaint}"))
+        if self._max_load:
+            outcome = self._run(self._max_load)
+            if not self._over.is_set():
+                self._make_room(outcome)
+
+    def _make_room(self, outcome: Outcome) -> None:
+        if outcome.exit_code == 0:
+            if self._throttle.resume(MAX_LOAD):
+                self._events.report("resumed", reason=MAX_LOAD)
+        elif self._throttle.pause(MAX_LOAD):
+            self._events.report("throttled", reason=MAX_LOAD, detail=outcome.complaint)
+
+    def _run(self, command: str) -> Outcome:
+        return run_command(command, secrets=self._secrets, timeout=TIMEOUT_SECONDS, cancelled=self._over)

@@ -1,0 +1,325 @@
+"""Messages of Milvus's protocol: search parameters, metadata, responses and errors. No I/O.
+
+The columnar counterpart of `client.messages`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pymilvus.exceptions import MilvusException
+from pymilvus.grpc_gen import common_pb2, milvus_pb2
+
+from milvus_hubness.client.messages import RANGE_BOUNDS, FieldRequest, is_ours
+from milvus_hubness.client.steps import Ask
+from milvus_hubness.codec.half_precision import encode, rounded
+from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter, StateError
+from milvus_hubness.proxy.columns import column_named, put_vectors, vectors_in
+from milvus_hubness.state import CollectionState, read_states
+
+
+class Send(Ask):
+    """Send a request message on: its outcome is the response message. Raises Refused."""
+
+    def __init__(self, method: str, request: Any) -> None:
+        super().__init__(method, (request,))
+
+    @property
+    def request(self) -> Any:
+        """The message."""
+        return self.args[0]
+
+
+class Refused(MilvusException):  # type: ignore[misc]
+    """The server refused a request. response: the message in which it said so."""
+
+    def __init__(self, response: Any, status: Any) -> None:
+        result = MilvusException.from_status(status)
+        super().__init__(result.code, result.message, result.compatible_code)
+        self.response = response
+
+
+PARAMETER_INVALID, UNEXPECTED = 1100, 65535
+
+_SERVICE = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"]
+
+
+def request_of(method: str, message: bytes) -> Any:
+    """The request message of a method. Raises DecodeError."""
+    return _class(_SERVICE.methods_by_name[method].input_type).FromString(message)
+
+
+def response_of(method: str, message: bytes) -> Any:
+    """The response message of a method. Raises DecodeError."""
+    return _class(_SERVICE.methods_by_name[method].output_type).FromString(message)
+
+
+def status_in(response: Any) -> Any:
+    """The Status of a response, which may be nothing else."""
+    return response if isinstance(response, common_pb2.Status) else response.status
+
+
+def refusal(method: str, error: Exception) -> Any:
+    """The response of a method that says so. What nobody foresaw is an unexpected error of Milvus's, too: as
+    gRPC's UNKNOWN clients would repeat the call for minutes."""
+    response = _class(_SERVICE.methods_by_name[method].output_type)()
+    status = status_in(response)
+    if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
+        status.code = int(error.code) or UNEXPECTED
+        status.error_code = int(error.compatible_code) or common_pb2.ErrorCode.UnexpectedError
+        status.reason = error.message
+    else:
+        wrong = isinstance(error, InvalidInput)
+        status.code = PARAMETER_INVALID if wrong else UNEXPECTED
+        status.error_code = (
+            common_pb2.ErrorCode.IllegalArgument if wrong else common_pb2.ErrorCode.UnexpectedError
+        )
+        status.reason = f"{type(error).__name__}: {error}"
+        if wrong:
+            status.extra_info["is_input_error"] = "true"
+    return response
+
+
+def _class(descriptor: Any) -> Any:
+    for module in (milvus_pb2, common_pb2):
+        if descriptor.file.name == module.DESCRIPTOR.name:
+            return getattr(module, descriptor.name)
+    raise LookupError(descriptor.full_name)
+
+
+STRENGTH, PROFILE = "hubness_strength", "hubness_profile"
+"""Parameters of a search that say how it is corrected."""
+_METRIC, _PARAMS, _FIELD = "metric_type", "params", "anns_field"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """How a search is to be corrected, where it says so itself. strength: w; None takes the profile's.
+    profile: a set of biases by name; None takes the active one."""
+
+    strength: float | None = None
+    profile: str | None = None
+
+    @classmethod
+    def parsed(cls, strength: Any, profile: Any) -> Overrides:
+        """From words. Raises InvalidParameter."""
+        try:
+            weight = None if strength in (None, "") else float(strength)
+        except (TypeError, ValueError):
+            raise InvalidParameter(f"strength must be a number, got {strength!r}") from None
+        return cls(weight, str(profile) if profile else None)
+
+    def over(self, other: Overrides) -> Overrides:
+        """This one, and where it says nothing the other."""
+        strength = other.strength if self.strength is None else self.strength
+        return Overrides(strength, self.profile or other.profile)
+
+
+class SearchParameters:
+    """The pairs of a search, without those that are for this package: `overrides` has them."""
+
+    def __init__(self, pairs: Iterable[Any]) -> None:
+        """Raises InvalidParameter where they are no parameters."""
+        self._pairs = {pair.key: pair.value for pair in pairs}
+        self._inner = _parsed(self._pairs.get(_PARAMS))
+        told = {
+            name: self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE)
+        }
+        zero = told[STRENGTH] is None and STRENGTH in self._inner
+        self.overrides = Overrides.parsed(0.0 if zero else told[STRENGTH], told[PROFILE])
+
+    @property
+    def field(self) -> str | None:
+        """The vector field that is named."""
+        return self._pairs.get(_FIELD) or None
+
+    def name_field(self, name: str) -> None:
+        """Have the search name this field."""
+        self._pairs[_FIELD] = name
+
+    def value(self, name: str) -> Any:
+        """A parameter as it came, None without it."""
+        return self._pairs.get(name, self._inner.get(name))
+
+    def number(self, name: str, default: int) -> int:
+        """A parameter that is a whole number. Raises InvalidParameter."""
+        value = self.value(name)
+        try:
+            return default if value in (None, "", "None") else int(str(value))
+        except ValueError:
+            raise InvalidParameter(f"{name} must be a whole number, got {value!r}") from None
+
+    def put(self, name: str, value: object) -> None:
+        """Set a parameter, everywhere."""
+        self._inner.pop(name, None)
+        self._pairs[name] = str(value)
+
+    def has(self, name: str) -> bool:
+        """Whether it says anything of that parameter."""
+        return name in self._pairs or name in self._inner
+
+    @property
+    def metric(self) -> str | None:
+        """The metric that is named."""
+        named = self._pairs.get(_METRIC) or self._inner.get(_METRIC)
+        return str(named) if named else None
+
+    def for_rewrite(self) -> dict[str, Any]:
+        """Search parameters as `Rewrite` takes them. Raises InvalidParameter where a bound is no number."""
+        told: dict[str, Any] = {_PARAMS: dict(self._inner)}
+        told[_PARAMS].pop(_METRIC, None)
+        if self.metric:
+            told[_METRIC] = self.metric
+        told |= {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
+        for place in (told, told[_PARAMS]):
+            for name in RANGE_BOUNDS:
+                if place.get(name) is not None:
+                    place[name] = _number(name, place[name])
+        return told
+
+    def take(self, rewritten: Mapping[str, Any]) -> None:
+        """What `Rewrite` made of them, which names no metric."""
+        self._inner = dict(rewritten.get(_PARAMS) or {})
+        self._pairs.pop(_METRIC, None)
+        for name in RANGE_BOUNDS:
+            if name in self._pairs:
+                self._pairs[name] = repr(rewritten[name]) if name in rewritten else ""
+
+    def write(self, pairs: Any) -> None:
+        """Put them into a message in place of the pairs that it has."""
+        had_params = _PARAMS in self._pairs
+        if had_params or self._inner:
+            self._pairs[_PARAMS] = json.dumps(self._inner)
+        del pairs[:]
+        for name, value in self._pairs.items():
+            pairs.add(key=name, value=value)
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    try:
+        inner = json.loads(text) if text else {}
+    except ValueError:
+        inner = None
+    if not isinstance(inner, dict):
+        raise InvalidParameter(f"search parameters must be a JSON object, got {str(text)[:80]!r}")
+    return inner
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise InvalidParameter(f"{name} must be a number, got {value!r}") from None
+
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+STRENGTH_HEADER, PROFILE_HEADER = "hubness-strength", "hubness-profile"
+_OF_THE_CONNECTION = frozenset(
+    {"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER}
+)
+
+
+def passed_on(metadata: Iterable[Any] | None) -> Metadata:
+    """All but what belongs to the connection that it came by, or is for this package."""
+    return tuple(
+        (name, value)
+        for name, value in metadata or ()
+        if name not in _OF_THE_CONNECTION and not name.startswith(("grpc-", ":"))
+    )
+
+
+def word(metadata: Iterable[Any] | None, name: str) -> str:
+    """The last value of that name, empty where there is none."""
+    found = [value for key, value in metadata or () if key == name]
+    last = found[-1] if found else ""
+    return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
+
+
+def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
+    """How searches are to be corrected that say nothing themselves. Raises InvalidParameter."""
+    return Overrides.parsed(word(metadata, STRENGTH_HEADER), word(metadata, PROFILE_HEADER))
+
+
+@dataclass(frozen=True)
+class ColumnReading:
+    """states: of every corrected field of the collection."""
+
+    states: tuple[CollectionState, ...]
+
+    def columns_out(self, message: Any, fields: FieldRequest) -> None:
+        """The fields_data and output_fields of a message with the vectors that the user gave and without what
+        is hidden, in place. Raises StateError where the vectors are not in augmented form."""
+        columns = message.fields_data
+        for state in self.states:
+            column = column_named(columns, state.field)
+            if column is not None and not state.leaves_vectors:
+                _read_back(state, column, columns)
+        _keep(columns, [each for each in columns if each.field_name not in fields.hidden])
+        shown = [name for name in message.output_fields if name not in fields.hidden]
+        message.output_fields[:] = shown
+
+    def index_out(self, indexes: Any) -> None:
+        """Index descriptions with the user's metrics, and without the index of a second field, in place."""
+        by_field = {state.field: state for state in self.states}
+        ours = {state.second_vector for state in self.states if state.second_vector}
+        _keep(indexes, [each for each in indexes if each.field_name not in ours])
+        for index in indexes:
+            if index.field_name in by_field:
+                put_pair(index.params, "metric_type", by_field[index.field_name].metric)
+
+
+def description_out(description: Any) -> None:
+    """A DescribeCollectionResponse as of the collection that the user made, in place. Raises StateError."""
+    states = read_states({pair.key: pair.value for pair in description.properties})
+    ours = {name for state in states.values() for name in state.hidden_fields}
+    fields = description.schema.fields
+    if states:
+        _keep(fields, [each for each in fields if each.name not in ours])
+    for field in fields:
+        if field.name in states:
+            put_pair(field.type_params, "dim", states[field.name].dim)
+    for properties in (description.properties, description.schema.properties):
+        _keep(properties, [pair for pair in properties if not is_ours(pair.key)])
+
+
+def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
+    """KeyValuePairs as a mapping."""
+    return {pair.key: pair.value for pair in pairs}
+
+
+def put_pair(pairs: Any, key: str, value: object) -> None:
+    """Give the pairs of that key this value; where there is none, add one."""
+    there = [pair for pair in pairs if pair.key == key]
+    for pair in there:
+        pair.value = str(value)
+    if not there:
+        pairs.add(key=key, value=str(value))
+
+
+def _read_back(state: CollectionState, column: Any, columns: Any) -> None:
+    stored = vectors_in(column, state.dtype)
+    if len(stored) and stored.shape[1] != state.form.width:
+        raise StateError(
+            f"field {state.field!r} holds vectors of width {stored.shape[1]}, "
+            f"its state speaks of {state.form.width}"
+        )
+    if not len(stored):
+        column.vectors.dim = state.dim
+        return
+    norms = None
+    if state.norm_field:
+        norms = np.array(column_named(columns, state.norm_field).scalars.double_data.data, np.float64)
+    vectors = rounded(state.layout.decode_vectors(state.form.joined(stored), norms), state.dtype)
+    put_vectors(column, encode(vectors, state.dtype), state.dim, state.dtype)
+
+
+def _keep(messages: Any, kept: list[Any]) -> None:
+    """Only these of a repeated field, in place."""
+    if len(kept) < len(messages):
+        copies = [type(each).FromString(each.SerializeToString()) for each in kept]
+        del messages[:]
+        messages.extend(copies)

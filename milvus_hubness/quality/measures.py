@@ -1,0 +1,404 @@
+"""Measures of hubness and of retrieval, with bootstrap confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from milvus_hubness.banks.bank import Vectors, as_vectors
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
+from milvus_hubness.kernels import topk
+from milvus_hubness.kernels.operands import Operands, full_precision, whole_number
+
+CHUNK = 1 << 22
+
+
+class Interval(NamedTuple):
+    """The statistic of all queries, and the bounds of its confidence interval."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def confidence_interval(
+    values: npt.ArrayLike,
+    statistic: Literal["mean", "median"] = "mean",
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The mean or median of per-query values (n,), n ≥ 2, with the interval that its resamples span.
+
+    Raises InvalidInput for fewer than two values or values that are not finite, InvalidParameter.
+    """
+    return _interval([_checked(values)], statistic, level, resamples, seed)
+
+
+def paired_difference(
+    before: npt.ArrayLike,
+    after: npt.ArrayLike,
+    statistic: Literal["mean", "median"] = "mean",
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """The statistic of `after` less that of `before`, two systems on the same queries, resampled together.
+
+    Per-query values (n,) in the same order. Raises as `confidence_interval`, and DimensionMismatch.
+    """
+    pair = [_checked(before), _checked(after)]
+    if len(pair[0]) != len(pair[1]):
+        raise DimensionMismatch(
+            f"{len(pair[0])} queries before and {len(pair[1])} after; they must be the same"
+        )
+    return _interval(pair, statistic, level, resamples, seed)
+
+
+def _interval(
+    systems: list[npt.NDArray[np.float64]], statistic: str, level: float, resamples: int, seed: int
+) -> Interval:
+    if statistic not in ("mean", "median"):
+        raise InvalidParameter(f'statistic must be "mean" or "median", not {statistic!r}')
+    if not 0 < level < 1:
+        raise InvalidParameter(f"level must be between 0 and 1, not {level!r}")
+    resamples = whole_number("resamples", resamples)
+    measure = np.mean if statistic == "mean" else np.median
+    rng = np.random.default_rng(seed)
+    n = len(systems[0])
+    drawn = np.empty(resamples)
+    rows = max(1, CHUNK // n)
+    for start in range(0, resamples, rows):
+        part = drawn[start : start + rows]
+        chosen = rng.integers(n, size=(len(part), n))
+        part[:] = measure(systems[-1][chosen], axis=1)
+        if len(systems) == 2:
+            part -= measure(systems[0][chosen], axis=1)
+    estimate = measure(systems[-1]) - (measure(systems[0]) if len(systems) == 2 else 0)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(estimate), float(low), float(high))
+
+
+def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    array = np.asarray(values, np.float64)
+    if array.ndim != 1 or len(array) < 2:
+        raise InvalidInput(
+            f"an interval needs one value each of at least two queries, not shape {array.shape}"
+        )
+    if not np.isfinite(array).all():
+        raise InvalidInput("the per-query values have NaN or infinity")
+    return array
+
+
+def nearest(
+    queries: npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    k: int,
+    bias: npt.ArrayLike | None = None,
+    *,
+    device: str = "auto",
+) -> npt.NDArray[np.int64]:
+    """(n_queries, k) numbers of the gallery items with the highest s(q, r) − b(r), best first.
+
+    queries (n_queries, d), gallery (n_items, d); bias (n_items,), none unless given; 1 ≤ k ≤ n_items.
+    Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
+    """
+    query_vectors, stored = with_bias(queries, gallery, bias)
+    k = whole_number("k", k)
+    if k > len(stored):
+        raise InvalidParameter(f"k = {k} nearest were asked for and the gallery has {len(stored)} items")
+    indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k, device=device).indices
+    return indices
+
+
+def with_bias(
+    queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None
+) -> tuple[Vectors, Vectors]:
+    """<q, −1> and <r, b>, whose inner products are the corrected scores; as they are without a bias."""
+    query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
+    if query_vectors.shape[1] != stored.shape[1]:
+        raise DimensionMismatch(
+            f"the queries have dimension {query_vectors.shape[1]}, the gallery has {stored.shape[1]}"
+        )
+    if bias is None:
+        return query_vectors, stored
+    if np.shape(bias) != (len(stored),):
+        raise DimensionMismatch(f"biases must have shape ({len(stored)},) and have {np.shape(bias)}")
+    column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
+    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack(
+        [stored, column]
+    )
+
+
+def first_k(retrieved: npt.NDArray[Any], k: int) -> npt.NDArray[Any]:
+    """(n_queries, k) of the results (n_queries, ≥ k); raises InvalidInput where there are fewer."""
+    if retrieved.ndim != 2 or retrieved.shape[1] < k:
+        raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {retrieved.shape}")
+    return retrieved[:, :k]
+
+
+Counts = npt.NDArray[np.int64]
+
+
+class HubnessSummary(NamedTuple):
+    """Measures of one k-occurrence distribution; see the functions of the same names."""
+
+    skewness: float
+    kurtosis: float
+    robin_hood: float
+    largest: int
+    antihubs: float
+
+
+def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items: int, k: int = 10) -> Counts:
+    """(n_items,) N_k: in how many queries' first k results each item is (Radovanović et al., JMLR 2010).
+
+    retrieved: for each query the numbers, 0 … n_items − 1, of the items found, best first: an array
+    (n_queries, ≥ k) or lists of any length. Raises InvalidInput for other numbers; InvalidParameter.
+    """
+    k, n_items = whole_number("k", k), whole_number("n_items", n_items)
+    if isinstance(retrieved, np.ndarray):
+        found = first_k(retrieved, k).ravel()
+    else:
+        found = np.array([item for items in retrieved for item in items[:k]])
+    if len(found) == 0:
+        raise InvalidInput("there are no results to count")
+    if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= n_items:
+        raise InvalidInput(f"results must be numbers of items, 0 … {n_items - 1}")
+    return np.bincount(found, minlength=n_items).astype(np.int64)
+
+
+def skewness(counts: npt.ArrayLike) -> float:
+    """E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are equal."""
+    return _standardised_moment(counts, 3)
+
+
+def kurtosis(counts: npt.ArrayLike) -> float:
+    """E(N_k − μ)⁴ / σ⁴ − 3 over the items, 0 for a normal distribution; 0 if all counts are equal."""
+    return _standardised_moment(counts, 4) - 3 if np.ptp(_counts(counts)) else 0.0
+
+
+def robin_hood(counts: npt.ArrayLike) -> float:
+    """½ Σ|N_k − μ| / Σ N_k: the share of answers to be moved to make all equal (Feldbauer et al., 2018)."""
+    values = _counts(counts)
+    return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
+
+
+def antihubs(counts: npt.ArrayLike) -> float:
+    """Share of items that no query finds, N_k = 0 (Radovanović et al., JMLR 2010)."""
+    return float((_counts(counts) == 0).mean())
+
+
+def top_hubs(
+    counts: npt.ArrayLike, keys: Sequence[Hashable] | None = None, limit: int = 10
+) -> list[tuple[Any, int]]:
+    """The items with the largest N_k, as (key, N_k), largest first; their numbers where no keys are given.
+
+    Raises DimensionMismatch unless there are as many keys as counts.
+    """
+    values = _counts(counts)
+    if keys is not None and len(keys) != len(values):
+        raise DimensionMismatch(f"{len(keys)} keys for {len(values)} counts")
+    order = np.argsort(-values, kind="stable")[: whole_number("limit", limit)].tolist()
+    return [(item if keys is None else keys[item], int(values[item])) for item in order]
+
+
+def hubness_summary(counts: npt.ArrayLike) -> HubnessSummary:
+    """All measures of a k-occurrence distribution (n_items,)."""
+    return HubnessSummary(
+        skewness(counts), kurtosis(counts), robin_hood(counts), int(_counts(counts).max()), antihubs(counts)
+    )
+
+
+def _standardised_moment(counts: npt.ArrayLike, order: int) -> float:
+    values = _counts(counts)
+    deviations = values - values.mean()
+    spread = np.sqrt(np.mean(deviations**2))
+    return float(np.mean((deviations / spread) ** order)) if spread else 0.0
+
+
+def _counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    values = np.asarray(counts, np.float64)
+    if values.ndim != 1 or len(values) == 0:
+        raise InvalidInput(f"counts must be 1-D, one an item, not of shape {values.shape}")
+    return values
+
+
+Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
+
+
+class PositiveRanks(NamedTuple):
+    """ranks (p,): the places, from 1, of all positives; those of query i are ranks[starts[i]:starts[i + 1]].
+
+    They rise within a query, so the first is that of its best positive. starts: (n_queries + 1,).
+    """
+
+    ranks: npt.NDArray[np.int64]
+    starts: npt.NDArray[np.int64]
+
+    @property
+    def best(self) -> npt.NDArray[np.int64]:
+        """(n_queries,) the rank of each query's best positive."""
+        return self.ranks[self.starts[:-1]]
+
+
+def ranks(
+    queries: npt.ArrayLike,
+    gallery: npt.ArrayLike,
+    positives: Positives,
+    bias: npt.ArrayLike | None = None,
+    *,
+    device: str = "auto",
+) -> PositiveRanks:
+    """The rank of every positive under s(q, r) − b(r), all gallery items counted.
+
+    queries (n_queries, d), gallery (n_items, d); positives: for each query the number of its gallery item,
+    or several; bias (n_items,). An item whose score differs from a positive's by no more than float32
+    rounding counts as equal, and equal items count as behind it. Holds a tile of at least one row of scores.
+
+    Raises InvalidInput (no query, no item, positives that point nowhere or of another number than the
+    queries), DimensionMismatch, NonFiniteVectors.
+    """
+    query_vectors, stored = with_bias(queries, gallery, bias)
+    items, starts = checked_positives(positives, len(query_vectors), len(stored))
+    operands = Operands.of(query_vectors, stored, device)
+    found = np.empty(len(items), np.int64)
+    rows, _ = operands.tile_shape(columns=len(stored))
+    with full_precision(operands.device):
+        for part, tile in operands.rows(rows):
+            scores = tile @ operands.bank.T
+            margin = 4 * torch.finfo(scores.dtype).eps * scores.abs().amax(1)
+            first, last = starts[:-1][part], starts[1:][part]
+            for nth in range(int((last - first).max())):
+                some = np.flatnonzero(first + nth < last)
+                pair = first[some] + nth
+                here = torch.from_numpy(some).to(operands.device)
+                own = scores if len(some) == len(scores) else scores[here]
+                positive = own.gather(1, torch.from_numpy(items[pair, None]).to(operands.device))
+                above = own > positive + margin[here, None]
+                found[pair] = 1 + above.sum(1).cpu().numpy()
+    return PositiveRanks(_in_order(found, starts), starts)
+
+
+def _in_order(found: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Each query's ranks rising, and one place for each of several equal positives."""
+    query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    found = found[np.lexsort((found, query))]
+    nth = np.arange(len(found)) - starts[query]
+    apart = found.max(initial=0) + len(found) + 1
+    rising = np.maximum.accumulate(found - nth + query * apart)
+    in_order: npt.NDArray[np.int64] = rising + nth - query * apart
+    return in_order
+
+
+def checked_positives(
+    positives: Positives, n_queries: int, n_items: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All positives, each query's own apart and once, and where each query's begin."""
+    if len(positives) != n_queries:
+        raise InvalidInput(f"positives are given for {len(positives)} queries and there are {n_queries}")
+    if n_queries == 0 or n_items == 0:
+        raise InvalidInput("there is no query, or no gallery item")
+    sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
+    missing = [query for query, one in enumerate(sets) if not one]
+    if missing:
+        raise InvalidInput(f"no positive is given for query {name_some(missing)}")
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
+    items = np.array([item for one in sets for item in one])
+    if items.dtype.kind not in "iu":
+        raise InvalidInput("positives must be the numbers of gallery items")
+    astray = np.flatnonzero((items < 0) | (items >= n_items))
+    if len(astray):
+        lost = sorted({int(query) for query in np.searchsorted(starts, astray, "right") - 1})
+        raise InvalidInput(f"positives of query {name_some(lost)} are not among the {n_items} gallery items")
+    return items.astype(np.int64), starts
+
+
+PerQuery = npt.NDArray[np.float64]
+
+
+def recall_at_k(
+    retrieved: npt.NDArray[Any] | Sequence[Sequence[Hashable]],
+    positives: npt.NDArray[Any] | Sequence[Hashable | Collection[Hashable]],
+    k: int,
+) -> float:
+    """Share, 0 … 1, of queries with a positive among their first k results: R@k.
+
+    retrieved: for each query the keys found, best first, an array (n_queries, ≥ k) or lists of any length.
+    positives: for each query its key, or a set, list or tuple of keys.
+    Raises InvalidInput for no queries or unequal numbers of them; for k, InvalidParameter.
+    """
+    k = whole_number("k", k)
+    if len(retrieved) != len(positives) or len(retrieved) == 0:
+        raise InvalidInput(f"results of {len(retrieved)} queries and positives of {len(positives)}")
+    if isinstance(retrieved, np.ndarray):
+        retrieved = first_k(retrieved, k)
+    found = 0
+    for keys, wanted in zip(retrieved, positives, strict=True):
+        several = isinstance(wanted, set | frozenset | list | tuple | np.ndarray)
+        found += not set(wanted if several else (wanted,)).isdisjoint(keys[:k])
+    return found / len(retrieved)
+
+
+def hits(ranks: PositiveRanks, k: int) -> PerQuery:
+    """(n_queries,) 1 where a positive is among the first k, else 0; the mean is R@k."""
+    return (ranks.best <= whole_number("k", k)).astype(np.float64)
+
+
+def reciprocal_ranks(ranks: PositiveRanks) -> PerQuery:
+    """(n_queries,) 1 / rank of the best positive; the mean is the MRR (Voorhees, TREC-8, 1999)."""
+    return 1 / ranks.best
+
+
+def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
+    """(n_queries,) AP@k; the mean is mAP@k.
+
+    AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, … by rank that are among the
+    first k: the precision at each (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
+    """
+    k = whole_number("k", k)
+    return _per_query(ranks, _nth(ranks) / ranks.ranks * (ranks.ranks <= k)) / _reachable(ranks, k)
+
+
+def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
+    """(n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002, with log2(1 + rank)).
+
+    Σ 1 / log2(1 + rank) over the positives among the first k, over what it is with all of them in front.
+    """
+    k = whole_number("k", k)
+    gained = _per_query(ranks, (ranks.ranks <= k) / np.log2(1 + ranks.ranks))
+    best = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
+    return gained / best[_reachable(ranks, k) - 1]
+
+
+def retrieval_summary(
+    ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
+) -> dict[str, float]:
+    """R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR, mAP and nDCG to a depth."""
+    return {
+        **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
+        "MdR": float(np.median(ranks.best)),
+        "MnR": float(ranks.best.mean()),
+        "MRR": float(reciprocal_ranks(ranks).mean()),
+        f"mAP@{depth}": float(average_precisions(ranks, depth).mean()),
+        f"nDCG@{depth}": float(ndcgs(ranks, depth).mean()),
+    }
+
+
+def _nth(ranks: PositiveRanks) -> npt.NDArray[np.int64]:
+    """1, 2, … for the positives of each query."""
+    return 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], np.diff(ranks.starts))
+
+
+def _reachable(ranks: PositiveRanks, k: int) -> npt.NDArray[np.int64]:
+    return np.minimum(np.diff(ranks.starts), k)
+
+
+def _per_query(ranks: PositiveRanks, values: PerQuery) -> PerQuery:
+    return np.add.reduceat(values, ranks.starts[:-1])

@@ -1,0 +1,211 @@
+"""The refresh evaluation: old against new biases on held-out queries and sampled rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.banks.generations import Key, StoredBank
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction import Correction
+from milvus_hubness.estimators import Estimator
+from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.progress import Progress, chunks
+from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
+from milvus_hubness.quality.trials import Outcome, assess
+from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
+
+HELD_OUT = 0.2
+FEWEST_HELD_OUT = 50
+MOST_HELD_OUT = 2_000
+FEWEST_ITEMS = 200
+SLACK, LEAST = 0.1, 0.1
+"""Skewness is worse where it is above the other by this share of it, and by this much."""
+
+
+class Standing(NamedTuple):
+    """Biases to be judged: what they come from, and the strength that searches apply them at."""
+
+    estimator: Estimator
+    bank: StoredBank
+    strength: float
+
+
+class Labelled(NamedTuple):
+    """queries (n, d), n ≥ 2, and for each the numbers of its items in the sample."""
+
+    queries: Floats
+    positives: list[npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class RefreshEvaluation:
+    """skewness of N_10 under "raw", "old" and "new" biases, each fitted without the held-out queries;
+    overlap: the mean share of the old ten best that are among the new. r1: R@1 of the labelled queries in the
+    same three ways, and gains the 95% intervals of "new" over "raw" and "old"; empty without labels.
+    objection: why the new ones should not be used; empty where nothing speaks against them."""
+
+    items: int
+    queries: int
+    skewness: dict[str, float]
+    overlap: float
+    r1: dict[str, float]
+    gains: dict[str, Interval]
+    objection: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, fit for JSON."""
+        return asdict(self) | {"gains": {name: gain._asdict() for name, gain in self.gains.items()}}
+
+
+def judge(
+    layout: Layout,
+    sample: Floats,
+    old: Standing,
+    new: Standing,
+    labelled: Labelled | None = None,
+    *,
+    seed: int = 0,
+) -> RefreshEvaluation | None:
+    """Both, fitted without the held-out fifth of the new bank, on these queries and a sample (n, d) of the
+    gallery. Labels decide where they are given, else the skewness does.
+
+    None where there is too little to judge by: under 50 queries held out, or 200 items.
+    """
+    rng = np.random.default_rng(seed)
+    queries = new.bank.queries.vectors
+    query_vectors = queries[rng.permutation(len(queries))[: min(MOST_HELD_OUT, int(HELD_OUT * len(queries)))]]
+    if len(query_vectors) < FEWEST_HELD_OUT or len(sample) < FEWEST_ITEMS:
+        return None
+    was, will_be = (_apart(layout, sample, each, query_vectors) for each in (old, new))
+    if was is None or will_be is None:
+        return None
+    biases = [np.zeros(len(sample), np.float32), was, will_be]
+    items = layout.reduce_items(sample)
+    outcome = assess(layout.reduce_queries(query_vectors), items, biases)
+    skews = {
+        name: round(skewness(k_occurrence(found, len(sample))), 3)
+        for name, found in zip(("raw", "old", "new"), outcome.found, strict=True)
+    }
+    r1, gains = {}, {}
+    if labelled is not None:
+        result = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
+        r1 = dict(zip(("raw", "old", "new"), result.hits.mean(axis=1).round(4).tolist(), strict=True))
+        gains = {
+            name: paired_difference(result.hits[i], result.hits[2]) for i, name in ((0, "raw"), (1, "old"))
+        }
+    return RefreshEvaluation(
+        items=len(sample),
+        queries=len(query_vectors),
+        skewness=skews,
+        overlap=round(_overlap(outcome), 4),
+        r1=r1,
+        gains=gains,
+        objection=_by_labels(r1, gains) if gains else _by_skewness(skews),
+    )
+
+
+def _apart(layout: Layout, sample: Floats, standing: Standing, query_vectors: Floats) -> Floats | None:
+    """(n,) biases of the sample at their strength, fitted without `search_request`; None where too few
+    queries are left to fit on."""
+    bank = standing.bank.queries
+    known = {row.tobytes() for row in query_vectors}
+    others = np.array([row.tobytes() not in known for row in bank.vectors])
+    if others.sum() < FEWEST_HELD_OUT:
+        return None
+    correction = Correction.fit(
+        layout,
+        standing.estimator,
+        QueryBank(bank.vectors[others], bank.source),
+        gallery=sample if standing.estimator.needs_gallery else None,
+        target_bank=standing.bank.targets,
+    )
+    return correction.centred(sample) * np.float32(standing.strength)
+
+
+def _overlap(outcome: Outcome) -> float:
+    old, new = outcome.found[1], outcome.found[2]
+    return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(old, new, strict=True)]))
+
+
+def _by_labels(r1: dict[str, float], gains: dict[str, Interval]) -> str:
+    for name, other in (("old", "the biases in use"), ("raw", "no correction")):
+        if gains[name].high < 0:
+            return f"R@1 falls from {r1[name]:.3f} with {other} to {r1['new']:.3f}, and not by chance"
+    return ""
+
+
+def _by_skewness(skews: dict[str, float]) -> str:
+    for name, other in (("old", "the biases in use"), ("raw", "no correction")):
+        if skews["new"] > skews[name] + SLACK * abs(skews[name]) + LEAST:
+            return f"the skewness of N_10 rises from {skews[name]:.2f} with {other} to {skews['new']:.2f}"
+    return ""
+
+
+MOST_ROWS = 20_000
+
+
+class Labels(NamedTuple):
+    """queries (n, d), and for each the keys of the rows that answer it."""
+
+    queries: Floats
+    keys: Sequence[Sequence[Key]]
+
+
+class Sample(NamedTuple):
+    """Rows that hold a usable vector. vectors (n, d) as their user knows them; biases (n, slots) that they
+    carry."""
+
+    keys: list[Key]
+    vectors: Floats
+    biases: Floats
+
+
+def sampled(
+    store: Store,
+    info: CollectionInfo,
+    state: CollectionState,
+    labels: Labels | None,
+    progress: Progress,
+    *,
+    seed: int = 0,
+) -> Sample:
+    """20,000 rows, or all where there are fewer, and with them those that labels name."""
+    rng = np.random.default_rng(seed)
+    bias_location = bias_location_of(store, info, state)
+    named = {key for keys in labels.keys for key in keys} if labels else set()
+    keys: list[Key] = []
+    vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
+    biases: list[Floats] = []
+    there = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
+    total = sum(map(len, there.values()))
+    for partition, known in there.items():
+        share = min(len(known), -(-MOST_ROWS * len(known) // max(1, total)))
+        picked = {known[i] for i in rng.choice(len(known), share, replace=False)} if share else set()
+        wanted = [key for key in known if key in picked or key in named]
+        for part in chunks(wanted, store.chunk_rows(info), "reading a sample", progress):
+            biased_rows = bias_location.read(part, partition)
+            valid = ~state.layout.invalid(biased_rows.vectors)
+            keys += [key for key, usable in zip(biased_rows.batch.keys, valid, strict=True) if usable]
+            vectors.append(biased_rows.vectors[valid])
+            biases.append(biased_rows.biases[valid])
+    slots = np.concatenate(biases) if biases else np.empty((0, state.slots), np.float32)
+    return Sample(keys, np.concatenate(vectors), slots)
+
+
+def labelled_in(sample: Sample, labels: Labels) -> Labelled | None:
+    """The labelled queries that have an answer in the sample; None where they are fewer than two."""
+    where = {key: i for i, key in enumerate(sample.keys)}
+    found = [np.array([where[key] for key in keys if key in where], np.int64) for keys in labels.keys]
+    rows = [i for i, numbers in enumerate(found) if len(numbers)]
+    if len(rows) < 2:
+        return None
+    return Labelled(np.asarray(labels.queries, np.float32)[rows], [found[i] for i in rows])

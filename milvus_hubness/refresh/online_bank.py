@@ -1,0 +1,309 @@
+"""Online banks: start and stop them, take in query samples, and measure the drift of live queries."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from milvus_hubness.banks.bank import Origins, QueryBank
+from milvus_hubness.banks.generations import StoredBank
+from milvus_hubness.banks.online import Terms, merge, safe_seeds, unlike_each_other
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.job_properties import OnlineBank
+from milvus_hubness.operations.lease import leasing
+from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, LEVEL, THRESHOLD, Drift, drift_between
+from milvus_hubness.state import CollectionState, require_state
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
+
+DEFAULT_RATE = 0.01
+DEFAULT_SEED_SHARE = 0.25
+DEFAULT_HALF_LIFE = 7 * 86_400.0
+DEFAULT_DUPLICATE_COSINE = 0.99
+
+
+@dataclass(frozen=True)
+class OnlineBankStatus:
+    """online_banks: the terms. seed, live: how many queries of the bank it began with, and how many were
+    sampled. waiting: samples not yet taken in."""
+
+    online_bank: OnlineBank
+    seed: int
+    live: int
+    waiting: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for people and for --json."""
+        return {**asdict(self), "online_bank": self.online_bank.model_dump()}
+
+
+@dataclass(frozen=True, eq=False)
+class Absorbed:
+    """What the samples of live queries make of a bank.
+
+    bank: the new one, None where nothing changed. samples_collection, samples: the collection and the numbers
+    of all samples that were looked at. seed, live: of the bank as it then is, the queries it began with and
+    those that were sampled. taken, duplicates, dropped: samples that come in, that are like one the bank
+    holds, and that lose the draw."""
+
+    bank: QueryBank | None
+    samples_collection: str
+    samples: tuple[int, ...]
+    seed: int
+    live: int
+    taken: int
+    duplicates: int
+    dropped: int
+
+
+def start_online_bank(
+    store: Store,
+    collection: str,
+    *,
+    field: str | None = None,
+    profile: str | None = None,
+    rate: float | None = None,
+    size: int | None = None,
+    seed_share: float | None = None,
+    half_life_seconds: float | None = None,
+    duplicate_cosine: float | None = None,
+) -> OnlineBankStatus:
+    """Have clients sample the profile's queries for its bank, or do so on other terms.
+
+    field, profile: as `refresh` has them. rate, size and so on: of `OnlineBank`; without them as they are, at
+    first 0.01, the bank's own size, 0.25, a week and 0.99. Raises NotCorrected, InvalidInput,
+    InvalidParameter, and CollectionExists where the name <collection>__query_samples is taken.
+    """
+    given = {
+        "rate": rate,
+        "size": size,
+        "seed_share": seed_share,
+        "half_life_seconds": half_life_seconds,
+        "duplicate_cosine": duplicate_cosine,
+    }
+    with leasing(store, collection) as (lease, _):
+        store = lease.store
+        return _started(store, *_found(store, collection, field, profile), given)
+
+
+def _started(
+    store: Store, info: CollectionInfo, state: CollectionState, name: str, given: dict[str, Any]
+) -> OnlineBankStatus:
+    before = info.online_bank_of(state.field, name)
+    terms = _defaults(state, name) if before is None else before.model_dump()
+    terms |= {option: value for option, value in given.items() if value is not None}
+    _check(terms)
+    online_bank = OnlineBank(
+        field=state.field,
+        profile=name,
+        samples_collection=before.samples_collection
+        if before
+        else f"{info.name}__query_samples{state.suffix}",
+        **{option: terms[option] for option in given},
+    )
+    store.create_query_samples(online_bank.samples_collection, state.dim)
+    store.write_online_banks(info.name, [*_others(info, online_bank), online_bank])
+    return _status(store, state, online_bank)
+
+
+def stop_online_bank(
+    store: Store, collection: str, *, field: str | None = None, profile: str | None = None
+) -> OnlineBank | None:
+    """Have clients sample no more of the profile's queries; those that wait are dropped, those that the bank
+    holds stay. The terms it lived on, None where it did not. Raises NotCorrected, InvalidInput."""
+    with leasing(store, collection) as (lease, _):
+        return _stopped(lease.store, *_found(lease.store, collection, field, profile))
+
+
+def _stopped(store: Store, info: CollectionInfo, state: CollectionState, name: str) -> OnlineBank | None:
+    online_bank = info.online_bank_of(state.field, name)
+    if online_bank is None:
+        return None
+    others = _others(info, online_bank)
+    store.write_online_banks(info.name, others)
+    if any(each.samples_collection == online_bank.samples_collection for each in others):
+        store.drop_samples(
+            online_bank.samples_collection,
+            store.read_query_samples(online_bank.samples_collection, name).origins.numbers.tolist(),
+        )
+    elif store.exists(online_bank.samples_collection):
+        store.drop(online_bank.samples_collection)
+    return online_bank
+
+
+def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
+    """The collection's online banks. Raises CollectionNotFound."""
+    info = store.info(collection)
+    return [
+        _status(store, info.states[each.field], each)
+        for each in info.online_banks
+        if each.field in info.states and each.profile in info.states[each.field].profiles
+    ]
+
+
+def absorbed(
+    store: Store,
+    collection: str,
+    *,
+    field: str | None = None,
+    profile: str | None = None,
+    seed: int = 0,
+) -> Absorbed | None:
+    """What the samples make of the profile's bank, see `banks.online.merge`; None where it does not live.
+
+    Nothing is written: give `bank` to a refresh, and what is returned to `applied` once that is done. Looked
+    at again before that, after a crash for one, the same samples change nothing twice. seed: of the draws,
+    the same at every call. Raises NotCorrected, InvalidInput, DimensionMismatch.
+    """
+    info, state, name = _found(store, collection, field, profile)
+    online_bank = info.online_bank_of(state.field, name)
+    if online_bank is None:
+        return None
+    stored = store.load_bank(state.profiles[name].bank, checked=False)
+    samples_collection = store.read_query_samples(online_bank.samples_collection, name)
+    origins = origins_of(stored)
+    if not len(samples_collection.origins):
+        seeds = int(origins.are_seeds.sum())
+        return Absorbed(None, online_bank.samples_collection, (), seeds, len(origins) - seeds, 0, 0, 0)
+    stored.queries.expect_dim(
+        samples_collection.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}"
+    )
+    merged = merge(
+        stored.queries,
+        origins,
+        samples_collection.vectors,
+        samples_collection.origins,
+        terms_of(online_bank, seed),
+    )
+    now = origins if merged.bank is None else merged.bank.origins or origins
+    seeds = int(now.are_seeds.sum())
+    return Absorbed(
+        bank=merged.bank,
+        samples_collection=online_bank.samples_collection,
+        samples=tuple(samples_collection.origins.numbers.tolist()),
+        seed=seeds,
+        live=len(now) - seeds,
+        taken=merged.taken,
+        duplicates=merged.duplicates,
+        dropped=merged.lost,
+    )
+
+
+def terms_of(online_bank: OnlineBank, seed: int) -> Terms:
+    """As `reservoir` has them."""
+    return Terms(
+        online_bank.size,
+        online_bank.seed_share,
+        online_bank.half_life_seconds,
+        online_bank.duplicate_cosine,
+        seed,
+    )
+
+
+def origins_of(bank: StoredBank) -> Origins:
+    """Where its queries came from; a bank that does not say began with all of them."""
+    return bank.queries.origins or Origins.seeds(len(bank.queries), 0)
+
+
+def settled(store: Store, done: Absorbed) -> None:
+    """Drop the samples that were looked at; to be called once searches read the biases of the new bank, or
+    where there is none."""
+    store.drop_samples(done.samples_collection, done.samples)
+
+
+def _found(
+    store: Store, collection: str, field: str | None, profile: str | None
+) -> tuple[CollectionInfo, CollectionState, str]:
+    info = store.info(collection)
+    state = require_state(info.state_of(field), info.name)
+    state.profile_of(profile)
+    return info, state, profile or state.active
+
+
+def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
+    own = (online_bank.field, online_bank.profile)
+    return [each for each in info.online_banks if (each.field, each.profile) != own]
+
+
+def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
+    origins = origins_of(store.load_bank(state.profiles[online_bank.profile].bank, checked=False))
+    seeds = int(origins.are_seeds.sum())
+    waiting = len(store.read_query_samples(online_bank.samples_collection, online_bank.profile).origins)
+    return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
+
+
+def _defaults(state: CollectionState, profile: str) -> dict[str, Any]:
+    return {
+        "rate": DEFAULT_RATE,
+        "size": state.profiles[profile].bank.count,
+        "seed_share": DEFAULT_SEED_SHARE,
+        "half_life_seconds": DEFAULT_HALF_LIFE,
+        "duplicate_cosine": DEFAULT_DUPLICATE_COSINE,
+    }
+
+
+def _check(terms: dict[str, Any]) -> None:
+    """Raises InvalidParameter."""
+    wanted = {
+        "rate": (
+            0 < terms["rate"] <= 1,
+            "a share above 0 and up to 1; to sample none, let the bank live no more",
+        ),
+        "size": (terms["size"] >= 1, "a number of queries from 1 up"),
+        "seed_share": (0 <= terms["seed_share"] <= 1, "a share from 0 to 1"),
+        "half_life_seconds": (0 < terms["half_life_seconds"] < float("inf"), "a number of seconds above 0"),
+        "duplicate_cosine": (0 < terms["duplicate_cosine"] <= 1, "a cosine above 0 and up to 1"),
+    }
+    for name, (holds, what) in wanted.items():
+        if not holds:
+            raise InvalidParameter(f"{name} is {what}, got {terms[name]}")
+
+
+LOOKED_AT = 2 * AT_MOST
+"""Samples of which those are compared that are unlike each other."""
+
+
+def drift(
+    store: Store,
+    collection: str,
+    *,
+    field: str | None = None,
+    profile: str | None = None,
+    threshold: float = THRESHOLD,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Drift:
+    """Compare the samples that wait to be taken into the profile's bank with that bank, as the field's metric
+    sees them, see `quality.bank_checks`. Of samples that are the same one counts, as in the bank; of the
+    bank those places count that samples may take, so that one which took in all it can is not found wanting
+    again.
+
+    To be asked before they are taken in. Where the bank does not live, or too few samples wait, nothing has
+    fired, and `reason` says so. Raises NotCorrected, InvalidInput, InvalidParameter.
+    """
+    info = store.info(collection)
+    state = require_state(info.state_of(field), info.name)
+    held = state.profile_of(profile)
+    online_bank = info.online_bank_of(state.field, profile or state.active)
+    if online_bank is None:
+        reason = f"no queries of {info.name!r} are sampled: let its bank live"
+        return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
+    vectors = store.read_query_samples(online_bank.samples_collection, online_bank.profile).vectors
+    vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))[:LOOKED_AT]]
+    if not len(vectors):
+        reason = "no recent queries were sampled"
+        return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
+    recent = vectors[unlike_each_other(vectors, online_bank.duplicate_cosine)]
+    stored = store.load_bank(held.bank, checked=False)
+    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank, seed))
+    if (~safe).sum() >= AT_LEAST:
+        bank = bank[~safe]
+    return drift_between(
+        state.layout.reduce_queries(bank)[:, : state.dim],
+        state.layout.reduce_queries(recent)[:, : state.dim],
+        threshold=threshold,
+        level=level,
+        seed=seed,
+    )

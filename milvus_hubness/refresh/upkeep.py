@@ -1,0 +1,293 @@
+"""The status of a corrected collection, its repair, and the upkeep of its biases."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Literal
+
+from milvus_hubness.banks.bank import BankLike
+from milvus_hubness.estimators import Estimator
+from milvus_hubness.migration import plan
+from milvus_hubness.operations import write_intents
+from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.engines import Engine
+from milvus_hubness.operations.lease import lease_on, leasing
+from milvus_hubness.operations.progress import Progress, Throttle, silent
+from milvus_hubness.operations.row_writer import open_batches
+from milvus_hubness.quality.bank_checks import Drift
+from milvus_hubness.refresh.evaluate import Labels, RefreshEvaluation
+from milvus_hubness.refresh.online_bank import Absorbed, absorbed, drift, settled
+from milvus_hubness.refresh.plan import ready_state
+from milvus_hubness.refresh.run import DEFAULT_TOLERANCE, refresh
+from milvus_hubness.refresh.write import REBUILD_SHARE
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
+
+
+@dataclass(frozen=True)
+class Status:
+    """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias. where:
+    "vectors", those of the second field `second_vector` where there is one, "fields", or "side" with the
+    collection `side`; candidates and missed: see state.CandidateReranking. profiles: the field's sets of
+    biases, the active one of which is told of. fields: all corrected ones. age_seconds: since the last
+    refresh. write_intents: rows that the log of write intents holds; open_batches: batch records of a job
+    that is at work or was killed. Everything but the first four and these is None where nothing is
+    corrected."""
+
+    collection: str
+    rows: int
+    aliases: tuple[str, ...]
+    corrected: bool
+    phase: str | None = None
+    source: str | None = None
+    field: str | None = None
+    metric: str | None = None
+    dim: int | None = None
+    width: int | None = None
+    estimator: dict[str, Any] | None = None
+    strength: float | None = None
+    bank: dict[str, Any] | None = None
+    where: str | None = None
+    second_vector: str | None = None
+    side: str | None = None
+    candidates: int | None = None
+    missed: float | None = None
+    pending: int | None = None
+    epoch: int | None = None
+    refreshed_at: str | None = None
+    age_seconds: float | None = None
+    profiles: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    write_intents: int = 0
+    open_batches: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """The status as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def status(store: Store, collection: str, *, field: str | None = None) -> Status:
+    """Of `field`, or of the first that is corrected. Raises CollectionNotFound, InvalidInput for a field that
+    is not there, StateError where the state cannot be read."""
+    info = store.info(collection)
+    state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
+    left = _left(store, info)
+    if state is None:
+        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
+    profile = state.profile
+    reranking, bias_location = state.reranking, bias_location_of(store, info, state)
+    age = datetime.now(timezone.utc) - profile.refreshed_at
+    return Status(
+        collection=info.name,
+        rows=info.rows,
+        aliases=info.aliases,
+        corrected=True,
+        phase=state.phase,
+        source=state.source,
+        field=state.field,
+        metric=state.metric,
+        dim=state.dim,
+        width=state.dim if state.reranking else state.layout.width,
+        estimator=profile.estimator,
+        strength=profile.strength,
+        bank=profile.bank.model_dump(),
+        where="vectors" if reranking is None else "side" if reranking.side else "fields",
+        second_vector=state.second_vector,
+        side=reranking.side if reranking else None,
+        candidates=reranking.candidates if reranking else None,
+        missed=reranking.missed if reranking else None,
+        pending=sum(len(bias_location.pending(partition)) for partition in info.partitions),
+        epoch=profile.epoch,
+        refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
+        age_seconds=round(age.total_seconds(), 1),
+        profiles=tuple(state.profiles),
+        fields=tuple(info.states),
+        **left,
+    )
+
+
+def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
+    """Repair the rows that a killed job may have brought back to an earlier content, and have clients note no
+    more. The next refresh does so too. client_ttl: the longest state_ttl of a client that writes. Returns how
+    many rows had to be repaired. Raises LeaseHeld if a job is at work, CollectionNotFound.
+    """
+    ttl = plan.CLIENT_TTL if client_ttl is None else client_ttl
+    with leasing(store, collection) as (lease, info):
+        return write_intents.repair(lease, info.name, client_ttl=ttl)
+
+
+def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
+    """What jobs that are at work, or were killed, keep of writes to the collection."""
+    if info.intent_log is None:
+        return {}
+    return {
+        "write_intents": store.count_notes(info.intent_log),
+        "open_batches": len(open_batches(store, info.name)),
+    }
+
+
+Action = Literal["none", "pending", "full", "rebuilt", "refused"]
+Live = Literal["never", "on drift", "always"]
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What is to be kept right, and how.
+
+    field, profile: as `refresh` has them. bank, target_bank, estimator: what biases are to come from, None
+    for what is in use. live: when sampled queries are taken into the bank, where no other is given. labels,
+    force, refit, revert, rebuild_share, plan, tolerance, client_ttl, engine: of
+    `refresh`. rows_per_second: that are
+    written, None for no limit.
+    """
+
+    collection: str
+    field: str | None = None
+    profile: str | None = None
+    bank: BankLike | None = None
+    target_bank: BankLike | None = None
+    estimator: Estimator | None = None
+    live: Live = "never"
+    labels: Labels | None = None
+    force: bool = False
+    refit: bool = False
+    revert: bool = False
+    rebuild_share: float = REBUILD_SHARE
+    plan: bool = False
+    tolerance: float = DEFAULT_TOLERANCE
+    client_ttl: float | None = None
+    rows_per_second: float | None = None
+    engine: Engine = "local"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """action: "none" where nothing was due, "pending" for rows without a bias only, "full" for all, "rebuilt"
+    where a copy, `collection`, took over, "refused" where the new biases were judged worse. rows: of the
+    collection; pending: those without a bias, before. scanned, changed, skipped: rows looked at, written, and
+    left as they were right. bias_age_seconds: since the biases were last known to be right. judged: None
+    where no new biases were made, or there was too little to judge by. drift, online_banks: None and empty
+    where they were not looked at. planned: this would be done, nothing was. write_intents: rows that a killed
+    job had left in the log of write intents."""
+
+    collection: str
+    action: Action
+    reason: str
+    rows: int
+    pending: int
+    scanned: int
+    changed: int
+    skipped: int
+    epoch: int
+    bias_age_seconds: float
+    seconds: float
+    judged: RefreshEvaluation | None = None
+    drift: Drift | None = None
+    online_banks: dict[str, int] = field(default_factory=dict)
+    planned: bool = False
+    write_intents: int = 0
+
+    @property
+    def skewness(self) -> dict[str, float]:
+        """Of N_10 over held-out bank queries, by "raw", "old" and "new"; empty where nothing was judged."""
+        return self.judged.skewness if self.judged else {}
+
+    @property
+    def overlap(self) -> float | None:
+        """The mean share of old top tens that are in the new ones."""
+        return self.judged.overlap if self.judged else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, for people and for --json."""
+        told = {"judged": self.judged, "drift": self.drift}
+        return vars(self) | {name: each.to_dict() if each else None for name, each in told.items()}
+
+
+def keep_up(
+    store: Store,
+    duty: Duty,
+    *,
+    stop: threading.Event | None = None,
+    progress: Progress = silent,
+) -> Kept:
+    """Compute the biases that are missing or outdated, alone: a lease is held meanwhile.
+
+    stop: once it is set, Cancelled is raised between two batches, and the next call carries on. Raises as
+    `refresh` does.
+    """
+    began = time.perf_counter()
+    with ExitStack() as stack:
+        if duty.plan:
+            info = store.info(duty.collection, counted=False)
+            ready_state(info, duty.field)
+            lease = lease_on(store, info)
+        else:
+            leased = leasing(store, duty.collection, lambda it: ready_state(it, duty.field))
+            lease, info = stack.enter_context(leased)
+        name = info.name
+        before = status(store, name, field=duty.field)
+        moved, taken = _live_queries(store, name, duty)
+        done = refresh(
+            store,
+            duty.collection,
+            field=duty.field,
+            profile=duty.profile,
+            bank=taken.bank if taken and taken.bank else duty.bank,
+            target_bank=duty.target_bank,
+            estimator=duty.estimator,
+            labels=duty.labels,
+            force=duty.force,
+            refit=duty.refit,
+            revert=duty.revert,
+            rebuild_share=duty.rebuild_share,
+            plan=duty.plan,
+            tolerance=duty.tolerance,
+            client_ttl=duty.client_ttl,
+            throttle=Throttle(duty.rows_per_second),
+            stop=stop,
+            lease=lease,
+            engine=duty.engine,
+            progress=progress,
+        )
+        if taken is not None and done.mode != "refused" and not duty.plan:
+            settled(lease.store, taken)
+    actions: dict[str, Action] = {"full": "full", "rebuilt": "rebuilt", "refused": "refused"}
+    return Kept(
+        collection=done.collection,
+        action=actions.get(done.mode, "pending" if done.written else "none"),
+        reason=done.reason,
+        rows=before.rows,
+        pending=before.pending or 0,
+        scanned=done.scanned,
+        changed=done.written,
+        skipped=max(0, done.scanned - done.written),
+        epoch=done.epoch,
+        bias_age_seconds=(before.age_seconds or 0.0) if done.mode == "refused" else 0.0,
+        seconds=round(time.perf_counter() - began, 2),
+        judged=done.judged,
+        drift=moved,
+        online_banks=_counts(taken),
+        planned=done.planned,
+        write_intents=before.write_intents,
+    )
+
+
+def _live_queries(store: Store, collection: str, duty: Duty) -> tuple[Drift | None, Absorbed | None]:
+    if duty.live == "never" or duty.bank is not None:
+        return None, None
+    moved = None
+    if duty.live == "on drift":
+        moved = drift(store, collection, field=duty.field, profile=duty.profile)
+        if not moved.fired:
+            return moved, None
+    return moved, absorbed(store, collection, field=duty.field, profile=duty.profile)
+
+
+def _counts(taken: Absorbed | None) -> dict[str, int]:
+    if taken is None:
+        return {}
+    return {name: getattr(taken, name) for name in ("seed", "live", "taken", "duplicates", "dropped")}

@@ -1,0 +1,296 @@
+"""Writes new biases, into the standby slot row by row or by a rebuild: a copy that takes over the alias.
+
+Sustained upserts starve a database's compaction. Where most rows would be written anew, a copy costs no more
+and leaves the collection that is searched alone until it is done.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from milvus_hubness.banks.generations import Key
+from milvus_hubness.correction import Correction, read_back
+from milvus_hubness.errors import Cancelled, InvalidInput
+from milvus_hubness.migration.cutover import cutover, drop_copy
+from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.plan import MigrationOptions
+from milvus_hubness.migration.run import resume
+from milvus_hubness.migration.survey import Chunk, survey
+from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.engines import Banks, Engine, load_corrections
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LEDGER, now
+from milvus_hubness.operations.progress import Progress, Throttle, chunks
+from milvus_hubness.operations.row_writer import RowWriter
+from milvus_hubness.state import BankReference, CollectionState, Profile
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo, Record
+
+REFRESHES = "refreshes"
+CHUNKS_PER_RECORD = 8
+BYTES_PER_NUMBER = 4
+Waiting = Mapping[str | None, Sequence[Key]]
+"""Keys of the rows without a bias, by partition."""
+
+
+class _Reached(BaseModel):
+    """How far a refresh came. bank, slot: which it is. after: the last key that is done, by partition."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bank: BankReference
+    slot: int
+    after: list[tuple[str | None, Key]] = []
+    scanned: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """state: with the biases that are on their way, if any. names_epoch: whether rows are to tell theirs."""
+
+    store: Store
+    info: CollectionInfo
+    state: CollectionState
+    names_epoch: bool
+    tolerance: float
+    writer: RowWriter
+    lease: Lease
+    throttle: Throttle
+    stop: threading.Event
+    progress: Progress
+    banks: Banks
+    engine: Engine = "local"
+
+    def fill_pending(self, waiting: Waiting | None = None) -> int:
+        """Write every profile's biases, and those of an unfinished refresh, to the rows without a bias, and
+        return how many rows there were. waiting: their keys, if they were read already. Raises Cancelled,
+        LeaseLost."""
+        bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
+        if waiting is None:
+            waiting = {partition: bias_location.pending(partition) for partition in self.info.partitions}
+        if not any(waiting.values()):
+            return 0
+        corrections, written = self._for_new_rows, 0
+        for partition, keys in waiting.items():
+            for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
+                self._admit(len(part))
+                written += bias_location.write(part, partition, corrections, self.state.profile.epoch)
+        return written
+
+    def run(self) -> tuple[int, int]:
+        """Rows scanned and rows written by this refresh, those of earlier runs of it counted too. Raises
+        Cancelled, LeaseLost."""
+        incoming = self.state.incoming
+        if incoming is None:
+            raise InvalidInput(f"no biases of {self.info.name!r} are on their way")
+        corrections = self._corrections
+        reached = self._reached(incoming.profile.bank, incoming.profile.slot)
+        after = dict(reached.after)
+        scanned, written, since = reached.scanned, reached.written, 0
+        for partition in self.info.partitions:
+            keys = self.store.keys(self.info.name, partition=partition)
+            done = after.get(partition)
+            start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
+            for part in chunks(keys[start:], self._rows_per_chunk, "writing biases", self.progress):
+                written += self._renew(part, partition, incoming.profile, corrections)
+                scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
+                if since % CHUNKS_PER_RECORD == 0:
+                    found = {"after": list(after.items()), "scanned": scanned, "written": written}
+                    self._record(reached.model_copy(update=found))
+        return scanned, written
+
+    def _renew(
+        self,
+        keys: Sequence[Key],
+        partition: str | None,
+        coming: Profile,
+        corrections: Mapping[int, Correction],
+    ) -> int:
+        """The biases that are on their way for rows where they are off, all biases for rows without any."""
+        self._admit(0)
+        bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
+        biased_rows = bias_location.read(keys, partition)
+        wanted = corrections[coming.slot].centred(biased_rows.vectors)
+        off = (np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.tolerance) & ~biased_rows.pending
+        if off.any():
+            moved = biased_rows.only(off)
+            self._admit(len(moved.batch))
+            epoch = coming.epoch if self.names_epoch else None
+            bias_location.put(moved, partition, {coming.slot: wanted[off]}, epoch)
+            bias_location.repair(moved, partition, corrections, epoch)
+        bare = biased_rows.only(biased_rows.pending).batch.keys
+        if bare:
+            self._admit(len(bare))
+            bias_location.write(bare, partition, corrections, self.state.profile.epoch)
+        return int(off.sum()) + len(bare)
+
+    @property
+    def _for_new_rows(self) -> dict[int, Correction]:
+        """As `_corrections`, of rows that came after the fits; the biases on their way are fitted on all."""
+        incoming = self.state.incoming
+        known = {id(each): replace(each, are_new=True) for each in self._corrections.values()}
+        return {
+            slot: each if incoming is not None and slot == incoming.profile.slot else known[id(each)]
+            for slot, each in self._corrections.items()
+        }
+
+    @cached_property
+    def _corrections(self) -> dict[int, Correction]:
+        # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
+        return load_corrections(
+            self.store, self.state, self.engine, self.banks, unchecked=[self.state.active]
+        )
+
+    @staticmethod
+    def forget(store: Store, collection: str) -> None:
+        """How far a refresh of this collection came."""
+        store.drop_records(LEDGER, REFRESHES, [_key(collection)])
+
+    def _admit(self, rows: int) -> None:
+        if self.stop.is_set():
+            raise Cancelled(f"stopped as asked: the next refresh of {self.info.name!r} carries on from here")
+        if not rows:
+            return
+        self.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
+
+    def _reached(self, bank: BankReference, slot: int) -> _Reached:
+        record = self.store.record(LEDGER, _key(self.info.name))
+        try:
+            found = _Reached.model_validate_json(record.body) if record else None
+        except ValidationError:
+            found = None
+        if found and (found.bank.generation, found.slot) == (bank.generation, slot):
+            return found
+        return _Reached(bank=bank, slot=slot)
+
+    def _record(self, reached: _Reached) -> None:
+        self.store.put_records(LEDGER, [Record(_key(self.info.name), REFRESHES, reached.model_dump_json())])
+
+    @property
+    def _rows_per_chunk(self) -> int:
+        return self.store.chunk_rows(self.info)
+
+
+def _key(collection: str) -> str:
+    return f"{REFRESHES}/{collection}"
+
+
+FEWEST_ROWS = 50_000
+"""Fewer are upserted whatever their share: that is done before a copy is loaded."""
+
+REBUILD_SHARE = 0.5
+
+
+def choose_rebuild(
+    info: CollectionInfo, requested: str, state: CollectionState, share: float, threshold: float
+) -> tuple[bool, str]:
+    """Whether to rebuild, and why. requested: the name that the refresh was asked for by. share: of the rows,
+    those that would be written anew; threshold: from which share on."""
+    moved = f"{share:.0%} of {info.rows:,} rows change"
+    if share < threshold:
+        return False, f"{moved}: they are upserted"
+    if info.rows < FEWEST_ROWS:
+        return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"
+    if state.leaves_vectors:
+        return False, f"{moved}, and are upserted: biases that do not lie in the field itself are not rebuilt"
+    if len(info.states) > 1:
+        return False, f"{moved}, and are upserted: other fields of {info.name!r} are corrected too"
+    if len(info.aliases) != 1:
+        what = "several aliases lead" if info.aliases else "no alias leads"
+        return False, f"{moved}, and are upserted: {what} to {info.name!r}, and one is moved in one step"
+    if requested == info.name:
+        alias = info.aliases[0]
+        return False, f"{moved}, and are upserted: asked for by its alias {alias!r}, a copy would take over"
+    return True, f"{moved}: a copy takes over the alias {info.aliases[0]!r}"
+
+
+def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
+    """A copy of `info` that is to have the biases of `state`, kept in the ledger."""
+    looked = survey(store, info, store.chunk_rows(info), progress=progress)
+    ledger, moment = Ledger(store), now()
+    target = _free_name(store, info.name, state)
+    copy = state.model_copy(
+        update={**_columns(store, info, state, looked.chunks[:1]), "source": info.name, "phase": "copying"}
+    )
+    migration = Migration(
+        source=info.name,
+        target=target,
+        field=state.field,
+        bank_collection=state.profile.bank.collection,
+        arguments={"schema": store.schema_facts(info), "alias": info.aliases[0]},
+        phase="copying",
+        source_identity=info.identity,
+        rebuilds=info.states[state.field],
+        rows=looked.rows,
+        chunks=len(looked.chunks),
+        begun_at=moment,
+        changed_at=moment,
+    )
+    ledger.write_chunks(migration, looked.chunks)
+    return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
+
+
+def _columns(
+    store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
+) -> dict[str, Any]:
+    """Of the copy's columns that no query asks, what goes by the bank of its biases; also where the rows have
+    had none of them, as a copy that an earlier version made. some: rows whose lengths are those of all."""
+    if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
+        return {}
+    first = some[0]
+    rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
+    bank = store.load_bank(state.profile.bank).queries
+    vectors, graph_hint = read_back(state, rows.vectors, rows.rows), store.takes_graph_hint(info, state.field)
+    found = state.layout.measured_on(vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
+    return {name: getattr(found, name) for name in ("anchor", "pull", "locality_hints", "reach")}
+
+
+def rebuildings(store: Store) -> list[Migration]:
+    """All that the ledger knows of, whatever became of them."""
+    return [each for each in Ledger(store).migrations() if each.rebuilds is not None]
+
+
+def unfinished(known: Sequence[Migration], collection: str) -> Migration | None:
+    """The rebuilding of this collection that an earlier run left, if any."""
+    over = {"switched", "rolled back", "finished"}
+    found = [each for each in known if each.source == collection and each.phase not in over]
+    return found[-1] if found else None
+
+
+def half_switched(known: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
+    """The rebuilding that made this copy, where the alias leads to it already and an earlier run left the
+    rest of the switch undone."""
+    found = [each for each in known if each.target == copy.name and each.phase == "switching"]
+    return next((each for each in found if each.arguments["alias"] in copy.aliases), None)
+
+
+def carry_out(store: Store, migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
+    """Copy, verify, and move the alias; from wherever it was left. Raises what migrations raise."""
+    options = replace(options, lease=lease)
+    if migration.phase in {"copying", "catching up"}:
+        resume(store, migration.target, options)
+    return cutover(store, migration.target, alias=migration.arguments["alias"], options=options)
+
+
+def abandon(lease: Lease, migration: Migration) -> None:
+    """Drop the copy: the collection stays as it is."""
+    lease.include(migration.target)
+    drop_copy(lease, Ledger(lease.store), migration)
+
+
+def _free_name(store: Store, name: str, state: CollectionState) -> str:
+    base = re.sub(r"_r\d+$", "", name)
+    number = state.profile.epoch
+    while store.exists(f"{base}_r{number}"):
+        number += 1
+    return f"{base}_r{number}"

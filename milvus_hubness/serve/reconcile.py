@@ -1,0 +1,319 @@
+"""One turn of the reconcile loop for a set of biases, its result, and the history of results."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Literal, Protocol, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.errors import Cancelled, HubnessError, LeaseHeld, LeaseLost, StoreError
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
+from milvus_hubness.operations.progress import Progress
+from milvus_hubness.operations.reading import read_bank, read_pairs
+from milvus_hubness.refresh.evaluate import Labels
+from milvus_hubness.refresh.upkeep import Action, Duty, Kept, status
+from milvus_hubness.serve.config import CollectionTable
+from milvus_hubness.serve.config_file import BankFile
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import Record
+
+Result = Literal["ok", "busy", "failed", "stopped"]
+RESULTS: tuple[Result, ...] = ("ok", "busy", "failed", "stopped")
+ACTIONS: tuple[str, ...] = get_args(Action)
+UNFINISHED = "unfinished"
+
+
+class Reconciliation(BaseModel):
+    """at: when it was over. result: "busy" where another process was at work on the collection, "stopped"
+    where this one was asked to end. action: as `Kept` has it, "unfinished" unless the result is "ok".
+    message: why, or what went wrong. oldest_seconds: what the age of the biases had grown to since the look
+    that is kept before this one. drift: its statistic. The other numbers are those of `Kept`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    at: datetime
+    result: Result
+    action: str = UNFINISHED
+    message: str = ""
+    seconds: float = 0.0
+    rows: int = 0
+    pending: int = 0
+    scanned: int = 0
+    changed: int = 0
+    skipped: int = 0
+    epoch: int = 0
+    bias_age_seconds: float | None = None
+    oldest_seconds: float = 0.0
+    skewness: dict[str, float] = {}
+    overlap: float | None = None
+    drift: float | None = None
+    online_banks: dict[str, int] = {}
+    write_intents: int = 0
+
+    @classmethod
+    def of(cls, kept: Kept) -> Reconciliation:
+        return cls(
+            at=now(),
+            result="ok",
+            action=kept.action,
+            message=kept.reason,
+            seconds=kept.seconds,
+            rows=kept.rows,
+            pending=kept.pending,
+            scanned=kept.scanned,
+            changed=kept.changed,
+            skipped=kept.skipped,
+            epoch=kept.epoch,
+            bias_age_seconds=kept.bias_age_seconds,
+            skewness=kept.skewness,
+            overlap=kept.overlap,
+            drift=kept.drift.statistic if kept.drift else None,
+            online_banks=kept.online_banks,
+            write_intents=kept.write_intents,
+        )
+
+    @property
+    def is_eventful(self) -> bool:
+        """Whether something was done, or would have been."""
+        return self.result in ("ok", "stopped") and self.action != "none"
+
+    @property
+    def skewness_now(self) -> float | None:
+        """Of the biases that searches use since; None where it was not measured."""
+        return self.skewness.get("old" if self.action == "refused" else "new")
+
+
+@dataclass(frozen=True)
+class Course:
+    """A look under threshold: what it is doing, and how many rows of how many that is done with."""
+
+    since: datetime
+    doing: str = ""
+    done: int = 0
+    total: int = 0
+
+
+def now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+OpenStore = Callable[[], Store]
+
+Task = Literal["share", "pending", "full"]
+"""What to look for: rows that wait, once they are so many, or at any rate; or another bank or method too."""
+
+
+SERVICE_LEASE_SECONDS = 90.0
+
+
+class Keep(Protocol):
+    """`keep_up`, or what stands for it."""
+
+    def __call__(self, store: Store, duty: Duty, *, stop: threading.Event, progress: Progress) -> Kept: ...
+
+
+class Reconciler:
+    """folder: from which files are meant. open_store: called at the first look, and again after the database
+    failed. stop: set to have a look end soon."""
+
+    def __init__(
+        self,
+        table: CollectionTable,
+        folder: Path,
+        open_store: OpenStore,
+        keep: Keep,
+        stop: threading.Event,
+    ) -> None:
+        self.table = table
+        self._folder, self._open_store, self._keep, self._stop = folder, open_store, keep, stop
+        self._opened: Store | None = None
+        self._lease: Lease | None = None
+        self._held = ExitStack()
+
+    @property
+    def store(self) -> Store:
+        """Raises ServerUnavailable."""
+        if self._opened is None:
+            self._opened = self._open_store()
+        return self._opened
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the database answered when it was last asked."""
+        return self._opened is not None
+
+    def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
+        """None where fewer rows wait than "share" is about. alone: be the only service that looks after this,
+        from now on until `release`."""
+        began = time.perf_counter()
+        result: Result
+        try:
+            if alone:
+                self._acquire()
+            if task == "share" and not self._share_waits():
+                return None
+            duty = self._duty(full=task == "full")
+            return Reconciliation.of(self._keep(self.store, duty, stop=self._stop, progress=progress))
+        except Cancelled as error:
+            result, message = "stopped", str(error)
+        except (LeaseHeld, LeaseLost) as error:
+            result, message = "busy", str(error)
+        except HubnessError as error:
+            result, message = "failed", str(error)
+            if isinstance(error, StoreError):
+                self._opened = None
+        except Exception as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            result, message = "failed", f"{type(error).__name__}: {error} ({at.filename}, line {at.lineno})"
+        return Reconciliation(at=now(), result=result, message=message, seconds=time.perf_counter() - began)
+
+    def release(self) -> None:
+        """Let another service look after this."""
+        self._held.close()
+        self._lease = None
+
+    def _acquire(self) -> None:
+        """Raises LeaseHeld where another service is there."""
+        if self._lease is None:
+            policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
+            lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
+            self._lease = self._held.enter_context(lease)
+            return
+        try:
+            self._lease.check()
+        except LeaseLost:
+            self.release()
+            raise
+
+    def _share_waits(self) -> bool:
+        share = self.table.pending_share
+        found = status(self.store, self.table.name, field=self.table.field)
+        return share is not None and bool(found.pending) and (found.pending or 0) >= share * found.rows
+
+    def _duty(self, *, full: bool) -> Duty:
+        return Duty(
+            collection=self.table.name,
+            field=self.table.field,
+            profile=self.table.profile,
+            bank=self._bank("bank") if full else None,
+            target_bank=self._bank("target_bank") if full else None,
+            estimator=self.table.estimator() if full else None,
+            live=self.table.live if full else "never",
+            labels=self._labels() if full else None,
+            tolerance=self.table.tolerance,
+            client_ttl=self.table.client_ttl,
+            rows_per_second=self.table.rows_per_second,
+        )
+
+    def _labels(self) -> Labels | None:
+        if self.table.pairs is None:
+            return None
+        queries, keys = read_pairs(str(self._folder / self.table.pairs))
+        return Labels(queries.vectors, [[key] for key in keys])
+
+    def _bank(self, key: str) -> QueryBank | None:
+        named = BankFile.named(self.table, key, self._folder)
+        return read_bank(self.store, named.spec, named.column) if named else None
+
+
+KEPT = 500
+SPARE = 50
+QUIET = timedelta(minutes=10)
+
+
+class History:
+    """label: of the collection. Of looks at which nothing was done, or that failed alike, one in ten minutes
+    is kept. What another process that is at work did is its own to keep."""
+
+    def __init__(self, label: str) -> None:
+        self._group = f"history/{label}"
+        self._kept: tuple[Reconciliation, ...] = ()
+        self._latest: Reconciliation | None = None
+        self._unwritten: tuple[Reconciliation, ...] = ()
+        self._unchecked = SPARE
+        self._oldest = 0.0
+        self._of_recorded_age: Reconciliation | None = None
+
+    @property
+    def kept(self) -> tuple[Reconciliation, ...]:
+        """In the order of their time."""
+        return self._kept
+
+    @property
+    def outcomes(self) -> tuple[Reconciliation, ...]:
+        """Those kept and the latest one."""
+        return (*self._kept, self._latest) if self._latest else self._kept
+
+    def read(self, store: Store) -> None:
+        """What is kept. Entries of another version are left out. Raises StoreError."""
+        found = []
+        for record in store.records(LEDGER, self._group):
+            try:
+                found.append(Reconciliation.model_validate_json(record.body))
+            except ValidationError:
+                continue
+        self._kept = tuple(sorted(found, key=lambda outcome: outcome.at)[-KEPT:])
+        self._latest = None
+        known = [outcome for outcome in self._kept if outcome.bias_age_seconds is not None]
+        self._of_recorded_age = known[-1] if known else None
+
+    def add(self, outcome: Reconciliation) -> None:
+        if outcome.result == "busy":
+            return
+        last = self._of_recorded_age
+        if last is not None and last.bias_age_seconds is not None:
+            grown = last.bias_age_seconds + (outcome.at - last.at).total_seconds()
+            self._oldest = max(self._oldest, grown)
+        if outcome.bias_age_seconds is not None:
+            self._of_recorded_age = outcome
+        outcome = outcome.model_copy(update={"oldest_seconds": self._oldest})
+        if self._has_alike(outcome):
+            self._latest = outcome
+            return
+        self._oldest, self._latest = 0.0, None
+        self._kept = (*self._kept, outcome)[-KEPT:]
+        self._unwritten = (*self._unwritten, outcome)[-KEPT:]
+
+    def write(self, store: Store) -> None:
+        """What was added since it was last written. Raises StoreError."""
+        if not self._unwritten:
+            return
+        records = [
+            Record(
+                f"{self._group}/{outcome.at.isoformat(timespec='microseconds')}",
+                self._group,
+                outcome.model_dump_json(exclude_defaults=True),
+            )
+            for outcome in self._unwritten
+        ]
+        store.put_records(LEDGER, records)
+        self._unwritten = ()
+        self._unchecked += len(records)
+        if self._unchecked > SPARE:
+            self._forget_oldest(store)
+
+    def _forget_oldest(self, store: Store) -> None:
+        """Now and then only: it reads what is kept."""
+        keys = [record.key for record in store.records(LEDGER, self._group)]
+        if len(keys) > KEPT:
+            store.drop_records(LEDGER, self._group, keys[:-KEPT])
+        self._unchecked = 0
+
+    def _has_alike(self, outcome: Reconciliation) -> bool:
+        """Whether one like it is kept since something came of a look, and not ten minutes ago."""
+        for kept in reversed(self._kept):
+            if kept.is_eventful or outcome.at - kept.at >= QUIET:
+                return False
+            if (kept.result, kept.message) == (outcome.result, outcome.message):
+                return not outcome.is_eventful
+        return False

@@ -1,0 +1,386 @@
+"""The worker thread of a set of biases, the metrics, and the view of all workers that the page shows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from pydantic_core import to_jsonable_python
+
+from milvus_hubness.errors import HubnessError
+from milvus_hubness.operations.progress import Events
+from milvus_hubness.serve.config import CollectionTable
+from milvus_hubness.serve.reconcile import (
+    ACTIONS,
+    RESULTS,
+    UNFINISHED,
+    Course,
+    History,
+    Reconciler,
+    Reconciliation,
+    Task,
+    now,
+)
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
+LABELS = ("collection", "field", "profile")
+REASONS = ("late", "running")
+
+
+class ServiceMetrics:
+    """Counts in a registry of its own. All begin with milvus_hubness_ and, but for ready, have the labels
+    collection, field and profile, as the configuration names them.
+
+    last_success_timestamp_seconds, rows, pending_rows (found by the last run), write_intents,
+    rows_scanned_total,
+    rows_changed_total, rows_skipped_total, bias_age_seconds, skewness (by its label biases, "raw", "old" and
+    "new"), overlap_ratio, drift_ratio, refreshes_total (by action and result), refresh_seconds (a histogram),
+    refreshing (0 or 1), failures_in_a_row, busy_total, missed_runs_total (by reason, "late" or "running"),
+    ready (0 or 1).
+    """
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._lock = threading.Lock()
+        self._ages: dict[tuple[str, ...], tuple[float, datetime]] = {}
+        self._ready = Gauge(
+            "milvus_hubness_ready", "Whether every collection was looked at.", registry=self._registry
+        )
+        gauge, counter = self._gauge, self._counter
+        self._success = gauge("last_success_timestamp_seconds", "When a look last succeeded.")
+        self._rows = gauge("rows", "Rows of the collection.")
+        self._pending = gauge("pending_rows", "Rows without a bias that the last run found.")
+        self._intents = gauge(
+            "write_intents", "Rows in the log of write intents that a killed job had left at the last run."
+        )
+        self._age = gauge("bias_age_seconds", "Age of the biases.")
+        self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
+        self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
+        self._failures = gauge("failures_in_a_row", "Looks that failed since one did not.")
+        self._drift = gauge("drift_ratio", "Share of variance between the bank and recent queries.")
+        self._refreshing = gauge("refreshing", "Whether a look is under way.")
+        self._scanned = counter("rows_scanned_total", "Rows looked at.")
+        self._changed = counter("rows_changed_total", "Rows whose biases were written.")
+        self._skipped = counter("rows_skipped_total", "Rows left as they were right.")
+        self._refreshes = counter("refreshes_total", "Looks, by what they came to.", "action", "result")
+        self._busy = counter("busy_total", "Looks that found another process at work.")
+        self._missed = counter("missed_runs_total", "Scheduled looks that were made up for.", "reason")
+        self._seconds = Histogram(
+            "milvus_hubness_refresh_seconds", "Seconds a look took.", LABELS, buckets=SECONDS,
+            registry=self._registry,
+        )  # fmt: skip
+
+    def watch(self, table: CollectionTable) -> None:
+        """Have the counters of a collection, from 0."""
+        labels = _labels(table)
+        for metric in (
+            self._scanned,
+            self._changed,
+            self._skipped,
+            self._busy,
+            self._refreshing,
+            self._failures,
+            self._seconds,
+        ):
+            metric.labels(*labels)
+        for action in ACTIONS:
+            self._refreshes.labels(*labels, action, "ok")
+        for result in RESULTS[1:]:
+            self._refreshes.labels(*labels, UNFINISHED, result)
+        for reason in REASONS:
+            self._missed.labels(*labels, reason)
+
+    def remember(self, table: CollectionTable, outcomes: Iterable[Reconciliation]) -> None:
+        """What looks of an earlier process found; nothing is counted."""
+        with self._lock:
+            for outcome in outcomes:
+                self._measure(_labels(table), outcome)
+
+    def reconciled(self, table: CollectionTable, outcome: Reconciliation, failures: int) -> None:
+        """failures: how many looks have failed in a row."""
+        labels = _labels(table)
+        with self._lock:
+            self._failures.labels(*labels).set(failures)
+            self._measure(labels, outcome)
+            self._refreshes.labels(*labels, outcome.action, outcome.result).inc()
+            self._seconds.labels(*labels).observe(outcome.seconds)
+            self._scanned.labels(*labels).inc(outcome.scanned)
+            self._changed.labels(*labels).inc(outcome.changed)
+            self._skipped.labels(*labels).inc(outcome.skipped)
+            self._busy.labels(*labels).inc(outcome.result == "busy")
+
+    def missed(self, table: CollectionTable, reason: str, count: int) -> None:
+        """reason: one of REASONS."""
+        self._missed.labels(*_labels(table), reason).inc(count)
+
+    def refreshing(self, table: CollectionTable, is_under_way: bool) -> None:
+        self._refreshing.labels(*_labels(table)).set(is_under_way)
+
+    def text(self, *, ready: bool) -> str:
+        """In the text format that Prometheus scrapes."""
+        with self._lock:
+            self._ready.set(ready)
+            for labels, (age, at) in self._ages.items():
+                self._age.labels(*labels).set(age + (now() - at).total_seconds())
+            return generate_latest(self._registry).decode()
+
+    def _measure(self, labels: tuple[str, ...], outcome: Reconciliation) -> None:
+        if outcome.result != "ok":
+            return
+        self._success.labels(*labels).set(outcome.at.timestamp())
+        self._rows.labels(*labels).set(outcome.rows)
+        self._pending.labels(*labels).set(outcome.pending)
+        self._intents.labels(*labels).set(outcome.write_intents)
+        if outcome.bias_age_seconds is not None:
+            self._ages[labels] = outcome.bias_age_seconds, outcome.at
+        for biases, skewness in outcome.skewness.items():
+            self._skewness.labels(*labels, biases).set(skewness)
+        if outcome.drift is not None:
+            self._drift.labels(*labels).set(outcome.drift)
+        if outcome.overlap is not None:
+            self._overlap.labels(*labels).set(outcome.overlap)
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(f"milvus_hubness_{name}", documentation, (*LABELS, *labels), registry=self._registry)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"milvus_hubness_{name}", documentation, (*LABELS, *labels), registry=self._registry)
+
+
+def _labels(table: CollectionTable) -> tuple[str, ...]:
+    return table.name, table.field or "", table.profile or ""
+
+
+STRONGEST_FIRST: tuple[Task, ...] = ("full", "pending", "share")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """running: the look under way. last: the last of this process. last_success: of any process. failing: the
+    last run that failed, until one of its kind does not; failures: how many did so in a row. is_ready:
+    whether one has succeeded, or was left to another process that is at work."""
+
+    running: Course | None = None
+    last: Reconciliation | None = None
+    last_success: datetime | None = None
+    failing: Reconciliation | None = None
+    failures: int = 0
+    is_ready: bool = False
+
+
+class Worker:
+    """Every look is counted, told and kept. one_at_a_time: held while it looks; the same lock for workers of
+    the same collection. stop: set, then `join`, to end it."""
+
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        events: Events,
+        metrics: ServiceMetrics,
+        one_at_a_time: threading.Lock,
+        stop: threading.Event,
+    ) -> None:
+        self.table = reconciler.table
+        self.history = History(self.table.label)
+        self._reconciler, self._events, self._metrics = reconciler, events, metrics
+        self._one_at_a_time, self._stop = one_at_a_time, stop
+        self._lock = threading.Lock()
+        self._requested: set[Task] = set()
+        self._asked = threading.Event()
+        self._standing = Standing()
+        self._owes_full = False
+        self._thread = threading.Thread(
+            target=self._serve, name=f"milvus-hubness {self.table.label}", daemon=True
+        )
+        metrics.watch(self.table)
+
+    def start(self) -> None:
+        """Reconciliation at once, and then whenever asked to."""
+        self.ask("full")
+        self._thread.start()
+
+    def ask(self, task: Task) -> datetime | None:
+        """Have it look soon. Since when it has been looking already, where it does so again after that."""
+        with self._lock:
+            self._requested.add(task)
+            self._asked.set()
+            return self._standing.running.since if self._standing.running else None
+
+    def join(self) -> None:
+        """Wait for its end, once `stop` is set."""
+        self._asked.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def reconcile(self, task: Task, *, alone: bool = False) -> Reconciliation | None:
+        """Reconciliation now, in this thread; None where nothing was looked for. alone: as the only
+        service."""
+        with self._one_at_a_time:
+            if self._stop.is_set():
+                self._stand(running=None)
+                return None
+            began = now()
+            self._stand(running=Course(began))
+            self._metrics.refreshing(self.table, True)
+            try:
+                outcome = self._reconciler.reconcile(task, partial(self._progress, began), alone=alone)
+            finally:
+                self._stand(running=None)
+                self._metrics.refreshing(self.table, False)
+        if outcome is not None:
+            self._record(task, outcome)
+        return outcome
+
+    def standing(self) -> Standing:
+        with self._lock:
+            return self._standing
+
+    def _serve(self) -> None:
+        self._remember()
+        while not self._stop.is_set():
+            self._asked.wait()
+            with self._lock:
+                self._asked.clear()
+                task = next((each for each in STRONGEST_FIRST if each in self._requested), None)
+                self._requested.clear()
+                if task is not None:
+                    self._standing = replace(self._standing, running=Course(now(), "waiting for its turn"))
+            if task is not None:
+                self._fulfil(task)
+        self._reconciler.release()
+
+    def _fulfil(self, task: Task) -> None:
+        """A full look that failed, or was left to another process, is tried again at the next tick. New rows
+        do not wait for that, a bank that cannot be read, say."""
+        if self._owes_full and task == "pending":
+            task = "full"
+        outcome = self.reconcile(task, alone=True)
+        if task == "full" and outcome is not None:
+            self._owes_full = outcome.result != "ok"
+            if outcome.result == "failed" and self._reconciler.is_connected:
+                self.reconcile("pending", alone=True)
+
+    def _remember(self) -> None:
+        """What an earlier process found."""
+        try:
+            self.history.read(self._reconciler.store)
+        except HubnessError as error:
+            self._events.report("warning", collection=self.table.label, message=f"no history: {error}")
+        self._metrics.remember(self.table, self.history.kept)
+        succeeded = [outcome.at for outcome in self.history.kept if outcome.result == "ok"]
+        self._stand(last_success=succeeded[-1] if succeeded else None)
+
+    def _progress(self, began: datetime, doing: str, done: int, total: int) -> None:
+        self._stand(running=Course(began, doing, done, total))
+
+    def _stand(self, **changes: Any) -> None:
+        with self._lock:
+            self._standing = replace(self._standing, **changes)
+
+    def _record(self, task: Task, outcome: Reconciliation) -> None:
+        before, failed = self.standing(), outcome.result == "failed"
+        if failed:
+            self._stand(failing=outcome, failures=before.failures + 1)
+        elif task == "full" or not self._owes_full:
+            self._stand(failing=None, failures=0)
+        self._stand(
+            last=outcome,
+            last_success=outcome.at if outcome.result == "ok" else before.last_success,
+            is_ready=before.is_ready or outcome.result in ("ok", "busy"),
+        )
+        self._metrics.reconciled(self.table, outcome, self.standing().failures)
+        self._events.report("reconciled", collection=self.table.label, **outcome.model_dump(exclude={"at"}))
+        self.history.add(outcome)
+        if not self._reconciler.is_connected:
+            return
+        try:
+            self.history.write(self._reconciler.store)
+        except HubnessError as error:
+            message = f"the history was not kept: {error}"
+            self._events.report("warning", collection=self.table.label, message=message)
+
+
+@dataclass(frozen=True)
+class CollectionView:
+    """last, failing, failures: as `Standing` has them. next_run: by schedule. outcomes: of `History`."""
+
+    table: CollectionTable
+    running: Course | None
+    last: Reconciliation | None
+    last_success: datetime | None
+    failing: Reconciliation | None
+    failures: int
+    next_run: datetime | None
+    outcomes: tuple[Reconciliation, ...]
+
+    @classmethod
+    def of(cls, worker: Worker, next_run: datetime | None) -> CollectionView:
+        standing = worker.standing()
+        return cls(
+            table=worker.table,
+            running=standing.running,
+            last=standing.last,
+            last_success=standing.last_success,
+            failing=standing.failing,
+            failures=standing.failures,
+            next_run=next_run,
+            outcomes=worker.history.outcomes,
+        )
+
+
+@dataclass(frozen=True)
+class ServiceView:
+    """database: its address, without secrets. waiting_for: why it is not ready, empty where it is."""
+
+    version: str
+    database: str
+    started_at: datetime
+    at: datetime
+    waiting_for: str
+    collections: tuple[CollectionView, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data that JSON can carry."""
+        return {
+            "version": self.version,
+            "database": self.database,
+            "started_at": self.started_at.isoformat(),
+            "at": self.at.isoformat(),
+            "ready": not self.waiting_for,
+            "waiting_for": self.waiting_for,
+            "collections": [_plain(each) for each in self.collections],
+        }
+
+
+def _plain(view: CollectionView) -> dict[str, Any]:
+    return {
+        "collection": view.table.name,
+        "field": view.table.field,
+        "profile": view.table.profile,
+        "schedule": view.table.schedule.text,
+        "full_schedule": view.table.full_schedule.text,
+        "running": to_jsonable_python(view.running),
+        "last": to_jsonable_python(view.last),
+        "last_success": to_jsonable_python(view.last_success),
+        "failing": to_jsonable_python(view.failing),
+        "failures": view.failures,
+        "next_run": to_jsonable_python(view.next_run),
+        "history": to_jsonable_python(view.outcomes),
+    }

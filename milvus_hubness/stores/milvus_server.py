@@ -1,0 +1,373 @@
+"""A Milvus server: connections, errors, filters, request sizes and index types.
+
+Source: milvus.io/docs, "Floating Vector Indexes" and "GPU-enabled Indexes"; where the pages differ from
+Knowhere's own checks (nbits), the checks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+from pymilvus import DataType, MilvusClient
+from pymilvus.exceptions import ErrorCode, MilvusException, ParamError
+from pymilvus.grpc_gen import common_pb2
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    InvalidParameter,
+    ServerUnavailable,
+    StoreError,
+    redacted,
+    secrets_in,
+)
+from milvus_hubness.stores.records import VectorField
+
+T = TypeVar("T")
+
+COLLECTION_NOT_FOUND = 100
+COLLECTION_NOT_LOADED = 101
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
+_WORD = re.compile(r"[\w.+-]*", re.ASCII)
+_TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
+
+
+class EscapedKeys:
+    """A client whose filters by key match the rows of these keys only.
+
+    pymilvus builds the filter of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, and pastes keys
+    into it as they are.
+    """
+
+    def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
+        field = next(field for field in schema_dict["fields"] if field.get("is_primary"))
+        texts = [str(key) for key in pks]
+        if field["type"] == DataType.VARCHAR:
+            return is_one_of(field["name"], texts)
+        if odd := next((text for text in texts if not _WORD.fullmatch(text)), None):
+            raise ParamError(message=f"key {odd!r} of field {field['name']!r} is no whole number: correct it")
+        return f"{field['name']} in [{', '.join(texts)}]"
+
+
+if not hasattr(MilvusClient, "_pack_pks_expr"):
+    raise ImportError("this release of pymilvus is not supported, keys cannot be escaped in it: install 3.0")
+
+
+class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
+    """MilvusClient with escaped keys."""
+
+
+def connect(
+    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any
+) -> MilvusClient:
+    """A plain MilvusClient; options are further arguments of it.
+
+    Raises ServerUnavailable, which names the address without its user and password, and never the token;
+    InvalidParameter for an address of another form.
+    """
+    _validate_address(uri)
+    # Milvus Lite hangs up on clients that were idle for half a minute; pymilvus connects without retrying.
+    attempts = 1 if "://" in uri else 3
+    retrying = Retrying(
+        retry=retry_if_exception_type(MilvusException),
+        stop=stop_after_attempt(attempts),
+        wait=wait_fixed(0.5),
+        reraise=True,
+    )
+    try:
+        return retrying(PlainClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
+    except MilvusException as error:
+        message = f"{_unreachable(uri)}: {error.message}"
+    # Outside of `except`: the error of pymilvus, which would be its context, may name the whole address.
+    raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
+
+
+def _validate_address(uri: str) -> None:
+    """Raises InvalidParameter where a URI has no port that is a number, or its user and password no end."""
+    _, scheme, rest = uri.partition("://")
+    if not scheme:
+        return
+    try:
+        parts = urlsplit(uri)
+        _ = parts.port
+        valid = ("@" in rest) == ("@" in parts.netloc)
+    except ValueError:
+        valid = False
+    if not valid:
+        raise InvalidParameter(
+            redacted(f"the address {uri} is invalid: write http://HOST:PORT", secrets_in(uri))
+            + "; in a user and a password, percent-encode / ? # and @"
+        )
+
+
+def _unreachable(uri: str) -> str:
+    if "://" in uri:
+        return f"no Milvus answers at {uri}"
+    hint = "another process may hold it" if os.path.exists(uri) else "its folder must exist"
+    if not uri.endswith(".db"):
+        hint = "its name must end with .db; a server's address begins with http://"
+    return f"cannot open the Milvus Lite file {uri} ({hint})"
+
+
+PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0, *(3.0 for _ in range(70)))
+"""Seconds between two attempts at a write; pymilvus's own."""
+_REFUSALS = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.UNIMPLEMENTED,
+}
+
+
+def may_arrive(error: Exception) -> bool:
+    """Return whether a request that failed with this error may reach the server later."""
+    code = error.code() if isinstance(error, grpc.RpcError) else getattr(error, "code", None)
+    return isinstance(code, grpc.StatusCode) and code not in _REFUSALS
+
+
+def is_rate_limited(error: Exception) -> bool:
+    """Return whether the server asks for the same request later."""
+    return any(
+        isinstance(each, MilvusException)
+        and (each.code == ErrorCode.RATE_LIMIT or each.compatible_code == common_pb2.RateLimit)
+        for each in (error, error.__cause__)
+    )
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether the server found no collection or alias of that name."""
+    return isinstance(error, MilvusException) and error.code == COLLECTION_NOT_FOUND
+
+
+@contextmanager
+def translated(collection: str) -> Iterator[None]:
+    """pymilvus's errors as ours, about `collection`."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise StoreError(f"a request on {collection!r} failed: {_told(error)}") from error
+    except MilvusException as error:
+        if error.code == COLLECTION_NOT_FOUND:
+            raise CollectionNotFound(f"no collection or alias {collection!r}") from error
+        if "connect" in error.message.lower() or "unavailable" in error.message.lower():
+            raise ServerUnavailable(
+                f"the server stopped answering about {collection!r}: {_told(error)}"
+            ) from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {_told(error)}") from error
+
+
+def literal(key: int | str) -> str:
+    """A key as Milvus's filter language writes it."""
+    return str(key) if isinstance(key, int) else f'"{escaped(key)}"'
+
+
+def escaped(text: str) -> str:
+    """Return a text as it stands between double quotes in Milvus's filter language."""
+    return text.translate(_ESCAPES)
+
+
+def is_one_of(field: str, keys: Sequence[int | str]) -> str:
+    """The filter that picks rows by key."""
+    return f"{field} in [{', '.join(map(literal, keys))}]"
+
+
+def runs_function_chains(server_version: str) -> bool:
+    """Whether a server of this version applies function chains to a search: Milvus from 3.0, Lite from 3.2.
+    Older ones do not refuse them, they ignore them."""
+    return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (3, 0))
+
+
+def adds_fields(server_version: str) -> bool:
+    """Whether a live collection can be given a field: Milvus from 2.6, Lite never."""
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6)
+
+
+def imports_parquet(server_version: str) -> bool:
+    """Whether a server of this version reads rows from Parquet files: Milvus from 2.3.4, Lite never."""
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 3, 4)
+
+
+def adds_vector_fields(server_version: str) -> bool:
+    """Whether it can be given a vector field, null in all its rows: Milvus from 2.6.18, Lite never."""
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6, 18)
+
+
+def drops_fields(server_version: str) -> bool:
+    """Whether a field can be taken from a live collection: Milvus from 3.0, Lite never."""
+    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (3, 0)
+
+
+def updates_fields(server_version: str) -> bool:
+    """Whether some fields of a row can be replaced and the others left: Milvus from 2.6, Lite from 3.2."""
+    return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (2, 6))
+
+
+def version_numbers(server_version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", server_version)[:3]))
+
+
+def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
+    """call(items), cut in halves as often as the message limit (64 MB by default) asks for."""
+    try:
+        return [call(items)]
+    except (MilvusException, grpc.RpcError) as error:
+        if len(items) < 2 or not is_too_large(error):
+            raise
+    middle = len(items) // 2
+    return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
+
+
+def is_too_large(error: Exception) -> bool:
+    """Whether a request failed because it, or its answer, passes the message limit."""
+    return any(mark in _told(error).lower() for mark in _TOO_LARGE)
+
+
+def _told(error: Exception) -> str:
+    """What went wrong, in the server's words: pymilvus passes some of gRPC's errors on as they are."""
+    words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
+    return redacted(str(words))
+
+
+KEYS_PER_PAGE = 16_384
+FEW_KEYS = 4_096
+DUPLICATES_PER_KEY = 4
+"""Milvus 2.3 counts duplicates of a key as rows that were asked for, and answers fewer."""
+ROWS_PER_REQUEST = 2_000
+
+
+INT_MAX = 2**31 - 1
+NEWEST = (99,)
+"""What a version that is no number is taken for."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole number from low to high, also as text. needed_before: the version from which Milvus has a
+    default."""
+
+    low: int
+    high: int
+    needed_before: tuple[int, ...] = (0,)
+
+    def accepts(self, value: Any) -> bool:
+        text = str(value)
+        return text.isascii() and text.isdecimal() and self.low <= int(text) <= self.high
+
+    def __str__(self) -> str:
+        return f"a whole number from {self.low:,} to {self.high:,}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of these words, in any case."""
+
+    words: tuple[str, ...]
+
+    def accepts(self, value: Any) -> bool:
+        return str(value).upper() in self.words
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(self.words)}"
+
+
+@dataclass(frozen=True)
+class IndexType:
+    """parameters: by name. since: the first version of Milvus that has it. on_lite: Milvus Lite builds it."""
+
+    parameters: Mapping[str, Whole | OneOf] = field(default_factory=dict)
+    since: tuple[int, ...] = (2, 3)
+    on_lite: bool = False
+
+
+BOOL = OneOf(("TRUE", "FALSE"))
+REFINE: dict[str, Whole | OneOf] = {
+    "refine": BOOL,
+    "refine_type": OneOf(("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT")),
+}
+CELLS: dict[str, Whole | OneOf] = {"nlist": Whole(1, 65_536, (2, 4))}
+GRAPH: dict[str, Whole | OneOf] = {"M": Whole(2, 2_048, (2, 4)), "efConstruction": Whole(1, INT_MAX, (2, 4))}
+SUB_VECTORS, BITS = Whole(1, 65_536), Whole(1, 24)
+CACHED: dict[str, Whole | OneOf] = {"cache_dataset_on_device": BOOL}
+ALWAYS: dict[str, Whole | OneOf] = {"mmap.enabled": BOOL}
+"""Parameters that every type has."""
+
+INDEX_TYPES = {
+    "AUTOINDEX": IndexType(on_lite=True),
+    "FLAT": IndexType(on_lite=True),
+    "IVF_FLAT": IndexType(CELLS, on_lite=True),
+    "IVF_SQ8": IndexType(CELLS, on_lite=True),
+    "IVF_PQ": IndexType({**CELLS, "m": Whole(1, 65_536, NEWEST), "nbits": BITS, **REFINE}),
+    "IVF_RABITQ": IndexType({**CELLS, **REFINE}, since=(2, 6)),
+    "SCANN": IndexType({**CELLS, "with_raw_data": BOOL}),
+    "HNSW": IndexType(GRAPH, on_lite=True),
+    "HNSW_SQ": IndexType(
+        {**GRAPH, "sq_type": OneOf(("SQ4U", "SQ6", "SQ8", "BF16", "FP16")), **REFINE},
+        since=(2, 5),
+        on_lite=True,
+    ),
+    "HNSW_PQ": IndexType({**GRAPH, "m": SUB_VECTORS, "nbits": BITS, **REFINE}, since=(2, 5)),
+    "HNSW_PRQ": IndexType(
+        {**GRAPH, "m": SUB_VECTORS, "nbits": BITS, "nrq": Whole(1, 16), **REFINE}, since=(2, 5)
+    ),
+    "DISKANN": IndexType({"max_degree": Whole(1, 2_048), "search_list_size": Whole(1, 65_536)}),
+    "GPU_CAGRA": IndexType(
+        {
+            "intermediate_graph_degree": Whole(1, INT_MAX),
+            "graph_degree": Whole(1, INT_MAX),
+            "build_algo": OneOf(("IVF_PQ", "NN_DESCENT")),
+            "adapt_for_cpu": BOOL,
+            **CACHED,
+        },
+        since=(2, 4),
+    ),
+    "GPU_IVF_FLAT": IndexType({**CELLS, **CACHED}),
+    "GPU_IVF_PQ": IndexType({**CELLS, "m": SUB_VECTORS, "nbits": BITS, **CACHED}),
+    "GPU_BRUTE_FORCE": IndexType(since=(2, 4)),
+}
+
+
+def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
+    """Raise InvalidParameter if a server of this version does not build the planned index.
+
+    What the index of the source has is valid: its server has built it, and may be newer than this table.
+    """
+    kind, version = planned.index_type, version_numbers(server_version) or NEWEST
+    lite = server_version.startswith("milvus_lite")
+    built = {
+        name: each for name, each in INDEX_TYPES.items() if (each.on_lite if lite else each.since <= version)
+    }
+    if kind == source.index_type:
+        known, own = INDEX_TYPES.get(kind), source.index_params
+        if known is None:
+            return
+    elif kind in built:
+        known, own = built[kind], {}
+    else:
+        raise InvalidParameter(
+            f"index type {kind!r} is not one that this server ({server_version}) builds: give one of "
+            f"{', '.join(built)}, or give the source itself the index that its copy is to have"
+        )
+    rules = {**known.parameters, **ALWAYS}
+    for name, value in planned.index_params.items():
+        if name in own and str(own[name]) == str(value):
+            continue
+        if name not in rules:
+            names = ", ".join(known.parameters) or "none"
+            raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
+        if not rules[name].accepts(value):
+            raise InvalidParameter(f"{name} of {kind} must be {rules[name]}, not {value!r}")
+    for name, rule in known.parameters.items():
+        needed = isinstance(rule, Whole) and version < rule.needed_before and kind != source.index_type
+        if needed and not lite and name not in planned.index_params:
+            raise InvalidParameter(
+                f"index type {kind} needs {name} on this server ({server_version}): give {rule} with "
+                f"--index-param {name}=…"
+            )

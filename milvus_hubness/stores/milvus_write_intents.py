@@ -1,0 +1,369 @@
+"""Write-intent logs as Milvus collections.
+
+The second has the fields of the collection whose writes are noted, so that it takes whatever that takes; its
+own keys are names that clients make up, so that no note is ever written over. The first is what decides: the
+database puts the notes under one key in an order, and the last one stands.
+
+To make the two takes seconds, so they stay from one job to the next, empty in between. What is noted for one
+job is told from what was noted for those before, late, by clients that had not heard of their end. No two
+write-intent logs ever have the same name, and one that is to be dropped is marked first, so that no other job
+takes it again: a call that drops it can arrive late, and drops nothing that is in use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.errors import CollectionExists
+from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
+from milvus_hubness.stores import milvus_schema
+from milvus_hubness.stores.milvus_requests import MilvusRequests
+from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
+from milvus_hubness.stores.records import CollectionInfo, Note, intent_log_name, intent_logs_among
+
+WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
+FITS_PROPERTY = "hubness_write_intents_fits"
+"""Of what schema the collection is whose writes are noted, as a digest."""
+RETIRED_PROPERTY = "hubness_write_intents_retired"
+"""Of a write-intent log that is about to be dropped."""
+NAME_FIELD = "hubness_note"
+"""In the collection of rows: what names a row."""
+DEFAULT_PARTITION = "_default"
+_AFTER_ALL = "~"
+"""Comes after every digit."""
+
+Row = dict[str, Any]
+
+
+def place_of(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
+    """Where the write-intent log keeps what is noted of a row."""
+    within = partition_of(intent_log, partition)
+    place = f"{intent_log.made}\0{within}\0{key}"
+    return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
+    """Among which rows a key is the only one of its kind."""
+    return (partition or DEFAULT_PARTITION) if intent_log.by_partition else ""
+
+
+def line(
+    intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()
+) -> Row:
+    """What the write-intent log holds for a row. name: of the row that was noted, empty where it is to be
+    deleted. changed: see Note."""
+    return {
+        "place": place_of(intent_log, key, partition),
+        "made": intent_log.made,
+        "key": key,
+        "partition": partition or "",
+        "name": name,
+        "id": uuid.uuid4().hex,
+        "changed": json.dumps(sorted(changed)) if changed else "",
+        "vector": [0.0, 0.0],
+    }
+
+
+class MilvusWriteIntents(MilvusRequests):
+    """The write-intent log methods of the store."""
+
+    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
+        # Milvus 2.3 cannot take a property away, and an empty one says as little.
+        with translated(collection):
+            said = intent_log.model_dump_json() if intent_log else ""
+            self._alter_properties(collection, {WRITE_INTENTS_PROPERTY: said})
+
+    def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
+        fits, made = _digest(source), _made()
+        facts: dict[str, Any] = {
+            "made": made,
+            "auto_id": bool(milvus_schema.key_field(source.schema).get("auto_id")),
+            "by_partition": source.partitions != (None,),
+        }
+        for left in self.intent_logs(source.name):
+            if self._fits(left, fits):
+                return left.model_copy(update=facts)
+        intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
+        with translated(source.name):
+            indexes = [
+                self.client.describe_index(source.name, each)
+                for each in self.client.list_indexes(source.name)
+            ]
+        parts = {
+            intent_log.collection: (_lines_schema(source), _flat_index("vector", "IP")),
+            intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
+        }
+        for collection, (schema, index) in parts.items():
+            with translated(collection):
+                self.client.create_collection(
+                    collection,
+                    schema=schema,
+                    index_params=index,
+                    properties={WRITE_INTENTS_OF_PROPERTY: source.name, FITS_PROPERTY: fits},
+                    consistency_level="Strong",
+                )
+        return intent_log
+
+    def _fits(self, intent_log: WriteIntentLog, fits: str) -> bool:
+        """Whether both collections are there whole, and take the rows that are to be noted."""
+        for collection in (intent_log.collection, intent_log.rows):
+            if not self.exists(collection):
+                return False
+            with translated(collection):
+                properties = self.client.describe_collection(collection)["properties"]
+                if properties.get(FITS_PROPERTY) != fits or properties.get(RETIRED_PROPERTY):
+                    return False
+                state = self.client.get_load_state(collection)["state"].name
+                if state == "NotExist" or not self.client.list_indexes(collection):
+                    return False
+                if state != "Loaded":
+                    self.client.load_collection(collection)
+        return True
+
+    def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
+        self.write_intent_log(collection, None)
+        if self.exists(intent_log.collection) and self.exists(intent_log.rows):
+            self._forget_notes(intent_log, before=intent_log.made + _AFTER_ALL)
+
+    def _forget_notes(self, intent_log: WriteIntentLog, *, before: str) -> None:
+        """Those for jobs that began before that: a process that was stopped and revived takes away none that
+        are for its successor."""
+
+        def forget(collection: str, field: str) -> None:
+            # The newest notes may not be seen yet: the next job deletes them.
+            if self._count(collection, consistency_level="Eventually"):
+                with translated(collection):
+                    self.client.delete(collection, filter=f"{field} < {literal(before)}")
+
+        with ThreadPoolExecutor(1, "intent-log") as executor:
+            lines = executor.submit(forget, intent_log.collection, "made")
+            forget(intent_log.rows, NAME_FIELD)
+            lines.result()
+
+    def intent_logs(self, collection: str) -> list[WriteIntentLog]:
+        with translated(collection):
+            names = self.client.list_collections()
+        return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
+
+    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
+        there = [each for each in (intent_log.collection, intent_log.rows) if self.exists(each)]
+        for collection in there:
+            with translated(collection):
+                properties = self.client.describe_collection(collection)["properties"]
+            if WRITE_INTENTS_OF_PROPERTY not in properties:
+                raise CollectionExists(
+                    f"{collection!r} is there already and is no write-intent log: rename it"
+                )
+            self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
+        check()
+        for collection in there:
+            self.drop(collection)
+
+    def notes(
+        self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
+    ) -> list[Note]:
+        if not self.count(intent_log.collection):
+            return []
+        if keys is None:
+            places: Sequence[Key] = self._keys(intent_log.collection, f"made == {literal(intent_log.made)}")
+        else:
+            places = [place_of(intent_log, key, partition) for key in keys]
+        found = []
+        for start in range(0, len(places), ROWS_PER_REQUEST):
+            lines = self.get(intent_log.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
+            found += [
+                Note(
+                    each["key"], each["partition"] or None, each["name"] or None, changed_in(each), each["id"]
+                )
+                for each in lines
+            ]
+        return found
+
+    def noted(
+        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
+    ) -> tuple[list[str], Batch]:
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+        key_field = milvus_schema.key_field(schema)["name"]
+        rows = self._rows(intent_log.rows, key_field, keys, None)
+        by_name = {row.pop(NAME_FIELD): row for row in rows}
+        batch = self._batch(schema, field, list(by_name), by_name)
+        return list(by_name), Batch([row[key_field] for row in batch.rows], batch.vectors, batch.rows)
+
+    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
+        names = self._keys(intent_log.rows, "")
+        lines = self._scanned_names(intent_log)
+        spare = {str(name) for name in names if name not in lines}
+        gone = sorted(spare & unused)
+        for start in range(0, len(gone), ROWS_PER_REQUEST):
+            with translated(intent_log.rows):
+                part = gone[start : start + ROWS_PER_REQUEST]
+                self.client.delete(intent_log.rows, filter=is_one_of(NAME_FIELD, part))
+        return frozenset(spare - unused)
+
+    def count_notes(self, intent_log: WriteIntentLog) -> int:
+        return sum(self.count(each) for each in (intent_log.collection, intent_log.rows) if self.exists(each))
+
+    def _scanned_names(self, intent_log: WriteIntentLog) -> set[str]:
+        """The names of all rows that a note names."""
+        places = self._keys(intent_log.collection, "")
+        found: set[str] = set()
+        for start in range(0, len(places), ROWS_PER_REQUEST):
+            part = places[start : start + ROWS_PER_REQUEST]
+            found |= {row["name"] for row in self.get(intent_log.collection, part, "vector").rows}
+        return found
+
+    def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
+        with translated(collection):
+            schema = self.client.describe_collection(collection)
+        by_partition: dict[str | None, list[Note]] = {}
+        for note in notes:
+            by_partition.setdefault(note.partition, []).append(note)
+        done = []
+        for partition, all_there in by_partition.items():
+            for start in range(0, len(all_there), ROWS_PER_REQUEST):
+                part = all_there[start : start + ROWS_PER_REQUEST]
+                done += self._repeat(collection, schema, intent_log, part, partition)
+        return done
+
+    def _repeat(
+        self,
+        collection: str,
+        schema: dict[str, Any],
+        intent_log: WriteIntentLog,
+        notes: Sequence[Note],
+        partition: str | None,
+    ) -> list[Note]:
+        key_field = milvus_schema.key_field(schema)["name"]
+        names = [note.row for note in notes if note.row is not None]
+        noted = self._as_written(intent_log.rows, schema, NAME_FIELD, names, None)
+        # A row that a note names is gone once the client that noted it has put another note in its place.
+        notes = [note for note in notes if note.row is None or note.row in noted]
+        for row in noted.values():
+            row.pop(NAME_FIELD)
+        within = partition_of(intent_log, partition) or None
+        held = self._as_written(collection, schema, key_field, [note.key for note in notes], within)
+        gone = [note for note in notes if note.row is None and note.key in held]
+        other = [note for note in notes if note.row is not None and held.get(note.key) != noted[note.row]]
+        if other:
+            self._upsert(collection, [noted[note.row] for note in other if note.row], partition)
+        if gone:
+            self.delete(collection, [note.key for note in gone], partition=within)
+        return other + gone
+
+    def _as_written(
+        self,
+        collection: str,
+        schema: dict[str, Any],
+        field: str,
+        values: Sequence[Any],
+        partition: str | None,
+    ) -> dict[Any, Row]:
+        """The rows with these values of a field that tells rows apart, by it."""
+        if not values:
+            return {}
+        self._ensure_loaded(collection)
+        with translated(collection):
+            found = self._by_key(collection, field, values, partition)
+        rows = milvus_schema.as_written(found.values(), schema)
+        return dict(zip(found, rows, strict=True))
+
+
+def name_for(intent_log: WriteIntentLog) -> str:
+    """A new name for a row that is noted."""
+    return intent_log.made + uuid.uuid4().hex
+
+
+def _made() -> str:
+    """Of 32 digits, in the order of time."""
+    return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
+
+
+def _digest(source: CollectionInfo) -> str:
+    facts = milvus_schema.facts(source)
+    result = json.dumps([facts["fields"], facts["functions"], facts["dynamic"]])
+    return hashlib.blake2b(result.encode(), digest_size=16).hexdigest()
+
+
+def _note(line: Row) -> Note:
+    return Note(line["key"], line["partition"] or None, line["name"] or None, changed_in(line), line["id"])
+
+
+def changed_in(line: Row) -> tuple[str, ...]:
+    """The fields that a line of a write-intent log says a partial update changes."""
+    return tuple(json.loads(line["changed"])) if line["changed"] else ()
+
+
+def names_in(
+    intent_log: WriteIntentLog, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
+) -> dict[Key, str]:
+    """What lines of a write-intent log say of those of these keys that they tell of."""
+    by_place = {each["place"]: str(each["name"]) for each in lines}
+    places = {key: place_of(intent_log, key, partition) for key in keys}
+    return {key: by_place[place] for key, place in places.items() if place in by_place}
+
+
+def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | None) -> str:
+    """The filter that picks what the write-intent log holds for these keys."""
+    return is_one_of("place", [place_of(intent_log, key, partition) for key in keys])
+
+
+def _lines_schema(source: CollectionInfo) -> CollectionSchema:
+    key = milvus_schema.key_field(source.schema)
+    limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
+    schema = MilvusClient.create_schema(
+        description=f"write-intent log of {source.name}", enable_dynamic_field=False
+    )
+    schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
+    schema.add_field("made", DataType.VARCHAR, max_length=64)
+    schema.add_field("key", DataType(key["type"]), **limits)
+    schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
+    schema.add_field("name", DataType.VARCHAR, max_length=64)
+    schema.add_field("id", DataType.VARCHAR, max_length=64)
+    schema.add_field("changed", DataType.VARCHAR, max_length=65_535)
+    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
+    return schema
+
+
+def _rows_schema(source: CollectionInfo) -> CollectionSchema:
+    """The source's fields but for those that the server computes; none is a key of any kind."""
+    computed = milvus_schema.function_outputs(source.schema)
+    no_key = {"is_primary": False, "auto_id": False, "is_partition_key": False, "is_clustering_key": False}
+    name = {"name": NAME_FIELD, "type": DataType.VARCHAR, "params": {"max_length": 64}, "is_primary": True}
+    fields = [{**each, **no_key} for each in source.schema["fields"] if each["name"] not in computed]
+    described = {**source.schema, "fields": [name, *fields], "functions": []}
+    return CollectionSchema.construct_from_dict(described)
+
+
+def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
+    """For every vector field one that costs nothing to keep, where there is one, else the source's."""
+    kinds = {field["name"]: field["type"] for field in schema["fields"]}
+    computed = milvus_schema.function_outputs(schema)
+    params = MilvusClient.prepare_index_params()
+    for index in indexes:
+        field = index["field_name"]
+        if field in computed or not index.get("metric_type"):
+            continue
+        is_dense = kinds[field] in milvus_schema.DTYPES
+        params.add_index(
+            field,
+            index_type="FLAT" if is_dense else index["index_type"],
+            index_name=field,
+            metric_type=index["metric_type"],
+            params={} if is_dense else milvus_schema.build_params(index),
+        )
+    return params
+
+
+def _flat_index(field: str, metric: str) -> IndexParams:
+    return MilvusClient.prepare_index_params(field, index_type="FLAT", metric_type=metric)
