@@ -1,4 +1,4 @@
-"""Rows and queries to and from their stored form. NumPy only, no I/O.
+"""Rows and queries to and from augmented vectors. NumPy only, no I/O.
 
     stored   < r or r/‖r‖ ,  [u , v] ,  slot_0/s … slot_{S−1}/s ,  0 … 0 ,  [cells] ,  [a − p·b] >
     asked    < q or q/‖q‖ ,  [0 , −4s] ,  0 … −w·s at one slot … 0 ,  0 … 0 ,  [0 … 0] ,  [0]     >
