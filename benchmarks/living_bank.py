@@ -5,11 +5,11 @@
 Each task, cut to ITEMS items, is split by items into halves, SPLITS times. The queries of one half are the
 traffic; those of the other are asked, of that half's items alone: no query that is asked was ever in a bank,
 and no item of the gallery was asked for by the traffic, which would push it aside and flatter. The static
-bank is as large as the traffic at most; `reservoir.merge`, as jobs run it, gives 25, 50 and 100% of its
+bank is as large as the traffic at most; `banks.online.merge`, as jobs run it, gives 25, 50 and 100% of its
 places to traffic. Banks: the task's own; three topics of four of it, as k-means has them, and one; that of
 another data set of the same dimension and another encoder, at the own bank's mean length. Intervals are 95%
 percentile bootstraps over queries, each with its mean over the splits in which it was asked.
-CandidateReranking each is what `quality.drift` says of the static bank and the traffic.
+Each row also has what `quality.drift` says of the static bank and the query samples.
 
 Then how often drift is seen between halves of one bank, and what sampling costs a search: the time of the
 client's hook alone. Only a full run is kept.

@@ -28,7 +28,7 @@ Version = Annotated[
 
 app = typer.Typer(
     name="milvus-hubness",
-    help="CorrectionConfig correction for cross-modal search, inside Milvus.",
+    help="Hubness correction for cross-modal search, inside Milvus.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -65,7 +65,9 @@ def refresh(
     force: Annotated[
         bool, typer.Option("--force", help="Adopt new biases even where they are judged worse.")
     ] = False,
-    live: Annotated[Live, typer.Option(help="When sampled queries are taken into An online bank.")] = "never",
+    live: Annotated[
+        Live, typer.Option(help="When sampled queries are taken into the online bank.")
+    ] = "never",
     refit: Annotated[
         bool, typer.Option("--refit", help="Recompute all though nothing changed, for sn, dbsn and blend.")
     ] = False,

@@ -90,9 +90,7 @@ Config = Annotated[
 ]
 Once = Annotated[
     bool,
-    typer.Option(
-        "--once", help="Reconciliation at every collection once and end: exit code 1 where one failed."
-    ),
+    typer.Option("--once", help="Reconcile every collection once and end: exit code 1 where one failed."),
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Only tell whether the configuration is right: exit code 2 if not.")

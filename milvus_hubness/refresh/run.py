@@ -188,7 +188,7 @@ def _heeded(stop: threading.Event, throttle: Throttle) -> Iterator[None]:
     def heed() -> None:
         while not over.wait(HEED_SECONDS):
             if stop.is_set():
-                throttle.stop(Cancelled("stopped as search_request: the next refresh carries on from here"))
+                throttle.stop(Cancelled("stopped as asked: the next refresh carries on from here"))
                 return
 
     thread = threading.Thread(target=heed, name="milvus-hubness-stop", daemon=True)

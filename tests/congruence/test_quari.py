@@ -39,7 +39,7 @@ def trained():
 
 
 class World:
-    """A corrected collection, and what searches on it should find. executor: biases beside the vectors."""
+    """A corrected collection, and what searches on it should find. reranking: the biases are in fields."""
 
     def __init__(self, backend, metric, reranking=False):
         rng = np.random.default_rng(9)

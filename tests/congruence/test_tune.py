@@ -26,7 +26,7 @@ DIM, ITEMS = 24, 300
 
 
 class Retrieval:
-    """A gallery with hubs whose right answers are cached: queries are noisy items with a shared drift."""
+    """A gallery with hubs whose right answers are known: queries are noisy items with a shared drift."""
 
     def __init__(self, backend):
         rng = np.random.default_rng(6)

@@ -158,7 +158,7 @@ class _Attempt:
         return next((each for each in found if each.source == self._former and each.rebuilds), None)
 
     def _check(self, database: Database, asked: str, *, is_new: bool) -> None:
-        """search_request: the collection that was run again."""
+        """asked: the collection that was run again."""
         corrected, store = self._corrected, database.store
         leads_to = store.alias_target(self._alias)
         if not is_new:

@@ -1,4 +1,4 @@
-"""CorrectionConfig measures against scipy and hand-made counts."""
+"""Hubness measures against scipy and hand-made counts."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ PAGE = 1000
 class HubnessDocumentStore(MilvusDocumentStore):
     """A MilvusDocumentStore whose retrieval from corrected collections is ranked by the corrected score.
 
-    CandidateReranking what MilvusDocumentStore takes: strength, w of every search, None for the collection's
-    own; and state_ttl, the seconds for which what a collection says of its biases is believed."""
+    Arguments besides those of MilvusDocumentStore: strength, w of every search, None for that of the
+    collection; and state_ttl, the TTL of the cached collection state, in seconds."""
 
     def __init__(
         self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any

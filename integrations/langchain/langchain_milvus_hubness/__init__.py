@@ -1,4 +1,4 @@
-"""CorrectionConfig correction for LangChain on Milvus."""
+"""Hubness correction for LangChain on Milvus."""
 
 from langchain_milvus_hubness.vectorstore import HubnessMilvus
 

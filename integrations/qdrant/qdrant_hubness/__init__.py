@@ -1,4 +1,4 @@
-"""CorrectionConfig correction for Qdrant: collections migrated, refreshed and searched with corrected
+"""Hubness correction for Qdrant: collections migrated, refreshed and searched with corrected
 scores."""
 
 from qdrant_hubness.client import AsyncHubnessQdrantClient, HubnessQdrantClient

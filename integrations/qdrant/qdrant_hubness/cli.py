@@ -109,14 +109,13 @@ class Estimating:
         return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
 
     def estimator(self, *known: Any) -> Any:
-        """What the options name. cached: what they change, if anything is there already."""
+        """What the options name. known: what they change, if anything is there already."""
         return chosen_estimator(self.method, self.param, self.k, self.alpha, *known)
 
 
 app = typer.Typer(
     name="qdrant-hubness",
-    help="CorrectionConfig correction for cross-modal search, inside Qdrant. The key of a server: "
-    f"${KEY_VARIABLE}.",
+    help=f"Hubness correction for cross-modal search, inside Qdrant. The key of a server: ${KEY_VARIABLE}.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

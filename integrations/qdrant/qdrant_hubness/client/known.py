@@ -55,7 +55,7 @@ class CachedState:
         return all(len(found[name]) == size for name, size in self.sizes.items() if found.get(name))
 
     def shown(self, point: Any, asked: Collection[str] = ()) -> Any:
-        """A point as the user knows it. search_request: keys of ours that it was asked for by name."""
+        """A point as the user knows it. asked: hidden keys that the request names."""
         changed: dict[str, Any] = {}
         if point.payload and (ours := self.hidden - set(asked)):
             changed["payload"] = {key: value for key, value in point.payload.items() if key not in ours}

@@ -1,7 +1,7 @@
 """Points of Qdrant as rows and back. No I/O.
 
 A row is the point's payload, and under `OTHER_VECTORS` its vectors but for the one that a batch is of. Of a
-field in augmented form it shows what other databases keep executor: the bias, which is read out of the
+field in augmented form it shows what other databases keep with the row: the bias, which is read out of the
 vector; the epoch, PENDING where the payload says so; under COSINE a norm of 1, as Qdrant makes all vectors
 unit. Of these only the mark of pending points is kept, so that the payload is the user's own."""
 
