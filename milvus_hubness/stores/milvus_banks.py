@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +106,8 @@ class MilvusBanks(MilvusRequests, BankGenerations):
         self._ensure_loaded(reference.collection)
         where = _rows_of(reference, parts)
         with ThreadPoolExecutor(1, "bank") as pool:
-            counting = pool.submit(self._count, reference.collection, where)
+            # The context has the caller's deadline.
+            counting = pool.submit(copy_context().run, self._count, reference.collection, where)
             return self._scanned(
                 reference.collection, "vector", where=where, page=QUERIES_PER_PAGE, total=counting.result
             )

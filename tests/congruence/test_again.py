@@ -40,7 +40,7 @@ class SearchRequest:
 
 
 @pytest.fixture(scope="module", params=METRICS)
-def search_request(shared_lite, request):
+def asked(shared_lite, request):
     return SearchRequest(shared_lite, request.param)
 
 

@@ -139,7 +139,7 @@ def corrected(shared_lite):
 
 
 @pytest.fixture(scope="module")
-def reranking(shared_lite):
+def side_biases(shared_lite):
     return enabled(shared_lite)
 
 

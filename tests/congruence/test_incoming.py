@@ -74,7 +74,7 @@ class Refreshed:
         change = {
             "estimator": to_dict(CSLS(3)),
             "bank": reference,
-            "centre": CENTRE,
+            "mean_bias": CENTRE,
             "slot": before.standby,
             "standby": before.slot,
             "epoch": before.epoch + 1,

@@ -87,7 +87,7 @@ def gated(shared_backend, request):
 
 
 @pytest.fixture(scope="module", params=[(m, p) for m in METRICS for p in ("side", "fields")], ids=" ".join)
-def reranking(shared_backend, request):
+def beside(shared_backend, request):
     metric, place = request.param
     if not shared_backend.is_lite and request.param != ("L2", "side"):
         pytest.skip("shown on Milvus Lite")

@@ -45,7 +45,7 @@ def test_it_touches_vectors_only(corrected):
     for each, record in before.items():
         assert after[each].vector[: layout.dim] == record.vector[: layout.dim], "bit for bit"
     left = [each.name for each in corrected.backend.client.get_collections().collections]
-    assert not [name for name in left if "journal" in name]
+    assert not [name for name in left if "write_intents" in name]
 
 
 def test_payloads_are_the_users_own(corrected):

@@ -228,7 +228,7 @@ def test_wrong_arguments_are_refused():
     layout = Layout(24, "IP")
     with pytest.raises(DimensionMismatch, match="as many biases"):
         measure_recall(layout, vectors, biases[:50], queries, "FLAT", {})
-    with pytest.raises(InvalidInput, match="two sound rows"):
+    with pytest.raises(InvalidInput, match="two valid rows"):
         measure_recall(layout, vectors, biases, queries[:1], "FLAT", {})
     with pytest.raises(InvalidParameter, match="ef must be a whole number of at least 10"):
         measure_recall(layout, vectors, biases, queries, "HNSW", SMALL, value=9)
