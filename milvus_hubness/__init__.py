@@ -1,4 +1,4 @@
-"""CorrectionConfig correction for cross-modal search, inside Milvus."""
+"""Hubness correction for cross-modal search, inside Milvus."""
 
 from importlib.metadata import version
 

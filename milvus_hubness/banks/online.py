@@ -24,9 +24,12 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Terms:
-    """size: places in the bank. seed_share: of these, the share that queries which it began with keep.
-    half_life_seconds: the age at which a query weighs half. duplicate_cosine: queries whose cosine is above
-    it are the same. seed: of the draws."""
+    """Settings of the reservoir.
+
+    size: capacity of the bank. seed_share: the share of it that is reserved for queries that the bank started
+    with. half_life_seconds: the age at which a query has half the weight. duplicate_cosine: two queries with
+    a cosine above it are duplicates. seed: of the random draws.
+    """
 
     size: int
     seed_share: float
@@ -36,15 +39,18 @@ class Terms:
 
     @property
     def seed_places(self) -> int:
-        """Places for queries that the bank began with, as long as it has so many."""
+        """Slots reserved for queries that the bank started with, as long as it has so many."""
         return math.ceil(self.seed_share * self.size)
 
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """bank: as it is now, None where nothing changed. taken: samples that came in; duplicates: samples of
-    what it holds; lost: samples that lost the draw or point nowhere; left: queries that gave up their
-    place."""
+    """The result of a merge.
+
+    bank: the new bank; None if nothing changed. taken: samples that came in; duplicates: samples of queries
+    that the bank has; lost: samples that lost the draw or are zero or not finite; left: queries that lost
+    their slot.
+    """
 
     bank: QueryBank | None
     taken: int
@@ -54,7 +60,9 @@ class Merged:
 
 
 def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
-    """(n,) ln w_i − ln(−ln u_i), with w_i = 2^(t_i / half-life): it orders queries as u_i^(1/w_i) does."""
+    """Return ln w_i − ln(−ln u_i), (n,), with w_i = 2^(t_i / half-life): it has the same order as
+    u_i^(1/w_i).
+    """
     uniform = _uniform(origins.numbers, terms.seed)
     weights = math.log(2) / terms.half_life_seconds * origins.at.astype(np.float64)
     ordered: npt.NDArray[np.float64] = weights - np.log(-np.log(uniform))
@@ -62,7 +70,7 @@ def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
 
 
 def safe_seeds(origins: Origins, terms: Terms) -> Flags:
-    """(n,) the queries of a bank that keep their places whatever comes."""
+    """Return which queries of a bank have a reserved slot, bool (n,)."""
     ranked = np.argsort(-priorities(origins, terms), kind="stable")
     safe = np.zeros(len(origins), bool)
     safe[ranked[origins.are_seeds[ranked]][: terms.seed_places]] = True
@@ -70,11 +78,13 @@ def safe_seeds(origins: Origins, terms: Terms) -> Flags:
 
 
 def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms) -> Merged:
-    """The bank, of those origins (n,), with what it takes of samples (m, d) of the origins `sampled` (m,).
+    """Merge samples into a bank.
 
-    A sample like one that is held, or like one of a larger key, is not taken. The bank's own queries are held
-    against each other never: what it began with may be alike. Queries that stay keep their rows, those that
-    come fill the rows of those that leave. Merging the same samples again changes nothing.
+    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) origins of the samples. A sample is
+    not taken if it is a duplicate of a query in the bank, or of a sample with a larger key. The bank's own
+    queries are not compared with each other, because the bank may have started with duplicates. Queries that
+    stay have the same rows as before; new ones fill the rows of those that leave. A second merge of the same
+    samples changes nothing.
     """
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))

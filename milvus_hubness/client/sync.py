@@ -388,7 +388,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.query_iterator."""
+        """Iterate over a query as MilvusClient.query_iterator does."""
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "limit": limit,
