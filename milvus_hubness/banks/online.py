@@ -1,9 +1,9 @@
 """The online bank as a weighted reservoir: it merges sampled live queries into its own.
 
-Weighted sampling without replacement (A-Res; Efraimidis and Spirakis, 2006): of n queries those with the
-largest keys u_i^(1/w_i) are kept, u_i uniform on (0, 1). The weights decay with age by half-lives, counted
-forward from a fixed time (Cormode et al., 2009, "Forward decay"), so that no key ever changes. u_i is drawn
-from the query's own number: whatever is merged twice, or in another order, comes out the same.
+Weighted sampling without replacement (A-Res; Efraimidis and Spirakis, 2006): of n queries, those with the
+largest keys u_i^(1/w_i) stay, with u_i uniform on (0, 1). The weights decay with age by half-lives, counted
+forward from a fixed time (Cormode et al., 2009, "Forward decay"), so that no key ever changes. u_i is a hash
+of the query's number and the seed.
 """
 
 from __future__ import annotations
@@ -120,8 +120,11 @@ def unlike_each_other(vectors: Vectors, duplicate_cosine: float) -> Flags:
 
 
 def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms) -> Numbers:
-    """The rows that are held, in ascending order: the seeds of the largest keys in the seeds' places, then
-    whatever has the largest."""
+    """Return the rows of the new bank, in ascending order.
+
+    Reserved slots go to the seeds with the largest keys; the other slots go to the rows with the largest
+    keys.
+    """
     ordered = rows[np.argsort(-priority[rows], kind="stable")]
     safe = ordered[are_seeds[ordered]][: terms.seed_places]
     others = ordered[~np.isin(ordered, safe)]
@@ -130,7 +133,7 @@ def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, 
 
 
 def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbers:
-    """The rows in the order of the new bank."""
+    """Return the rows in the order of the new bank."""
     arrived = held[held >= own]
     arrived = arrived[np.argsort(-priority[arrived], kind="stable")]
     places = np.arange(own)
@@ -142,8 +145,10 @@ def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbe
 
 
 def _unlike(units: Vectors, held: Numbers, rows: Numbers, most: float) -> Flags:
-    """(len(rows),) whether a row's cosine with each of `held`, and with each earlier row that is unlike all
-    before it, is at most `most`."""
+    """Return which rows are no duplicates, bool (len(rows),).
+
+    Their cosine with each of `held`, and with each earlier row that is no duplicate, is at most `most`.
+    """
     unlike = np.ones(len(rows), bool)
     against = units[held]
     for start in range(0, len(rows), BLOCK):
@@ -165,7 +170,9 @@ def _units(vectors: Vectors) -> Vectors:
 
 
 def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
-    """(n,) in (0, 1), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
+    """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the
+    seed.
+    """
     mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
     halves: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return halves

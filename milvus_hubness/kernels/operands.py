@@ -24,15 +24,17 @@ from milvus_hubness.errors import DimensionMismatch, EmptyBank, FaissConflict, I
 
 SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL = {2: 1 << 20, 3: 16 << 20}
-"""Bytes that a level is taken to have where the system does not tell, as outside Linux."""
+"""Assumed cache sizes in bytes where the system does not report them, as outside Linux."""
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @cache
 def cache_bytes(level: int, system: Path = SYSTEM) -> int:
-    """Bytes of the cache of data of this level, 2 or 3, that the first core has or shares, from Linux's
-    sysfs; those of `USUAL` where it does not tell."""
+    """Return the bytes of the data cache of this level, 2 or 3, of the first core, from Linux's sysfs.
+
+    Returns those of `USUAL` if the system does not report them.
+    """
     for index in sorted(system.glob("index*")):
         try:
             result, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
@@ -49,10 +51,10 @@ _STARTING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """`work` on each of `tasks`, whichever thread is free; each of torch's operations has one thread there.
+    """Run `work` on each of `tasks` in threads; each of torch's operations uses one thread there.
 
-    tasks are drawn by one thread at a time. With one thread it is done in this one, with torch as it is set.
-    What `work` raises is raised here.
+    Tasks are drawn by one thread at a time. With one thread, the work runs in the current thread, with
+    torch's settings unchanged. Errors of `work` are raised here.
     """
     if threads == 1:
         for task in tasks:
@@ -82,7 +84,7 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
 
 @cache
 def import_faiss() -> Any:
-    """The faiss module; raises FaissConflict if two distributions have written it over each other."""
+    """Return the faiss module. Raises FaissConflict if two distributions have overwritten each other."""
     installed = {str(distribution.name).lower().replace("_", "-") for distribution in distributions()}
     gpu = sorted(name for name in installed if name.startswith("faiss-gpu"))
     if gpu and "faiss-cpu" in installed:

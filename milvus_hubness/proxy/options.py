@@ -70,12 +70,13 @@ class ProxyOptions:
 
     @property
     def uri(self) -> str:
-        """The upstream as pymilvus names it."""
+        """The upstream as a URI for pymilvus."""
         return f"{'https' if self.upstream_tls else 'http'}://{self.upstream}"
 
     def channel_options(self) -> list[tuple[str, int]]:
-        """For gRPC's channel to the upstream: messages of the size that is let in, and a connection that is
-        tried again every second at the least."""
+        """Return options of gRPC's channel to the upstream: its message size, and a reconnection at least
+        every second.
+        """
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
@@ -87,7 +88,7 @@ class ProxyOptions:
         ]
 
     def server_options(self) -> list[tuple[str, int]]:
-        """For gRPC's server."""
+        """Return options of gRPC's server."""
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
@@ -99,15 +100,15 @@ class ProxyOptions:
         ]
 
     def authorities(self) -> bytes | None:
-        """What is in `upstream_ca`. Raises InvalidParameter where it cannot be read."""
+        """Return the content of `upstream_ca`. Raises InvalidParameter if it cannot be read."""
         return None if self.upstream_ca is None else read_pem(self.upstream_ca)
 
     def open_channel(self) -> grpc.aio.Channel:
-        """To the upstream. Raises InvalidParameter."""
+        """Open an asyncio channel to the upstream. Raises InvalidParameter."""
         return self._open(grpc.aio)
 
     def open_blocking_channel(self) -> grpc.Channel:
-        """The same for threads. Raises InvalidParameter."""
+        """Open a blocking channel to the upstream, for threads. Raises InvalidParameter."""
         return self._open(grpc)
 
     def _open(self, api: Any) -> Any:
@@ -118,7 +119,7 @@ class ProxyOptions:
 
 
 def read_pem(path: str) -> bytes:
-    """Raises InvalidParameter where the file cannot be read."""
+    """Return the content of a PEM file. Raises InvalidParameter if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

@@ -417,7 +417,7 @@ class MilvusRequests:
         return [row for part in parts for row in part]
 
     def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
-        """The vectors and the other fields of many rows."""
+        """Return the vectors and the other fields of many rows."""
         parts = [
             self.get(collection, keys[start : start + ROWS_PER_REQUEST], field)
             for start in range(0, len(keys), ROWS_PER_REQUEST)
@@ -440,8 +440,8 @@ class MilvusRequests:
             in_fitting_parts(upsert, rows)
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
-        """Change these properties and keep the others."""
-        # Restarted, Milvus 2.3 forgets the latest change of a collection's properties, and only that.
+        """Change these properties; all others stay."""
+        # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.
         for _ in range(1 if self.is_lite else 2):
             self._send(
                 collection,
@@ -449,7 +449,7 @@ class MilvusRequests:
             )
 
     def _serve_flat(self, collection: str, metric: str) -> None:
-        """Its field `vector` indexed exactly and the collection loaded, whatever of that is done already."""
+        """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
         if not self.client.list_indexes(collection):
             index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
             self.client.create_index(collection, index)
