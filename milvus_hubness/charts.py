@@ -424,8 +424,8 @@ def page_template(
 ) -> Template:
     """Return the template `name` in the folder of a package.
 
-    longest: characters that the filter `short` leaves of a text. filters: further filters, beside `short` and
-    `number`.
+    longest: characters that the filter `short` leaves of a text. filters: further filters, in addition to
+    `short` and `number`.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -34,7 +34,7 @@ Key = int | str
 
 
 Made = Literal["collection", "generation", "nothing"]
-"""What `save_bank` created in the database."""
+"""Kind of object that `save_bank` created in the database."""
 
 
 @dataclass(frozen=True, eq=False)

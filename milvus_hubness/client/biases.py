@@ -32,7 +32,7 @@ WHOLE = 2**20
 """Largest bank for which all scores are requested in the end, WINDOW per answer."""
 
 NUMBERS_PER_PAGE = 2**20
-"""How many numbers of a bank are read at once: Python takes some 30 bytes for each."""
+"""Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
 
 
 class BankSearching(StateCache):

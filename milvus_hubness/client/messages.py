@@ -186,7 +186,7 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
 
 
 def keep(hits: Any, kept: list[Any]) -> None:
-    """Reduce `hits` to `kept`, in that order, in all three lists of pymilvus's hits."""
+    """Reduce `hits` to the hits in `kept`, in that order, in all three lists of pymilvus's hits."""
     hits[:] = kept
     hits.ids = [hit.id for hit in kept]
     hits.distances = [hit["distance"] for hit in kept]

@@ -25,7 +25,7 @@ from milvus_hubness.stores.protocols import Store
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    """How to correct a vector field of a new collection.
+    """The correction of a vector field of a new collection.
 
     bank: (m, d) reference queries. estimator: one that needs no gallery, since there is none yet; a later
     refresh can use any other. target_bank: reference items. anns_field: by default the only vector field.

@@ -28,7 +28,7 @@ WRITE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
 """After this time without a sample, the writing thread ends until the next sample."""
 REST_SECONDS = 60.0
-"""How long samples for a collection are dropped after a failed write to it."""
+"""Time for which samples of a collection are dropped after a failed write to it, in seconds."""
 CLOSE_SECONDS = 2.0
 NUMBER_BITS = 52
 

@@ -28,7 +28,9 @@ DEFAULT_RRF_K = 60
 
 @dataclass(frozen=True)
 class Ranker:
-    """How to merge answers. strategy: "rrf", "weighted", or another one that only the server can apply."""
+    """The merge strategy of a hybrid search. strategy: "rrf", "weighted", or another one that only the server
+    can apply.
+    """
 
     strategy: str
     weights: tuple[float, ...] = ()

@@ -144,7 +144,7 @@ class BankCache:
 T = TypeVar("T")
 
 CUT_OVER_SECONDS = 5.0
-"""How long an operation waits for a collection whose name moves to its copy."""
+"""Largest wait for a collection whose name moves to its copy, in seconds."""
 CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")

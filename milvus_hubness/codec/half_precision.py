@@ -179,7 +179,7 @@ class StorageFormat:
 
     @property
     def _held(self) -> int:
-        """How many of the columns after the vector the field contains."""
+        """Number of columns after the vector that the field contains."""
         return min(self._aligned(1) - self.dim, (self.width - self.dim) // 3)
 
     def _numbers(self, rows: Floats) -> Floats:

@@ -22,10 +22,10 @@ from milvus_hubness.errors import BankTooSmall
 Doubles = npt.NDArray[np.float64]
 
 LEADING = 64
-"""How many terms of a log-sum-exp are requested first."""
+"""Number of terms of a log-sum-exp that are requested first."""
 
 ROUNDS = 5
-"""How many times the room and the biases of new items are computed from one another."""
+"""Number of rounds in which the room and the biases of new items are computed from one another."""
 
 ROUNDING = 1e-9
 """Smallest share of Σ exp(f_i/τ) assumed for the unseen rows: the share is a difference of float64 sums."""

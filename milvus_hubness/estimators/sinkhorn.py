@@ -200,15 +200,16 @@ class Sinkhorn:
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
     f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every
-    query gives, and every item gets, the same. `FittedBias.new_bias` tells those of items that came later,
-    which the formula alone corrects too much, since the others have not made room for them.
+    query gives the same, and every item gets the same. `FittedBias.new_bias` computes the biases of items
+    that came later. The formula alone corrects such items too much, since the others have not made room for
+    them.
 
-    tau: in units of the score. temperature: in units of the spread of scores, in place of tau; 0.5 where
-    neither is given. iterations: at most so many; the paper's results need 10, not convergence. tol: ends
-    earlier at this error of the bank's marginal. neighbors: run all iterations but the last on the scores of
-    each item's and each bank query's nearest only: O((|gallery| + |bank|) · neighbors) memory, less time.
-    Unless given, as `balance.scores_for` has it: all scores, or 64 neighbors where those are too many. items:
-    how many a fit ran over, which sets it.
+    tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by
+    default. iterations: largest number of them; the paper's results need 10, not convergence. tol: the
+    iteration ends earlier at this error of the bank's marginal. neighbors: run all iterations but the last
+    only on the scores of each item's and each bank query's nearest, in O((|gallery| + |bank|) · neighbors)
+    memory and less time; by default `scores_for` decides: all scores, or 64 neighbors if those are too many.
+    items: the number of items of a fit, which sets it.
     """
 
     tau: float | None = None

@@ -25,16 +25,18 @@ class Tls:
 
 @dataclass(frozen=True)
 class ProxyOptions:
-    """upstream: HOST:PORT of Milvus. upstream_tls: speak TLS to it; upstream_ca: the path of a file with the
-    authorities to trust there, None for those that the system trusts. host, port: where to listen; port 0
-    takes a free one. tls: speak TLS there too.
+    """Options of a proxy.
 
-    strength: w of every search that names none; None takes each collection's own. state_ttl: seconds for
-    which what a collection says of its biases is believed. max_message: bytes of one message at most.
-    keepalive: seconds between two signs of life on a quiet connection. drain: seconds that calls under way
-    have to end when the proxy is stopped. bank_budget: bytes of banks kept for each user of a database.
-    max_calls: calls of one user on one collection that may be under way at once; further ones are refused
-    with RESOURCE_EXHAUSTED. Raises InvalidParameter.
+    upstream: HOST:PORT of Milvus. upstream_tls: use TLS to it. upstream_ca: the path of a file with the
+    authorities to trust there; None for those of the system. host, port: where to listen; port 0 takes a free
+    port. tls: use TLS there too.
+
+    strength: w of every search that names none; None uses that of each collection. state_ttl: TTL of the
+    cached collection state, in seconds. max_message: largest message in bytes. keepalive: seconds between two
+    keepalive pings on a quiet connection. drain: seconds that running calls have to end when the proxy stops.
+    bank_budget: bytes of banks in memory for each user of a database. max_calls: largest number of running
+    calls of one user on one collection; further ones are refused with RESOURCE_EXHAUSTED. Raises
+    InvalidParameter.
     """
 
     upstream: str

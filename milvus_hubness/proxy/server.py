@@ -41,7 +41,7 @@ _NOT_WRITTEN = "Internal error from Core"
 """gRPC's details of a call whose messages could not be sent (set_internal_error, aio/call.pyx.pxi)."""
 
 _WORD_FOLLOWS = 2.0
-"""How many seconds the proxy then waits for the upstream's own status."""
+"""Seconds that the proxy then waits for the upstream's own status."""
 
 log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"

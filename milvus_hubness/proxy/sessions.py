@@ -285,15 +285,17 @@ class Session:
 
 
 class Sessions:
-    """Those of late."""
+    """The sessions in use and the most recent others."""
 
     def __init__(self, options: ProxyOptions) -> None:
         self._options = options
         self._kept: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
     def of(self, authorization: str, database: str) -> Session:
-        """Return the session of a user of a database. Raises InvalidInput where the header is none of
-        Milvus's."""
+        """Return the session of a user of a database.
+
+        Raises InvalidInput if the header is not one of Milvus's.
+        """
         name = (authorization, database)
         session = self._kept.pop(name, None)
         if session is None:
@@ -305,12 +307,12 @@ class Sessions:
         return session
 
     def forget(self) -> None:
-        """Have every session ask anew the collection states."""
+        """Drop the cached states of every session."""
         for session in self._kept.values():
             session.operations.forget()
 
     def close(self) -> None:
-        """Every one."""
+        """Close every session."""
         for session in self._kept.values():
             session.close()
         self._kept.clear()

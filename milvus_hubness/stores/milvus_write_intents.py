@@ -289,7 +289,7 @@ def name_for(intent_log: WriteIntentLog) -> str:
 
 
 def _made() -> str:
-    """Return a name of 48 characters or fewer whose order is that of time."""
+    """Return 32 hexadecimal digits whose order is that of time."""
     return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
 
 
