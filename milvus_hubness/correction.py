@@ -49,13 +49,12 @@ class Correction:
         start: Floats | None = None,
         fit: Callable[..., FittedBias] | None = None,
     ) -> Correction:
-        """Fit the estimator on the bank, gallery (n, d) and target bank, reduced to inner products by the
-        layout.
+        """Fit the estimator on the bank, gallery (n, d) and target bank.
 
-        start: potentials of an earlier fit on this bank, for iterative estimators. fit: a function called in
-        place of the estimator's own `fit`; its first argument is the estimator. Raises DimensionMismatch,
-        BankTooSmall, ZeroVectors for a bank of zero vectors only, and InvalidInput if the estimator needs an
-        argument that is missing.
+        The layout reduces them to inner products. start: potentials of an earlier fit on this bank, for
+        iterative estimators. fit: a function called in place of the estimator's own `fit`; its first argument
+        is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors only,
+        and InvalidInput if the estimator needs an argument that is missing.
         """
         bank = QueryBank.of(bank)
         if not bank.vectors.any():
@@ -112,8 +111,9 @@ class Correction:
         return landmarks, lying(landmarks, self.layout.locality_directions)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
-        """Return b(r) − c of vectors (n, d), float32 (n,); 0 for rows that are not finite or, under COSINE,
-        zero.
+        """Return b(r) − c of vectors (n, d), float32 (n,).
+
+        It is 0 for rows that are not finite or, under COSINE, zero.
         """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
@@ -195,8 +195,7 @@ def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
 
 
 def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
-    """Return the rows that are finite and, under COSINE, not zero: an estimator learns nothing from
-    others."""
+    """Return the rows that are finite and, under COSINE, not zero."""
     rows = np.asarray(vectors, np.float32)
     return rows[~layout.invalid(rows)]
 

@@ -107,12 +107,12 @@ class Profile(FrozenModel):
 
 
 class CandidateReranking(FrozenModel):
-    """Candidate re-ranking: vectors are stored as the user gave them, and searches fetch `candidates` rows
-    and subtract the biases from their scores.
+    """Candidate re-ranking of the bias locations `fields` and `side_collection`.
 
-    side: the collection that holds the biases under the same keys; None if fields of the collection hold
-    them. missed: the share of the exact corrected top 10 outside that many candidates, averaged over
-    `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
+    Vectors are stored as the user gave them; searches fetch `candidates` rows and subtract the biases from
+    their scores. side: the collection that holds the biases under the same keys; None if fields of the
+    collection hold them. missed: the share of the exact corrected top 10 outside that many candidates,
+    averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
     """
 
     side: str | None
@@ -193,8 +193,9 @@ class CollectionState(FrozenModel):
 
     @property
     def form(self) -> StorageFormat:
-        """The storage format of the searched field: of the augmented vectors, or of the user's own vectors if
-        they stay as they are.
+        """The storage format of the searched field.
+
+        It is for augmented vectors, or for the user's own vectors if they stay as they are.
         """
         if self.reranking is not None:
             return _form(self.dtype, self.dim, 0, 1)
@@ -239,8 +240,9 @@ class CollectionState(FrozenModel):
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """The banks of all profiles: of the current biases, the former ones and those that a refresh is
-        writing.
+        """The banks of all profiles.
+
+        They are those of the current biases, of the former ones and of those that a refresh is writing.
         """
         moving = [each.profile for each in (self.incoming, self.outgoing) if each is not None]
         return tuple(bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks)
@@ -290,10 +292,9 @@ class CollectionState(FrozenModel):
         return rows
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
-        """Return a message about a number of rows (n, d) that would not be read back bit for bit; empty if
-        all would.
+        """Return a message about a number that would not be read back bit for bit; empty if all would.
 
-        keys: names of the rows in the message.
+        rows: (n, d). keys: names of the rows in the message.
         """
         if not self.mean or self.leaves_vectors:
             return ""
@@ -365,8 +366,9 @@ _form = lru_cache(maxsize=256)(StorageFormat)
 
 
 def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
-    """Return the storage format of a layout's rows in a field of `dtype`. Raises InvalidParameter if the
-    field is too narrow.
+    """Return the storage format of a layout's rows in a field of `dtype`.
+
+    Raises InvalidParameter if the field is too narrow.
     """
     return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
 

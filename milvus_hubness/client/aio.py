@@ -345,8 +345,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         profile: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Search as AsyncMilvusClient.hybrid_search does, with corrected scores for each request on a
-        corrected field.
+        """Search as AsyncMilvusClient.hybrid_search does, with corrected scores on corrected fields.
 
         Merges answers in the client, and raises UnsupportedOperation, in the same cases as
         HubnessClient.hybrid_search.
@@ -376,11 +375,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> AsyncQueryIterator:
-        """Iterate over a query as MilvusClient.query_iterator does: `async for page in
-        client.query_iterator(...)`.
+        """Iterate over a query as MilvusClient.query_iterator does.
 
-        Without output_fields rows have every field, as from `query`. Invalid arguments raise the same errors
-        as in MilvusClient; iterator_cp_file and element_filter raise UnsupportedOperation.
+        Use it as `async for page in client.query_iterator(...)`. Without output_fields rows have every field,
+        as from `query`. Invalid arguments raise the same errors as in MilvusClient; iterator_cp_file and
+        element_filter raise UnsupportedOperation.
         """
         with refusing():
             return AsyncQueryIterator(
@@ -424,9 +423,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     async def list_indexes(
         self, collection_name: str, field_name: str | None = "", **kwargs: Any
     ) -> list[str]:
-        """List indexes as AsyncMilvusClient.list_indexes does, without the index of a hidden second vector
-        field.
-        """
+        """List indexes as AsyncMilvusClient.list_indexes does, without that of a hidden vector field."""
         return await self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
     # -- operations that invalidate the cached state ------------------------------------------------------
@@ -471,17 +468,18 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     async def create_index(
         self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        """Create an index as AsyncMilvusClient.create_index does. Raises as HubnessClient.create_index
-        does."""
+        """Create an index as AsyncMilvusClient.create_index does.
+
+        Raises as HubnessClient.create_index does.
+        """
         await self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
     async def list_collections(
         self, timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
     ) -> list[str]:
-        """List collections as AsyncMilvusClient.list_collections does, without the internal ones of this
-        package.
+        """List collections as AsyncMilvusClient.list_collections does, without internal ones.
 
-        include_internal: list these too.
+        include_internal: list the collections that this package created for its own use too.
         """
         names = await super().list_collections(timeout, **kwargs)
         return names if include_internal else await self._run(self._operations.list_collections(names))
@@ -518,10 +516,10 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         await self._run(self._operations.load("load_partitions", args, timeout, kwargs))
 
     async def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Drop a collection as AsyncMilvusClient.drop_collection does, with its bank, its biases and its job
-        records.
+        """Drop a collection as AsyncMilvusClient.drop_collection does.
 
-        Raises LeaseHeld while a job works on it, and UnsupportedOperation while its writes also go to a copy.
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it,
+        and UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return await self._run(self._operations.drop_collection(collection_name, call, timeout))

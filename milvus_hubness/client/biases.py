@@ -21,8 +21,9 @@ from milvus_hubness.stores.milvus_banks import all_queries, all_targets, queries
 VECTORS_PER_REQUEST = 100
 
 WINDOW = 16_384
-"""Largest number of hits or rows in one answer of Milvus. An answer to several vectors has no more in total
-here.
+"""Largest number of hits or rows in one answer of Milvus.
+
+An answer to several vectors has no more in total here.
 """
 
 WIDENING = 4
@@ -124,8 +125,9 @@ class BankSearching(StateCache):
 
 
 def _rounds(needs: Needs, queries: int, targets: int) -> Iterator[Needs]:
-    """Yield how many nearest rows to request in each round; in the last round all of them, if they are not
-    too many.
+    """Yield how many nearest rows to request in each round.
+
+    The last round requests all of them, if they are not too many.
     """
     while max(needs.queries, needs.targets) <= WINDOW:
         yield needs
@@ -184,8 +186,9 @@ def _found(
     columns: int,
     timeout: float | None,
 ) -> Operation[tuple[Doubles, Doubles]]:
-    """Return the falling scores (m, N) of the nearest rows that the filters `among` select, and their
-    potentials (m, N, p).
+    """Return the nearest rows that the filters `among` select.
+
+    The result is their falling scores (m, N) and their potentials (m, N, p).
     """
     distances, potentials = [], []
     for where in among:
@@ -304,10 +307,10 @@ class Biasing(BankSearching):
     def _locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
     ) -> Operation[Floats]:
-        """Return the numbers (n, c) of the locality hint columns for vectors (n, d), by the active profile's
-        bank.
+        """Return the numbers of the locality hint columns for vectors (n, d), (n, c).
 
-        Returns zeros, which a refresh fills, if the bank is too large for memory or bias is "pending".
+        They come from the active profile's bank. Returns zeros, which a refresh fills, if the bank is too
+        large for memory or bias is "pending".
         """
         profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:

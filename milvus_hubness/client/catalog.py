@@ -1,5 +1,6 @@
-"""Reads and descriptions of collections, and operations on whole collections: list, load, rename, drop. No
-I/O.
+"""Reads and descriptions of collections, and operations on whole collections. No I/O.
+
+The operations list, load, rename, truncate, restore and drop collections.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Reads(StateCache):
         partition_names: list[str] | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        """query, with rows in the user's form."""
+        """Query rows, in the user's form."""
 
         def ask(requested: list[str] | None) -> Ask:
             return Ask("query", (collection, filter, requested, timeout, ids, partition_names), dict(options))
@@ -63,7 +64,7 @@ class Reads(StateCache):
         partition_names: list[str] | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        """get, with rows in the user's form."""
+        """Get rows, in the user's form."""
 
         def ask(requested: list[str] | None) -> Ask:
             return Ask("get", (collection, ids, requested, timeout, partition_names), dict(options))
@@ -264,8 +265,9 @@ class Catalog(StateCache):
     def load(
         self, method: str, args: tuple[Any, ...], timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """load_collection or load_partitions; the named fields include the hidden fields of the corrected
-        ones.
+        """Load a collection or partitions.
+
+        The fields to load include the hidden fields of the corrected fields among them.
         """
         further = dict(options)
         for name in {"load_fields", "_load_fields"} & set(further):
@@ -326,8 +328,9 @@ def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
 
 
 def _is_helper(store: MilvusStore, name: str) -> bool:
-    """Whether this package created the collection. A collection that may not be described belongs to the
-    user.
+    """Whether this package created the collection.
+
+    A collection that may not be described belongs to the user.
     """
     try:
         properties = store.client.describe_collection(name)["properties"]

@@ -46,8 +46,10 @@ class DualWriting(Writing, Reads):
         bias: Bias,
         options: Mapping[str, Any],
     ) -> Operation[dict[str, Any]]:
-        """insert or upsert; the copy gets an upsert, because the migration may have copied the row
-        already."""
+        """Insert or upsert rows.
+
+        The copy gets an upsert, because the migration may have copied the row already.
+        """
         written, cached = yield from self._written(
             method, collection, data, timeout, partition_name, bias, options
         )
@@ -104,10 +106,10 @@ class DualWriting(Writing, Reads):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[dict[str, int]]:
-        """delete; on the copy, a filter deletes the rows that matched it and that the collection lost.
+        """Delete rows.
 
-        Biases in a side collection are deleted with rows that are named by key, and otherwise by the next
-        refresh.
+        On the copy, a filter deletes the rows that matched it and that the collection lost. Biases in a side
+        collection are deleted with rows that are named by key, and otherwise by the next refresh.
         """
         where = None if ids or options.get("pks") else filter
 

@@ -85,8 +85,9 @@ def expect_question(
     search_params: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Check a search. Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that
-    are not numbers.
+    """Check a search.
+
+    Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers.
     """
     check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
     check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
@@ -174,8 +175,9 @@ def expect_state_ttl(seconds: Any) -> None:
 
 
 def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
-    """Check a number of candidates. Raises InvalidParameter if it is not a positive integer, or if no
-    re-ranker uses it.
+    """Check a number of candidates.
+
+    Raises InvalidParameter if it is not a positive integer, or if no re-ranker uses it.
     """
     if candidates is None:
         return
@@ -269,11 +271,11 @@ class Reading:
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
     def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
-        """Convert rows to the user's form, in place: with the vectors that the user gave, without hidden
-        fields.
+        """Convert rows to the user's form, in place.
 
-        strict_float32: vectors become lists of NumPy's float32. Raises StateError if the stored vectors have
-        another width than the state says.
+        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become
+        lists of NumPy's float32. Raises StateError if the stored vectors have another width than the state
+        says.
         """
         rows = list(rows)
         for state in self.states:
@@ -296,8 +298,10 @@ class Reading:
                 row.pop(name, None)
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
-        """Convert the rows of hits to the user's form, in place. All hits of one query have the same
-        fields."""
+        """Convert the rows of hits to the user's form, in place.
+
+        All hits of one query have the same fields.
+        """
         for hits in results:
             if hits and not self._changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)

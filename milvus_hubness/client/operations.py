@@ -76,9 +76,7 @@ class CorrectedIterator:
 
 
 def escaping(iterator: Any) -> Any:
-    """Return pymilvus's iterator, changed to escape the keys that it writes into the filter of its next
-    request.
-    """
+    """Make pymilvus's iterator escape the keys in the filter of its next request, and return it."""
     if isinstance(iterator, QueryIterator):
         method, keys = "_QueryIterator__setup_next_expr", "_next_id"
     elif isinstance(iterator, SearchIterator):
@@ -198,8 +196,9 @@ class PagedOperations(Operations):
         question: Question,
         options: Mapping[str, Any],
     ) -> Operation[SearchRequest]:
-        """Return the request that gives all rows in one order; in a gated search the raw nearest row decides
-        between the raw and the corrected order.
+        """Return the request that gives all rows in one order.
+
+        In a gated search the raw nearest row decides between the raw and the corrected order.
         """
         rewrite = rewrite_of(state, cached.reading)
         if state.reranking is not None and rewrite.strength(question) != 0:
@@ -230,8 +229,9 @@ class PagedOperations(Operations):
     def _key_at(
         self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
     ) -> Operation[Key | None]:
-        """Return the key of the row at this place in key order, counted from 1; the last key if there are
-        fewer rows.
+        """Return the key of the row at this place in key order, counted from 1.
+
+        Returns the last key if there are fewer rows.
         """
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
         where = (options["filter"], options["partition_names"], options["timeout"])

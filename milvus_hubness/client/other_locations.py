@@ -1,5 +1,6 @@
-"""Rewrites requests and responses of the bias locations `second_vector`, `fields` and `side_collection`. No
-I/O.
+"""Rewrites requests and responses of the other bias locations. No I/O.
+
+These are `second_vector`, `fields` and `side_collection`.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ class RerankingRewrite(Rewrite):
         epoch: int,
         locality_hints: Floats | None = None,
     ) -> list[dict[str, Any]]:
-        """Return the rows with their biases (n,) in the slot fields; unchanged if a side collection has the
-        biases.
+        """Return the rows with their biases (n,) in the slot fields.
+
+        The rows are unchanged if a side collection has the biases.
         """
         if self.side:
             return [dict(row) for row in rows]
@@ -106,9 +108,7 @@ class RerankingRewrite(Rewrite):
     # -- searches ---------------------------------------------------------------------------------------
 
     def ranks_candidates(self, question: Question) -> bool:
-        """Whether the client ranks candidates: as Rewrite.ranks_candidates, and also for every corrected
-        search.
-        """
+        """Whether the client ranks candidates: as in Rewrite, and also for every corrected search."""
         return self.strength(question) != 0 or super().ranks_candidates(question)
 
     @property
@@ -216,8 +216,9 @@ class RerankingRewrite(Rewrite):
         )
 
     def _candidates(self, question: Question) -> int:
-        """Return how many candidates to fetch: the measured number for ten results, scaled to the requested
-        results.
+        """Return how many candidates to fetch.
+
+        It is the number measured for ten results, scaled to the requested results.
         """
         measured = self.state.reranking.candidates if self.state.reranking else 0
         last = int(question.page.stop)
@@ -230,8 +231,9 @@ class RerankingRewrite(Rewrite):
 
     @property
     def _sign(self) -> float:
-        """Factor of a bias in the user's metric: scores fall by the bias, squared distances grow by twice the
-        bias.
+        """Factor of a bias in the user's metric.
+
+        Scores fall by the bias; squared distances grow by twice the bias.
         """
         return 2.0 if self.state.metric == "L2" else -1.0
 
@@ -249,11 +251,10 @@ class RerankingRewrite(Rewrite):
         bounds: Mapping[str, float],
         activated: AbstractSet[Any] | None,
     ) -> None:
-        """Correct the scores of raw candidates and sort them, in place. Rows without a bias get the mean
-        bias.
+        """Correct the scores of raw candidates and sort them, in place.
 
-        biases: the slots of each key; None if the hits have their own. activated: the keys that open the
-        gate, if the search is gated.
+        Rows without a bias get the mean bias. biases: the slots of each key; None if the hits have their own.
+        activated: the keys that open the gate, if the search is gated.
         """
         if activated is not None and (not hits or hits[0].id not in activated):
             weight = 0.0
@@ -300,8 +301,9 @@ def _rounding(question: Question) -> dict[str, Any]:
 
 
 def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
-    """Remove the bounds of a range search from its parameters and return them: they apply to corrected
-    scores.
+    """Remove the bounds of a range search from its parameters, and return them.
+
+    They apply to corrected scores.
     """
     bounds: dict[str, float] = {}
     for place in (params, params.get("params") or {}):
@@ -312,8 +314,9 @@ def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
 
 
 def _within(score: float, bounds: Mapping[str, float], metric: str) -> bool:
-    """Whether a score is within the bounds, as Milvus defines them: radius is the far bound and excluded,
-    range_filter the near bound.
+    """Whether a score is within the bounds, as Milvus defines them.
+
+    radius is the far bound and excluded, range_filter the near bound.
     """
     sign = -1.0 if metric == "L2" else 1.0
     far, near = bounds.get("radius"), bounds.get("range_filter")

@@ -28,8 +28,9 @@ DEFAULT_RRF_K = 60
 
 @dataclass(frozen=True)
 class Ranker:
-    """The merge strategy of a hybrid search. strategy: "rrf", "weighted", or another one that only the server
-    can apply.
+    """The merge strategy of a hybrid search.
+
+    strategy: "rrf", "weighted", or another one that only the server can apply.
     """
 
     strategy: str
@@ -143,8 +144,9 @@ def merge(
 
 
 def _squashing(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
-    """Return the function for the scores of each answer before they are weighted, and whether small sums are
-    best.
+    """Return how to prepare the scores of the answers for a weighted sum.
+
+    The result is a function for the scores of each answer, and whether small sums are best.
     """
     if ranker.strategy == "rrf":
         return [], False

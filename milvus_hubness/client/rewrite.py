@@ -284,10 +284,10 @@ class Rewrite:
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
-        """Return the search parameters for augmented vectors: without a metric, with range bounds as inner
-        products.
+        """Return the search parameters for augmented vectors.
 
-        Raises InvalidParameter if they name another metric than the field's.
+        They have no metric, and range bounds as inner products. Raises InvalidParameter if the given
+        parameters name another metric than the field's.
         """
         if not given:
             return {}
@@ -434,9 +434,7 @@ def _places(params: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
 
 
 def copied(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy search parameters, including those of the index, so that a change leaves the user's own as they
-    are.
-    """
+    """Copy search parameters, including those of the index."""
     inner = params.get("params")
     return {**params, "params": dict(inner)} if inner else dict(params)
 

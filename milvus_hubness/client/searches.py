@@ -65,11 +65,11 @@ class Searching(Biasing, Reads):
         profile: str | None = None,
         with_raw_score: bool = False,
     ) -> LikeBefore | None:
-        """Prepare a search as a single request, if an earlier search differs only in its data, filter and the
-        like.
+        """Prepare a search as a single request, if an earlier search was of the same kind.
 
-        This skips the steps of an operation, which take longer than the work itself. Returns None for any
-        other search. If the request fails, pass the failure to `search`.
+        The two may differ in their data, filter and the like. The single request skips the steps of an
+        operation, which take longer than the work itself. Returns None for any other search. If the request
+        fails, pass the failure to `search`.
         """
         cached = self._remembered(collection)
         if cached is None or not cached.asking:

@@ -50,8 +50,10 @@ from milvus_hubness.stores.milvus_server import (
 )
 
 Name = tuple[str, str, int]
-"""Collection, field, and the slot that searches of the profile read. A refresh switches the profile to
-another slot and announces it before, so the client has the data of the new slot in time.
+"""Collection, field, and the slot that searches of the profile read.
+
+A refresh switches the profile to another slot and announces it before, so the client has the data of the new
+slot in time.
 """
 
 
@@ -368,8 +370,7 @@ class StateCache:
             yield Pause(CUT_OVER_PAUSE)
 
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
-        """Whether the server refused rows because their width differs from that of the collection under this
-        name.
+        """Whether the server refused rows because of the width of another collection.
 
         This happens while the name moves to another collection: one part of the server sees the change sooner
         than the next.
@@ -386,8 +387,9 @@ class StateCache:
         return rewrite_of(state, cached.reading, chains=bool(self._chains))
 
     def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
-        """Load a collection if it is not loaded: the user may have loaded the main collection without its
-        side collection or its bank.
+        """Load a collection if it is not loaded.
+
+        The user may have loaded the main collection without its side collection or its bank.
         """
         if collection not in self._loaded:
             if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":

@@ -38,8 +38,7 @@ _pymilvus.addFilter(_Hold())
 
 @contextmanager
 def held_errors(collection: str) -> Iterator[list[Exception]]:
-    """Hold back error records of pymilvus within the block, and yield a list for the errors that it recovers
-    from.
+    """Hold back error records of pymilvus, and yield a list for errors that the block recovers from.
 
     At the end of the block, one record of level INFO replaces the records of these errors; all others are
     logged. If the block raises, all records are logged.
@@ -90,8 +89,9 @@ def as_milvus(error: HubnessError) -> HubnessError:
 
 
 def _of_both(kind: type[HubnessError]) -> type[HubnessError]:
-    """Return one class for each HubnessError class: a subclass of it and of MilvusException, with the same
-    name.
+    """Return one class for each HubnessError class.
+
+    It is a subclass of that class and of MilvusException, with the same name.
     """
     if kind not in _KINDS:
         result = {

@@ -307,8 +307,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         profile: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Search as MilvusClient.hybrid_search does, with corrected scores for each request on a corrected
-        field.
+        """Search as MilvusClient.hybrid_search does, with corrected scores on corrected fields.
 
         If the server cannot weigh a corrected field in the user's metric, the client sends the requests one
         by one and merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a
@@ -423,8 +422,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         return self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
 
     def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> list[str]:
-        """List indexes as MilvusClient.list_indexes does, without the index of a hidden second vector
-        field."""
+        """List indexes as MilvusClient.list_indexes does, without that of a hidden vector field."""
         return self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
     # -- operations that invalidate the cached state ------------------------------------------------------
@@ -479,9 +477,9 @@ class HubnessClient(EscapedKeys, MilvusClient):
         self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
     def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
-        """List collections as MilvusClient.list_collections does, without the internal ones of this package.
+        """List collections as MilvusClient.list_collections does, without internal ones.
 
-        include_internal: list these too.
+        include_internal: list the collections that this package created for its own use too.
         """
         names = super().list_collections(**kwargs)
         return names if include_internal else self._run(self._operations.list_collections(names))
@@ -516,10 +514,10 @@ class HubnessClient(EscapedKeys, MilvusClient):
         self._run(self._operations.load("load_partitions", args, timeout, kwargs))
 
     def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Drop a collection as MilvusClient.drop_collection does, with its bank, its biases and its job
-        records.
+        """Drop a collection as MilvusClient.drop_collection does.
 
-        Raises LeaseHeld while a job works on it, and UnsupportedOperation while its writes also go to a copy.
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it,
+        and UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.drop_collection(collection_name, call, timeout))

@@ -58,8 +58,9 @@ class Matching(StateCache):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[list[Key]]:
-        """Return the keys of the rows that a filter matches, in key order. Raises StoreError if the server
-        pages in another order.
+        """Return the keys of the rows that a filter matches, in key order.
+
+        Raises StoreError if the server pages in another order.
         """
         partitions = [partition_name] if partition_name else None
         template = {name: options[name] for name in ("filter_params",) if name in options}
@@ -289,8 +290,9 @@ class NotesWrites(Matching):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        """Delete the rows that a filter matches, by the keys that match now, as Milvus does. Raises
-        WriteIntentFailed.
+        """Delete the rows that a filter matches, by the keys that match now, as Milvus does.
+
+        Raises WriteIntentFailed.
         """
         further = {name: value for name, value in options.items() if name not in ("filter_params", "pks")}
         answers: list[Any] = []
@@ -340,8 +342,10 @@ class NotesWrites(Matching):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
     def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
-        """Run a note. Rows that pymilvus itself refuses raise its own error, the same as the write would.
-        Raises WriteIntentFailed.
+        """Run a note.
+
+        Rows that pymilvus itself refuses raise its own error, the same as the write would. Raises
+        WriteIntentFailed.
         """
         try:
             yield from note
@@ -357,8 +361,10 @@ class NotesWrites(Matching):
 
 
 def _together(answers: Sequence[Any]) -> Any:
-    """Combine the answers of several deletions: the number of deleted rows or, from old servers, their
-    keys."""
+    """Combine the answers of several deletions.
+
+    The result has the number of deleted rows or, from old servers, their keys.
+    """
     if any(isinstance(answer, list) for answer in answers):
         return [key for answer in answers for key in answer]
     if len(answers) == 1:

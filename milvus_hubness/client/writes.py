@@ -99,8 +99,9 @@ class Writing(Biasing, NotesWrites):
         are_new: bool,
         valid: bool = True,
     ) -> Operation[tuple[Any, list[tuple[RerankingRewrite, dict[int, Floats], int]]]]:
-        """Return the rows as they are stored, and the entries of side collections with their biases and
-        epoch.
+        """Return the rows as they are stored, and the entries of side collections.
+
+        The entries have their biases and epoch.
         """
         rows = [data] if isinstance(data, dict) else data
         stored = data
@@ -226,7 +227,7 @@ class Writing(Biasing, NotesWrites):
         timeout: float | None,
         options: Mapping[str, Any],
     ) -> Operation[None]:
-        """create_collection, with banks and states for the fields of `hubness`."""
+        """Create a collection, with banks and states for the fields of `hubness`."""
         self.forget()
         if hubness is None:
             yield Ask("create_collection", (collection,), {**new.as_given(), "timeout": timeout, **options})
@@ -260,7 +261,7 @@ class Writing(Biasing, NotesWrites):
     def create_index(
         self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[None]:
-        """create_index; on corrected fields with the metric of the augmented vectors."""
+        """Create indexes; on corrected fields with the metric of the augmented vectors."""
         cached = yield from self.cached_state(collection, timeout)
         served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))

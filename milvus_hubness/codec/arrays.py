@@ -110,8 +110,10 @@ LEAST_FAR = 2.0**-14
 
 
 class Mean(NamedTuple):
-    """A mean of the gallery. seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or
-    0."""
+    """A mean of the gallery.
+
+    seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0.
+    """
 
     seen_from: Floats
     taken_off: Floats
@@ -199,8 +201,10 @@ GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
 
 
 def as_metric(name: str) -> Metric:
-    """Return `name` as one of IP, COSINE, L2. Case does not matter. Raises InvalidParameter for other
-    names."""
+    """Return `name` as one of IP, COSINE, L2.
+
+    Case does not matter. Raises InvalidParameter for other names.
+    """
     if name.upper() not in get_args(Metric):
         raise InvalidParameter(f"metric {name!r} cannot be corrected: use one of IP, COSINE, L2")
     return cast(Metric, name.upper())

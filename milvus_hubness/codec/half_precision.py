@@ -69,18 +69,15 @@ def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
 
 
 def returned(rows: Floats, dtype: Dtype) -> list[Any]:
-    """Return vectors (n, w) as pymilvus returns them: lists of numbers, or the bytes of half-precision
-    numbers.
-    """
+    """Return vectors (n, w) as pymilvus returns them: lists of numbers, or bytes."""
     return rows.tolist() if dtype == "float32" else encode(rows, dtype)
 
 
 def unpacked(value: Any, dtype: Dtype) -> Any:
-    """Return one vector as numbers: float32 (w,) from the bytes of half-precision numbers, anything else
-    unchanged.
+    """Return one vector as numbers.
 
-    The bytes may be inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number
-    of bytes.
+    The bytes of half-precision numbers become float32 (w,); anything else is unchanged. The bytes may be
+    inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes.
     """
     if dtype == "float32":
         return value

@@ -222,19 +222,18 @@ class Layout:
         return lost(self.rows(vectors), self._mean.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """Return the lengths that COSINE divides by, (n,); exactly 1.0 if a row is a unit vector to float32
-        accuracy.
+        """Return the lengths that COSINE divides by, (n,).
 
-        Such rows are stored and read back bit for bit.
+        The length is exactly 1.0 if a row is a unit vector to float32 accuracy. Such rows are stored and read
+        back bit for bit.
         """
         lengths = lengths_of(self.rows(vectors))
         return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
-        """Return gallery vectors whose inner product with reduced queries is the similarity of the bias
-        estimate.
+        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2).
 
-        The similarity is q·r, the cosine, or −½‖q−r‖². The shape is (n, d), under L2 (n, d+2).
+        Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
         """
         rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
@@ -292,9 +291,8 @@ class Layout:
         return changed
 
     def with_locality_hints(self, stored: npt.ArrayLike, locality_hints: npt.ArrayLike) -> Floats:
-        """Return the stored vectors with other numbers (n, c) in the locality hint columns, if there are any,
-        (n, width).
-        """
+        """Return the stored vectors with other locality hints (n, c), if there are such columns, (n,
+        width)."""
         if not self.locality_hints:
             return self._stored(stored)
         changed = self._stored(stored).copy()
@@ -318,12 +316,12 @@ class Layout:
     def encode_queries(
         self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
     ) -> Floats:
-        """Return augmented queries whose inner product with stored vectors is s(q, r) − strength·b(r), (m,
-        width).
+        """Return augmented queries, (m, width).
 
-        Under L2 the inner product exceeds that by an amount that `scores` subtracts. queries: (m, d) float32.
-        strength: one number, or one for each query; 0 gives the raw ranking. Raises DimensionMismatch,
-        InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
+        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an
+        amount that `scores` subtracts. queries: (m, d) float32. strength: one number, or one for each query;
+        0 gives the raw ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and
+        NonFiniteVectors naming the queries.
         """
         rows = self.rows(queries)
         weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
@@ -341,12 +339,11 @@ class Layout:
     def encode_query(
         self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
     ) -> tuple[bytes, float] | None:
-        """Encode one query as `encode_queries` does, up to a factor: return it as float32 bytes, and that
-        factor.
+        """Encode one query as `encode_queries` does, up to a factor.
 
-        query: d Python numbers, or float32 (d,). This takes a fraction of the time, because it avoids the
-        overhead of NumPy for a single query. Returns None under L2, and if the query is not d finite numbers
-        of an ordinary length.
+        Returns the augmented query as float32 bytes, and that factor. query: d Python numbers, or float32
+        (d,). This takes a fraction of the time, because it avoids the overhead of NumPy for a single query.
+        Returns None under L2, and if the query is not d finite numbers of an ordinary length.
         """
         if len(query) != self.dim or self.metric == "L2":
             return None
@@ -392,11 +389,11 @@ class Layout:
     def scores(
         self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
     ) -> npt.NDArray[np.float64]:
-        """Convert inner products of stored vectors and augmented queries (m, k) to scores of the user's
-        metric.
+        """Convert inner products (m, k) to scores of the user's metric.
 
-        queries: (m, d) as the user gave them. IP and COSINE: s − w·b, the product itself. L2: the squared
-        distance ‖q−r‖² + 2w·b, which is never below 0 if w = 0.
+        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP and
+        COSINE: s − w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is never below 0 if
+        w = 0.
         """
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
@@ -413,8 +410,10 @@ class Layout:
         return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, and NonFiniteVectors naming the
-        rows."""
+        """Return `vectors` as float32 (n, d).
+
+        Raises DimensionMismatch, and NonFiniteVectors naming the rows.
+        """
         rows = self.rows(vectors)
         if math.isfinite(np.vdot(rows, rows)):
             return rows

@@ -32,8 +32,10 @@ class Sums(NamedTuple):
 
 
 def read(shard: Shard, bank: QueryBank) -> Vectors:
-    """Return the items of a shard, float32 (n, d). Raises InvalidInput if there are none,
-    DimensionMismatch."""
+    """Return the items of a shard, float32 (n, d).
+
+    Raises InvalidInput if there are none, DimensionMismatch.
+    """
     return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
 
 

@@ -149,8 +149,9 @@ class Estimator(Protocol):
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Fit the estimator. Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for invalid
-        arguments.
+        """Fit the estimator.
+
+        Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for invalid arguments.
         """
         ...
 
@@ -170,8 +171,9 @@ class Transport(Estimator, Protocol):
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """Fit as any estimator does; start: potentials (|bank|, p) of an earlier fit on this bank, as a
-        starting point.
+        """Fit as any estimator does.
+
+        start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point.
         """
         ...
 
@@ -289,8 +291,9 @@ class TargetBank(QueryBank):
 
 
 def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
-    """Return `potentials` as float32 (|bank|, columns). Raises InvalidInput for another shape,
-    NonFiniteVectors.
+    """Return `potentials` as float32 (|bank|, columns).
+
+    Raises InvalidInput for another shape, NonFiniteVectors.
     """
     shape = np.shape(potentials)
     if shape != (len(bank), columns):

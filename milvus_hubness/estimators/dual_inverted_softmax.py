@@ -83,8 +83,9 @@ class DualInvertedSoftmax:
         return FittedBias(fitted, bank, formula, diagnostics, no_potentials(bank))
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return bounded biases, as `InvertedSoftmax.from_nearest`, over both banks. Raises InvalidInput
-        without targets.
+        """Return bounded biases over both banks, as in `InvertedSoftmax.from_nearest`.
+
+        Raises InvalidInput without targets.
         """
         if targets is None:
             raise InvalidInput("DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…")

@@ -73,7 +73,8 @@ class InvertedSoftmax:
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return the log-sum-exp over the nearest; the error bound assumes that the n − N others score as the
-        last of these.
+        """Return the log-sum-exp over the nearest.
+
+        The error bound assumes that the n − N others score as the last of these.
         """
         return bounded_logsumexp(queries, tau_of(self))

@@ -32,8 +32,9 @@ ROUNDING = 1e-9
 
 
 ACCURACY = 1 / 300
-"""Error of a bias from the nearest rows, as a share of tau; it equals the relative error of the sum whose
-logarithm is the bias.
+"""Error of a bias from the nearest rows, as a share of tau.
+
+It equals the relative error of the sum whose logarithm is the bias.
 """
 
 
@@ -53,8 +54,10 @@ class Needs(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """biases (m,) and errors (m,), by which each bias is at most too small: 0 if it is exact. Both
-    float64."""
+    """Biases (m,) and errors (m,), both float64.
+
+    An error is the amount by which a bias is at most too small: 0 if it is exact.
+    """
 
     biases: Doubles
     errors: Doubles
@@ -127,10 +130,10 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
 
 
 def own_room(nearest: Nearest, tau: float, share: float) -> Doubles:
-    """Return by how much the bias of a single item that came after the fit is smaller, (m,): see
-    `sinkhorn.with_room`.
+    """Return by how much the bias of a single new item is smaller, (m,).
 
-    Its share of the unseen rows is negligible. share: rows of the bank over items of the fit.
+    It is an item that came after the fit; see `sinkhorn.with_room`. Its share of the unseen rows is
+    negligible. share: rows of the bank over items of the fit.
     """
     values = nearest.scores + nearest.potentials[..., 0]
     size = values.shape[1] + nearest.rest

@@ -72,10 +72,11 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest:
-    """Return the estimator that `to_dict` described, to run on `device`; missing parameters have their
-    defaults.
+    """Return the estimator that `to_dict` described, to run on `device`.
 
-    Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
+    Missing parameters have their defaults.
+
+        Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
     """
     if not isinstance(values, Mapping):
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")

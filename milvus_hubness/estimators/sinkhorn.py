@@ -81,12 +81,12 @@ class Balance(NamedTuple):
 def balance(
     bank_step: Step, item_step: Step, g: torch.Tensor, tau: float, iterations: int, tol: float
 ) -> Balance:
-    """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals, starting from those
-    of the items.
+    """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals.
 
-    bank_step: f from g, −tau · log Σ_j exp((s_ij + g_j) / tau). item_step: g from f, likewise over i. Each
-    iteration sets f and then g, so the items' marginal is exact and the bank's has the reported error. Ends
-    when that is at most `tol`, or after `iterations`.
+    The iteration starts from g, the potentials of the items. bank_step: f from g, −tau · log Σ_j exp((s_ij +
+    g_j) / tau). item_step: g from f, likewise over i. Each iteration sets f and then g, so the items'
+    marginal is exact and the bank's has the reported error. Ends when that is at most `tol`, or after
+    `iterations`.
     """
     f = bank_step(g)
     for done in range(1, iterations + 1):

@@ -229,8 +229,9 @@ class ApproximateBank:
         yield most
 
     def _means(self, rows: Array, how: Tuned) -> tuple[Array, Array]:
-        """Return means (n,) and columns (n, k) of the results; the columns are (n, 0) if the kernel does not
-        find rows.
+        """Return means (n,) and columns (n, k) of the results.
+
+        The columns are (n, 0) if the kernel does not find rows.
         """
         if how.kind == "exact":
             found = topk_mean(rows, self._bank, self.k, device="cpu")

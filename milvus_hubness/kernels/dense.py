@@ -46,8 +46,9 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
 
 
 def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Tensor) -> torch.Tensor:
-    """Return tau · log Σ exp(s / tau) along the rows of all tiles (n, p), which are overwritten; `like`:
-    (n,).
+    """Return tau · log Σ exp(s / tau) along the rows of all tiles (n, p), which are overwritten.
+
+    `like`: (n,).
     """
     largest = like.new_full((len(like), 1), torch.finfo(like.dtype).min)
     total = like.new_zeros((len(like), 1), dtype=torch.float64)

@@ -106,8 +106,9 @@ def sum_under_maximum(
     x_ptr, b_ptr, w_ptr, max_ptr, sum_ptr, n, m, d, scale,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute sums as `sum_exponentials` does; the shift is the split's own maximum, written to max_ptr
-    (splits, n).
+    """Compute sums as `sum_exponentials` does.
+
+    The shift is the split's own maximum, written to max_ptr (splits, n).
     """
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -386,8 +387,9 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _survivors(
     X: torch.Tensor, B: torch.Tensor, k: int, threshold: Threshold | None, *, indices: bool
 ) -> Iterator[Survivors]:
-    """Yield survivors of rows of X, as many rows at a time as fit into memory; yield nothing without a
-    threshold.
+    """Yield survivors of rows of X, as many rows at a time as fit into memory.
+
+    Yield nothing without a threshold.
     """
     if threshold is None:
         return

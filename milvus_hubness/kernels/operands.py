@@ -98,8 +98,9 @@ def import_faiss() -> Any:
 
 
 def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
-    """Return `value` as an int. Raises InvalidParameter if it is not an integer (True is not) or out of
-    range.
+    """Return `value` as an int.
+
+    Raises InvalidParameter if it is not an integer (True is not) or out of range.
     """
     upper = "" if at_most is None else f" and at most {at_most}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -227,10 +227,10 @@ class RoutedBank:
 def _fall(
     above: torch.Tensor, steps: tuple[float, ...], routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return where t + A(t)/k is least, (n,); the width of the fall there, (n,); and whether the place is
-    near the steps, (n,).
+    """Return where t + A(t)/k is least, (n,).
 
-    A is `above` (n, steps) at the steps and falls as exp(−t/width) between them.
+    The other results are the width of the fall there, (n,), and whether the place is near the steps, (n,). A
+    is `above` (n, steps) at the steps and falls as exp(−t/width) between them.
     """
     at = torch.tensor(steps, dtype=torch.float64)
     seen = above > 0

@@ -111,7 +111,7 @@ def _screened(
 ) -> list[npt.NDArray[np.int64]]:
     """Pass the values and columns of all rows, (rows, k) each, to `keep`.
 
-    Yields the numbers of the rows that must be computed again.
+    Returns the numbers of the rows that must be computed again, in a list that is empty if there are none.
     """
     threads, bank = torch.get_num_threads(), _rounded(operands.bank)
     tiles, unsure = tiles_for(bank.exact.shape[1]), []
@@ -168,11 +168,10 @@ def _largest(
 def _kept(
     near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the scores that reach the threshold, float32 (rows, p), their columns, and the threshold
-    (rows,).
+    """Return the scores that reach the threshold, and their columns, (rows, p) each.
 
-    Unused places are −inf and −1. The threshold is infinite for rows that would select too many. product:
-    (rows,) errors.
+    The scores are float32; unused places are −inf and −1. The third result is the threshold (rows,), which is
+    infinite for rows that would select too many. product: (rows,) errors.
     """
     room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
     best = near.new_empty(len(near), 0, dtype=torch.float32)

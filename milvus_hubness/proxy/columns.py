@@ -48,8 +48,9 @@ def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
 
 
 def vectors_in(column: Any, dtype: Dtype) -> Floats:
-    """Return the vectors of a column, (n, width). Raises InvalidInput if it has no vectors of that dtype and
-    width.
+    """Return the vectors of a column, (n, width).
+
+    Raises InvalidInput if it has no vectors of that dtype and width.
     """
     vectors = column.vectors
     kept, width = VECTORS[dtype], vectors.dim
@@ -142,8 +143,10 @@ _IN_ONE_PIECE = ("binary_vector", "float16_vector", "bfloat16_vector", "int8_vec
 
 
 def joined(answers: Sequence[Any]) -> Any:
-    """Join SearchResults into the first one, in place, and return it; the queries follow each other in
-    order."""
+    """Join SearchResults into the first one, in place, and return it.
+
+    The queries follow each other in order.
+    """
     first, *others = answers
     for other in others:
         _join(first.results, other.results)

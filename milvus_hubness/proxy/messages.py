@@ -174,8 +174,9 @@ class SearchParameters:
         return str(named) if named else None
 
     def for_rewrite(self) -> dict[str, Any]:
-        """Return search parameters as `Rewrite` takes them. Raises InvalidParameter if a bound is not a
-        number.
+        """Return search parameters as `Rewrite` takes them.
+
+        Raises InvalidParameter if a bound is not a number.
         """
         told: dict[str, Any] = {_PARAMS: dict(self._inner)}
         told[_PARAMS].pop(_METRIC, None)
@@ -285,8 +286,9 @@ class ColumnReading:
 
 
 def description_out(description: Any) -> None:
-    """Convert a DescribeCollectionResponse to the collection that the user created, in place. Raises
-    StateError.
+    """Convert a DescribeCollectionResponse to the collection that the user created, in place.
+
+    Raises StateError.
     """
     states = read_states({pair.key: pair.value for pair in description.properties})
     ours = {name for state in states.values() for name in state.hidden_fields}

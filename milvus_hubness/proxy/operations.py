@@ -70,10 +70,10 @@ class WireOperations(WireWriting, WireHybrid):
         return response
 
     def create_index_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a CreateIndexRequest with a Status; on corrected fields the index is for the augmented
-        vectors.
+        """Answer a CreateIndexRequest with a Status.
 
-        Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
+        On corrected fields the index is for the augmented vectors. Raises InvalidParameter if the metric of a
+        corrected field differs from the metric of its correction.
         """
         cached = yield from self.cached_state(request.collection_name)
         state = cached.states.get(request.field_name)
@@ -110,8 +110,9 @@ class WireOperations(WireWriting, WireHybrid):
         return self.restore_snapshot(request.collection_name, elsewhere, Send("RestoreSnapshot", request))
 
     def load_wire(self, method: str, request: Any) -> Operation[Any]:
-        """Answer a LoadCollectionRequest or LoadPartitionsRequest with a Status; load_fields need not name
-        hidden fields.
+        """Answer a LoadCollectionRequest or LoadPartitionsRequest with a Status.
+
+        load_fields need not name the hidden fields.
         """
         if not request.load_fields:
             return (yield Send(method, request))

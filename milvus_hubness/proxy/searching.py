@@ -43,8 +43,7 @@ class WireSearching(Operations):
     """The rewritten Search call."""
 
     def search_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a SearchRequest with a SearchResults, ranked by the corrected score if the field is
-        corrected.
+        """Answer a SearchRequest with a SearchResults, ranked by the corrected score.
 
         overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
         InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
@@ -217,8 +216,10 @@ def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
 
 
 def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any:
-    """Return the request for the augmented vectors, with unchanged output fields. Raises as Rewrite.ask
-    does."""
+    """Return the request for the augmented vectors, with unchanged output fields.
+
+    Raises as Rewrite.ask does.
+    """
     search_request = rewrite.ask(question)
     return _put(request, rewrite, search_request.data, search_request.search_params)
 

@@ -54,8 +54,9 @@ _UNARY = frozenset(
 
 
 class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handler of every method. A method unknown to the proxy is passed on as a stream, which works for any
-    method.
+    """Handler of every method.
+
+    A method unknown to the proxy is passed on as a stream, which works for any method.
     """
 
     def __init__(self, options: ProxyOptions, channel: grpc.aio.Channel, sessions: Sessions) -> None:

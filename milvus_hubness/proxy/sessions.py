@@ -203,8 +203,9 @@ class CollectionPools:
 
 
 MOST = 64
-"""Largest number of sessions, apart from those with running calls; the least recently used one is dropped
-first.
+"""Largest number of sessions, apart from those with running calls.
+
+The least recently used one is dropped first.
 """
 
 Sending = Callable[[str, Any], Awaitable[Any]]

@@ -23,8 +23,9 @@ from milvus_hubness.state import CollectionState
 
 
 def filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return filter values as pymilvus's filter_params. Raises UnsupportedOperation for values of an unknown
-    type.
+    """Return filter values as pymilvus's filter_params.
+
+    Raises UnsupportedOperation for values of an unknown type.
     """
     return {name: _value(value) for name, value in values.items()}
 
@@ -114,12 +115,11 @@ class WireWriting(Operations):
     """The rewritten Insert, Upsert and Delete calls."""
 
     def write_wire(self, method: str, request: Any) -> Operation[Any]:
-        """Answer an InsertRequest or an UpsertRequest with a MutationResult; each row with a vector gets its
-        bias.
+        """Answer an InsertRequest or an UpsertRequest with a MutationResult.
 
-        method: the name of the call in the protocol. Raises DimensionMismatch, NonFiniteVectors and, under
-        COSINE, ZeroVectors, each naming the rows; InvalidInput, UnsupportedOperation, WriteIntentFailed,
-        DualWriteFailed.
+        Each row with a vector gets its bias. method: the name of the call in the protocol. Raises
+        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
+        InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
         """
         by_row = _ByRow(method, request)
 

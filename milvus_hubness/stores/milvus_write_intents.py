@@ -340,8 +340,10 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
 
 
 def _rows_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return a schema with the source's fields, except those that the server computes; none of them is a
-    key."""
+    """Return a schema with the source's fields, except those that the server computes.
+
+    None of them is a key.
+    """
     computed = milvus_schema.function_outputs(source.schema)
     no_key = {"is_primary": False, "auto_id": False, "is_partition_key": False, "is_clustering_key": False}
     name = {"name": NAME_FIELD, "type": DataType.VARCHAR, "params": {"max_length": 64}, "is_primary": True}

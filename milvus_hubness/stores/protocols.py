@@ -56,8 +56,9 @@ class Store(Protocol):
         ...
 
     def unfence(self, alias: str) -> None:
-        """Drop a fencing alias, so that the database accepts no more writes through it; a missing alias is no
-        error.
+        """Drop a fencing alias, so that the database accepts no more writes through it.
+
+        A missing alias is no error.
         """
         ...
 
@@ -92,9 +93,7 @@ class Store(Protocol):
         ...
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
-        """Whether the field's index divides rows into cells or links them, and locality hint columns cost it
-        nothing. See Layout.
-        """
+        """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
         ...
 
     def units_moved(self) -> int:
@@ -110,8 +109,9 @@ class Store(Protocol):
         ...
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
-        """Return the parts of the schema that a copy depends on, as plain data; equal schemas give equal
-        data.
+        """Return the parts of the schema that a copy depends on, as plain data.
+
+        Equal schemas give equal data.
         """
         ...
 
@@ -139,10 +139,10 @@ class Store(Protocol):
     def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
     ) -> Literal["there", "can be added"]:
-        """Whether `source` has a second vector field for the augmented vectors of `field`, with its hidden
-        fields.
+        """Whether `source` has a second vector field for the augmented vectors of `field`.
 
-        Raises CannotMigrate with the reason if it has none and cannot get one.
+        The field needs its hidden fields too. Raises CannotMigrate with the reason if it has none and cannot
+        get one.
         """
         ...
 
@@ -224,10 +224,9 @@ class Store(Protocol):
         ...
 
     def above(self, key: Key, step: int) -> Key | None:
-        """Return a key from which greater keys continue: `key` itself at step 0, a farther one at each next
-        step.
+        """Return a key from which greater keys continue.
 
-        Returns None if no key can be greater.
+        It is `key` itself at step 0, and a farther one at each next step; None if no key can be greater.
         """
         ...
 
@@ -240,8 +239,9 @@ class Store(Protocol):
         ...
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        """Insert rows whose keys the collection has never had, acknowledged on return; this costs less than
-        `upsert`.
+        """Insert rows whose keys the collection has never had, acknowledged on return.
+
+        This costs less than `upsert`.
         """
         ...
 
@@ -332,18 +332,18 @@ class Store(Protocol):
     def notes(
         self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
     ) -> list[Note]:
-        """Return the last note of each of these keys that has one, in that partition; without keys, all notes
-        of all partitions.
+        """Return the last note of each of these keys that has one, in that partition.
+
+        Without keys, return all notes of all partitions.
         """
         ...
 
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
-        """Return all noted rows of these keys, the last one of each and earlier ones, as `get` returns rows,
-        with their names.
+        """Return all noted rows of these keys, as `get` returns rows, with their names.
 
-        Only if `replaces_rows` is true.
+        They are the last row of each key and earlier ones. Only if `replaces_rows` is true.
         """
         ...
 
@@ -412,8 +412,10 @@ class Store(Protocol):
     def drop_alias(self, alias: str) -> None: ...
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
-        """Insert or replace these records, acknowledged on return. Creates the ledger if it does not
-        exist."""
+        """Insert or replace these records, acknowledged on return.
+
+        Creates the ledger if it does not exist.
+        """
         ...
 
     def record(self, ledger: str, key: str) -> Record | None:
@@ -458,10 +460,9 @@ class Store(Protocol):
         ...
 
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
-        """Return the keys of the k rows with the largest inner products for each of `query_vectors` (m,
-        width).
+        """Return the keys of the k rows with the largest inner products for each query.
 
-        The database's own search finds them.
+        query_vectors: (m, width). The database's own search finds the rows.
         """
         ...
 
@@ -487,8 +488,9 @@ class Store(Protocol):
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:
-    """Drop what `save_bank` created, except a generation that a collection state names and a bank collection
-    with other rows.
+    """Drop what `save_bank` created.
+
+    A generation that a collection state names stays, and so does a bank collection with other rows.
     """
     if made != "nothing":
         store.drop_bank_generation(reference)
