@@ -264,7 +264,7 @@ class CollectionState(FrozenModel):
 
     @property
     def norm_field(self) -> str | None:
-        """The scalar field with ‖r‖; None if the stored vectors have their own length."""
+        """The scalar field with ‖r‖; None if the stored vectors still have that length."""
         return NORM_FIELD + self.suffix if self.metric == "COSINE" and not self.leaves_vectors else None
 
     @property

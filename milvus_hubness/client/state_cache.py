@@ -301,7 +301,7 @@ class StateCache:
         if self._last.get(collection, cached) != cached:
             self._changed[collection] = asked
         self._last[collection] = cached
-        if forgotten == self._forgotten:  # or else: invalidated meanwhile
+        if forgotten == self._forgotten:  # no other task or thread has invalidated it
             self._known[collection] = (asked + self._state_ttl, cached)
         return cached
 

@@ -189,7 +189,8 @@ UNIT_TOLERANCE = 2.5e-7
 LEAST_LENGTH = 1e-9
 
 SPREADS = 3
-"""s² over the range of half squares: graph links then misplace an item by at most a third of its distance."""
+"""s² over the range of half squares: the graph then places an item at most a third farther away than it
+is."""
 
 QUERY_SCALE = 4
 """Factor on the scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of
