@@ -72,8 +72,11 @@ class Epoch(Protocol):
 
 @dataclass(frozen=True)
 class Line:
-    """name: written at its end. kind: its class. points: in the order of their time. dots: whether each point
-    is marked and has a tooltip."""
+    """One line of a timeline.
+
+    name: written at its end. kind: its CSS class. points: in the order of their time. dots: whether each
+    point is marked and has a tooltip.
+    """
 
     name: str
     kind: str
@@ -83,7 +86,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point by itself. label: its tooltip; that of the last one is written beside it."""
+    """A separate point. label: its tooltip; the label of the last mark is also written next to it."""
 
     at: datetime
     value: float
@@ -111,7 +114,7 @@ class _Area:
         return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
 
     def grid(self, ticks: Sequence[float], label: Callable[[float], str]) -> list[Markup]:
-        """One horizontal line a tick, each with its label."""
+        """Return one horizontal line per tick, each with its label."""
         parts = []
         for tick in ticks:
             parts.append(_line("grid", self.left, self.right, self.y(tick), self.y(tick)))
@@ -127,7 +130,7 @@ class _Area:
 
 
 def histogram(bins: Sequence[Bin], k: int) -> Markup:
-    """Two bars a bin, before and after, on a logarithmic scale of items."""
+    """Draw two bars per bin, before and after, on a logarithmic scale of items."""
     left, room, row = 64, WIDTH - 64 - 48, max(32, min(56, 430 // len(bins)))
     thick = (row - 6) // 2
     most = max(max(each.before, each.after) for each in bins)
@@ -164,7 +167,10 @@ def curve(
     percent: bool = False,
     band: Sequence[Interval] | None = None,
 ) -> Markup:
-    """A measure against the strength, the strength in use marked. band: the intervals around the values."""
+    """Draw a measure against the strength, and mark the strength in use.
+
+    now: the strength in use. band: the intervals around the values.
+    """
     low = min([*values, *(each.low for each in band or ())])
     high = max([*values, *(each.high for each in band or ())])
     ticks = round_ticks(low, high)
@@ -197,7 +203,7 @@ def curve(
 
 
 def bars(title: str, before: int, after: int, whole: int) -> Markup:
-    """Two horizontal bars of the same scale."""
+    """Draw two horizontal bars on the same scale."""
     parts = []
     for top, name, count in ((0, "before", before), (20, "after", after)):
         parts.append(_bar("track", 52, top, 200, 14, 3))
@@ -208,7 +214,7 @@ def bars(title: str, before: int, after: int, whole: int) -> Markup:
 
 
 def share(title: str, reached: float, by_chance: float) -> Markup:
-    """One bar of a whole, with a mark where chance would end."""
+    """Draw one bar as a share of a whole, with a mark at the value of chance."""
     x = WIDTH * by_chance
     anchor = "start" if x < 60 else "end" if x > WIDTH - 60 else "middle"
     parts = [
@@ -221,7 +227,7 @@ def share(title: str, reached: float, by_chance: float) -> Markup:
 
 
 def whisker(interval: Interval, measure: str) -> Markup:
-    """An interval against zero, the shares as points."""
+    """Draw an interval against zero, with shares shown as points."""
     ends = 1.15 * max(abs(interval.low), abs(interval.high), abs(interval.estimate), 0.001)
     low, middle, high = (
         WIDTH / 2 * (1 + value / ends) for value in (interval.low, interval.estimate, interval.high)
@@ -245,7 +251,7 @@ def points(interval: Interval) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number as text, its thousands apart."""
+    """Return a number as text, with separators between its thousands."""
     return f"{value:,.0f}"
 
 
@@ -261,8 +267,10 @@ def timeline(
     marks: Sequence[Mark] = (),
     least: float | None = None,
 ) -> Markup:
-    """The lines from one moment to another, each with its name at its end. shown: formats a value. least: the
-    scale reaches down to this at any rate."""
+    """Draw lines over time, each with its name at its end.
+
+    shown: formats a value. least: a value that the scale must include.
+    """
     width, height = TIMELINE_SIZE
     values = [value for line in lines for _, value in line.points] + [mark.value for mark in marks]
     start = min(since, until - timedelta(minutes=1))
@@ -299,8 +307,10 @@ def timeline(
 
 
 def apart(heights: Sequence[float], lowest: float) -> list[float]:
-    """Return the heights of labels, in the given order, moved so far that none covers another. lowest: no
-    label is below this."""
+    """Return the heights of labels, in the given order, moved so that no label covers another.
+
+    lowest: no label is below this.
+    """
     order = sorted(range(len(heights)), key=heights.__getitem__)
     moved, highest = [0.0] * len(heights), -math.inf
     for index in order:
@@ -336,8 +346,10 @@ def round_ticks(low: float, high: float) -> list[float]:
 
 
 def learning_curves(history: Sequence[Epoch], best: int) -> str:
-    """Return an SVG document: the training loss above, MRR and R@1 of the validation pairs below, against the
-    epochs. best: the epoch that was kept, which is marked."""
+    """Return an SVG document with the training loss above, and MRR and R@1 of the validation pairs below.
+
+    best: the epoch that was chosen, which is marked.
+    """
     width, height = CURVES_SIZE
     left, right, middle, gap = 60, width - 20, height // 2, 44
     last = max(history[-1].epoch, 1)
@@ -412,8 +424,8 @@ def page_template(
 ) -> Template:
     """Return the template `name` in the folder of a package.
 
-    longest: characters that the filter `short` leaves of a text. filters: further filters, beside `short` and
-    `number`.
+    longest: characters that the filter `short` leaves of a text. filters: further filters, in addition to
+    `short` and `number`.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -27,9 +27,10 @@ from milvus_hubness.state import BankReference, CandidateReranking, CollectionSt
 class Correction:
     """Biases of a collection's vectors, in its own metric.
 
-    mean_bias: c, taken off every bias so that the stored column stays near zero, which costs an ANN index
-    less recall; no ranking changes. are_new: whether the items came together after the fit, see
-    `FittedBias.new_bias`."""
+    mean_bias: c, subtracted from every bias so that the stored column stays near zero, which costs an ANN
+    index less recall; no ranking changes. are_new: whether the items were added together after the fit, see
+    `FittedBias.new_bias`.
+    """
 
     layout: Layout
     fitted: FittedBias
@@ -48,11 +49,12 @@ class Correction:
         start: Floats | None = None,
         fit: Callable[..., FittedBias] | None = None,
     ) -> Correction:
-        """The estimator fitted on bank, gallery (n, d) and target bank as the layout's metric sees them.
+        """Fit the estimator on the bank, gallery (n, d) and target bank.
 
-        start: potentials of an earlier fit on this bank, for estimators that iterate. fit: what fits in place
-        of the estimator's own, which it is given first. Raises DimensionMismatch, BankTooSmall,
-        ZeroVectors for a bank of nothing else, and InvalidInput where the estimator needs what is not given.
+        The layout reduces them to inner products. start: potentials of an earlier fit on this bank, for
+        iterative estimators. fit: a function called in place of the estimator's own `fit`; its first argument
+        is the estimator. Raises DimensionMismatch, BankTooSmall, ZeroVectors for a bank of zero vectors only,
+        and InvalidInput if the estimator needs an argument that is missing.
         """
         bank = QueryBank.of(bank)
         if not bank.vectors.any():
@@ -83,14 +85,16 @@ class Correction:
         target_bank: BankLike | None = None,
         mean_bias: float = 0.0,
     ) -> Correction:
-        """An earlier fit from what was kept of it, without the gallery. Raises as `fit` does."""
+        """Restore an earlier fit from its bank and potentials, without the gallery. Raises as `fit` does."""
         targets = None if target_bank is None else reduced_targets(layout, target_bank)
         fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
-        """(n, c) float32 what the layout's c locality hint columns hold for vectors (n, d), from their
-        nearest bank queries; 0 where no bias can be computed."""
+        """Return the numbers of the layout's c locality hint columns for vectors (n, d), float32 (n, c).
+
+        They come from the nearest bank queries of each vector; 0 for vectors that can have no bias.
+        """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         found = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
@@ -102,12 +106,15 @@ class Correction:
 
     @cached_property
     def _landmarks(self) -> tuple[Floats, Floats]:
-        """Queries of the bank, and where they lie along the axes of the locality hint columns."""
+        """Queries of the bank, and their coordinates along the axes of the locality hint columns."""
         landmarks = evenly(self.fitted.bank.vectors)
         return landmarks, lying(landmarks, self.layout.locality_directions)
 
     def centred(self, vectors: npt.ArrayLike) -> Floats:
-        """(n,) float32 b(r) − c of vectors (n, d); 0 where a row is zero under COSINE or not finite."""
+        """Return b(r) − c of vectors (n, d), float32 (n,).
+
+        It is 0 for rows that are not finite or, under COSINE, zero.
+        """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
@@ -134,7 +141,7 @@ def initial_state(
     reranking: CandidateReranking | None = None,
     second_vector: str | None = None,
 ) -> CollectionState:
-    """What a collection says of a field whose biases are its first: one profile, refreshed now."""
+    """Return the first state of a field: one profile, refreshed now."""
     profile = Profile(
         estimator=to_dict(estimator),
         slot=0,
@@ -177,8 +184,10 @@ def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:
 
 
 def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
-    """A target bank as the layout's metric sees it. Raises DimensionMismatch, and EmptyBank where none of its
-    rows is sound."""
+    """Reduce a target bank to inner products.
+
+    Raises DimensionMismatch, and EmptyBank if it has no valid row.
+    """
     bank = QueryBank.of(bank)
     bank.expect_dim(layout.dim, "the field")
     rows = _valid(layout, bank.vectors)
@@ -186,7 +195,7 @@ def reduced_targets(layout: Layout, bank: BankLike) -> TargetBank:
 
 
 def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
-    """Items an estimator may learn from: rows without a direction or with NaN teach nothing."""
+    """Return the rows that are finite and, under COSINE, not zero."""
     rows = np.asarray(vectors, np.float32)
     return rows[~layout.invalid(rows)]
 
@@ -194,7 +203,7 @@ def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
 def hidden_columns(
     state: CollectionState, vectors: npt.ArrayLike, biases: npt.ArrayLike, epoch: int
 ) -> list[dict[str, Any]]:
-    """The scalar fields that go beside each stored vector: bias, epoch and, under COSINE, the norm."""
+    """Return the scalar fields of each row: bias, epoch and, under COSINE, the norm."""
     values = np.asarray(biases, np.float32).tolist()
     columns = [{state.bias_field: bias, state.epoch_field: epoch} for bias in values]
     if state.norm_field:
@@ -204,6 +213,6 @@ def hidden_columns(
 
 
 def read_back(state: CollectionState, stored: npt.ArrayLike, hidden: Sequence[Mapping[str, Any]]) -> Floats:
-    """(n, d) the vectors that the user gave, from stored ones (n, width) and the columns beside them."""
+    """Return the user's vectors (n, d) from stored ones (n, width) and their hidden columns."""
     norms = [columns[state.norm_field] for columns in hidden] if state.norm_field else None
     return rounded(state.layout.decode_vectors(stored, norms), state.dtype)

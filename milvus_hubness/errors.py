@@ -6,40 +6,40 @@ HubnessError
 │   ├── NonFiniteVectors                  NaN or infinity, with the rows
 │   ├── ZeroVectors                       no direction to normalise, with the rows
 │   ├── EmptyBank                         a bank without a single query
-│   ├── BankTooSmall                      the estimator needs more queries than the bank holds
-│   ├── BankTooLarge                      the bank does not fit into the memory that was granted
+│   ├── BankTooSmall                      the estimator needs more queries than the bank has
+│   ├── BankTooLarge                      the bank does not fit into its memory budget
 │   ├── InvalidParameter                  an estimator, layout or job parameter out of range
 │   │   └── InvalidConfig                 a configuration file, with every line that is wrong
 │   ├── EncoderMismatch                   a network that was trained for vectors of another encoder
-│   └── UnreadableFile                    a bank file that is missing, broken or of an unknown kind
-├── StoreError                            the database refused or did not answer
-│   ├── ServerUnavailable
-│   ├── CollectionNotFound
-│   ├── CollectionExists
-│   ├── EmptyCollection
-│   ├── DualWriteFailed                      written to a collection, not to the one it is being carried to
-│   └── WriteIntentFailed                     a write could not be noted while a refresh rewrites rows
-├── StateError                            what the collection says about its biases does not allow this
-│   ├── AlreadyCorrected
-│   ├── NotCorrected
-│   ├── UnfinishedMigration
-│   ├── ResumeRefused                     an unfinished migration was begun with other arguments
-│   ├── NoMigration                       the ledger knows of none
-│   ├── WrongPhase                        the migration is not where this step begins
-│   ├── LeaseHeld                         another process is at work on the collection
+│   └── UnreadableFile                    a file that is missing, broken or of an unknown kind
+├── StoreError                            the database refused a request or did not answer
+│   ├── ServerUnavailable                 no server answers at the address
+│   ├── CollectionNotFound                no collection or alias of that name
+│   ├── CollectionExists                  the name is taken
+│   ├── EmptyCollection                   no rows to correct
+│   ├── DualWriteFailed                   a write reached the source of a migration, but not the copy
+│   └── WriteIntentFailed                 a write could not be noted while a refresh rewrites rows
+├── StateError                            the collection state does not allow this
+│   ├── AlreadyCorrected                  the collection is corrected already
+│   ├── NotCorrected                      the collection is not corrected
+│   ├── UnfinishedMigration               an earlier migration left a copy that it did not verify
+│   ├── ResumeRefused                     an unfinished migration was started with other arguments
+│   ├── NoMigration                       the ledger has no such migration
+│   ├── WrongPhase                        this step does not start from the phase of the migration
+│   ├── LeaseHeld                         another process holds the lease of the collection
 │   ├── LeaseLost                         another process has taken over from this one
-│   ├── Cancelled                           as asked, between two batches; the next run carries on
-│   ├── NotCaughtUp                       rows keep changing that no client writes to the copy too
-│   ├── CorrectionNotRecommended                        tuning found that correction would hurt
-│   └── UnknownStateVersion
-├── CannotMigrate                         the collection has something that cannot be carried over
-├── NoSpareColumns                                no column to spare for a further profile
+│   ├── Cancelled                         on request, between two batches; the next run continues
+│   ├── NotCaughtUp                       rows keep changing that no client also writes to the copy
+│   ├── CorrectionNotRecommended          tuning found that correction would hurt
+│   └── UnknownStateVersion               another version of this package wrote the state
+├── CannotMigrate                         the collection has something that cannot be copied
+├── NoSpareColumns                        no column to spare for a further profile
 ├── VerificationFailed                    the copy differs from its source, with the rows
 ├── UnsupportedOperation                  a call that a corrected collection cannot answer
-├── MissingExtra                          what was asked for needs an extra that is not installed
+├── MissingExtra                          the request needs an extra that is not installed
 ├── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
-├── HookFailed                            a hook that must succeed before a step did not
-└── CriticalLoad                          the critical-load command says that the server bears no more
+├── HookFailed                            a hook that must succeed before a step failed
+└── CriticalLoad                          the critical-load command reports too much load
 """
 
 from __future__ import annotations
@@ -53,15 +53,19 @@ from urllib.parse import unquote
 SECRET_VARIABLES = ("MILVUS_HUBNESS_TOKEN", "MILVUS_TOKEN", "QDRANT_API_KEY")
 MASK = "***"
 
-# The rest of a URI, and user:password@ without a scheme. Both take linear time: whole pages are redacted.
+# The rest of a URI, and user:password@ without a scheme. Both take linear time, because whole pages are
+# redacted.
 _AFTER_SCHEME = re.compile(r"""://([^\s"'<>]*)""")
 _WITHOUT_SCHEME = re.compile(r"""(?<![^\s"'<>/])[^\s"'<>/:@]+:[^\s"'<>/@]*@(?=[\w\[])""")
 _remembered: set[str] = set()
 
 
 def redacted(text: str, secrets: Collection[str] = ()) -> str:
-    """Return `text` with *** for the user and the password of each URI, for each of `secrets`, and for the
-    secrets that this process knows, also where they are part of a text in JSON."""
+    """Return `text` with *** in place of secrets.
+
+    These are the user and the password of each URI, each of `secrets`, and the secrets that this process
+    remembers or has in its environment. Secrets are also replaced where they are part of a text in JSON.
+    """
     for secret in sorted(all_secrets(secrets), key=len, reverse=True):
         in_json = json.dumps(secret, ensure_ascii=False)[1:-1]
         text = text.replace(secret, MASK).replace(in_json, MASK)
@@ -69,12 +73,12 @@ def redacted(text: str, secrets: Collection[str] = ()) -> str:
 
 
 def remember_secrets(*secrets: str) -> None:
-    """Have `redacted` replace these as well, from now on and in all of this process."""
+    """Make `redacted` replace these secrets as well, from now on and in the whole process."""
     _remembered.update(filter(None, secrets))
 
 
 def remembered_secrets() -> frozenset[str]:
-    """Return what `remember_secrets` was given."""
+    """Return the secrets that `remember_secrets` has received."""
     return frozenset(_remembered)
 
 
@@ -86,15 +90,17 @@ def all_secrets(secrets: Collection[str] = ()) -> set[str]:
 
 
 def secrets_in(uri: str) -> set[str]:
-    """Return the user:password part of a URI, as it is written and with its percent-encoding undone. A user
-    alone, such as root, is too common a word to be replaced in other texts than URIs."""
+    """Return the user:password part of a URI, as it is written and with its percent-encoding undone.
+
+    A user alone, such as root, is too common a word to be replaced in texts other than URIs.
+    """
     _, scheme, rest = uri.partition("://")
     userinfo = rest.rpartition("@")[0] if scheme else ""
     return {form for form in (userinfo, unquote(userinfo)) if ":" in form}
 
 
 def _without_userinfo(uri: re.Match[str]) -> str:
-    # An invalid one may have "/" and "@" in its password: up to the last "@" all may be secret.
+    # An invalid URI may have "/" and "@" in its password, so everything up to the last "@" may be secret.
     _, at, address = uri[1].rpartition("@")
     return f"://{MASK}@{address}" if at else uri[0]
 
@@ -124,11 +130,11 @@ class EmptyBank(InvalidInput):
 
 
 class BankTooSmall(InvalidInput):
-    """The estimator needs more queries than the bank holds."""
+    """The estimator needs more queries than the bank has."""
 
 
 class BankTooLarge(InvalidInput):
-    """The bank does not fit into the memory that was granted."""
+    """The bank does not fit into its memory budget."""
 
 
 class InvalidParameter(InvalidInput):
@@ -136,11 +142,11 @@ class InvalidParameter(InvalidInput):
 
 
 class InvalidConfig(InvalidParameter):
-    """A configuration file is wrong; the message has a line for each place."""
+    """A configuration file is wrong; the message has a line for each mistake."""
 
 
 class EncoderMismatch(InvalidInput):
-    """A network was trained for vectors of another encoder, or does not say of which."""
+    """A network was trained for vectors of another encoder, or its file does not name the encoder."""
 
 
 class UnreadableFile(InvalidInput):
@@ -164,48 +170,48 @@ class CollectionExists(StoreError):
 
 
 class EmptyCollection(StoreError):
-    """The collection holds no rows, so there is nothing to correct."""
+    """The collection has no rows, so there is nothing to correct."""
 
 
 class DualWriteFailed(StoreError):
-    """A write reached a collection that is being migrated, and not the one that its rows are carried to."""
+    """A write reached the source of a migration, but not the copy."""
 
 
 class WriteIntentFailed(StoreError):
-    """A write could not be noted in the write-intent log of a collection whose rows a refresh is
-    rewriting."""
+    """A write could not be noted in the write-intent log of a collection whose rows a refresh rewrites."""
 
 
 class StateError(HubnessError):
-    """What the collection says about its biases does not allow this."""
+    """The collection state does not allow this."""
 
 
 class AlreadyCorrected(StateError):
-    """The collection already carries biases."""
+    """The collection is corrected already."""
 
 
 class NotCorrected(StateError):
-    """The collection carries no biases."""
+    """The collection is not corrected."""
 
 
 class UnfinishedMigration(StateError):
-    """A copy that an earlier migration began and never verified."""
+    """An earlier migration left a copy that it never verified."""
 
 
 class ResumeRefused(StateError):
-    """An unfinished migration was begun with other arguments, or its source has changed its schema since."""
+    """An unfinished migration was started with other arguments, or its source has changed its schema
+    since."""
 
 
 class NoMigration(StateError):
-    """The ledger knows of no migration of that name."""
+    """The ledger has no migration of that name."""
 
 
 class WrongPhase(StateError):
-    """The migration is not where this step begins."""
+    """This step does not start from the phase of the migration."""
 
 
 class LeaseHeld(StateError):
-    """Another process is at work on the collection; this one changed nothing."""
+    """Another process holds the lease of the collection; this one changed nothing."""
 
 
 class LeaseLost(StateError):
@@ -213,11 +219,12 @@ class LeaseLost(StateError):
 
 
 class Cancelled(StateError):
-    """Ended as asked, between two batches. The next run carries on from there."""
+    """The job ended on request, between two batches. The next run continues from there."""
 
 
 class NotCaughtUp(StateError):
-    """The copy cannot follow: rows keep changing that no client of ours writes to both collections."""
+    """The copy cannot catch up: rows keep changing that no client of this package writes to both
+    collections."""
 
 
 class CorrectionNotRecommended(StateError):
@@ -225,11 +232,11 @@ class CorrectionNotRecommended(StateError):
 
 
 class UnknownStateVersion(StateError):
-    """The state was written by another version of this package."""
+    """Another version of this package wrote the state."""
 
 
 class CannotMigrate(HubnessError):
-    """The collection has something that cannot be carried over."""
+    """The collection has something that cannot be copied."""
 
 
 class VerificationFailed(HubnessError):
@@ -245,7 +252,7 @@ class UnsupportedOperation(HubnessError):
 
 
 class MissingExtra(HubnessError):
-    """What was asked for needs an extra of this package that is not installed."""
+    """The request needs an extra of this package that is not installed."""
 
 
 class FaissConflict(HubnessError):
@@ -253,14 +260,14 @@ class FaissConflict(HubnessError):
 
 
 class HookFailed(HubnessError):
-    """A hook that must succeed before a step of a migration did not."""
+    """A hook that must succeed before a step of a migration failed."""
 
 
 class CriticalLoad(HubnessError):
-    """The critical-load command says that the server bears no more."""
+    """The critical-load command reports too much load on the server."""
 
 
 def name_some(rows: Sequence[object], limit: int = 5) -> str:
-    """The first few of `rows` for an error message: "3, 17, 40 and 12 more"."""
+    """Return the first few of `rows` for an error message: "3, 17, 40 and 12 more"."""
     shown = ", ".join(str(row) for row in rows[:limit])
     return shown if len(rows) <= limit else f"{shown} and {len(rows) - limit} more"

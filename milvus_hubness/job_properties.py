@@ -17,13 +17,13 @@ ONLINE_BANKS_PROPERTY = "hubness_online_banks"
 
 
 FEWEST_SAMPLES = 2_000
-"""So many places samples of live queries have at the least."""
+"""Smallest number of slots for query samples."""
 
 
 class TuningRecord(FrozenModel):
-    """What `tune` found for a collection: a choice for this bank, or the advice to leave it alone.
+    """The result of `tune` for a collection: a choice for this bank, or the advice to leave it alone.
 
-    choice: an estimator as its dictionary, with the strength to apply it at; None for "leave it alone".
+    choice: an estimator as its dictionary, with the strength; None for "leave it alone".
     """
 
     verdict: Literal["apply", "apply weakly", "leave it alone"]
@@ -36,16 +36,15 @@ class TuningRecord(FrozenModel):
 
 
 def read_tuning(properties: Mapping[str, str]) -> TuningRecord | None:
-    """What tuning left among a collection's properties. Raises StateError where it is broken."""
+    """Read the tuning result from a collection's properties. Raises StateError if it is broken."""
     return read_property(properties, TUNING_PROPERTY, TuningRecord)
 
 
 class DualWrite(FrozenModel):
-    """Who writes to this collection writes the same to another one too, first here and then there, while rows
-    are carried from here to there.
+    """Dual writes of a migration: clients send each write to this collection first, then to the copy.
 
-    collection: the other one. required: whether a write that the other does not take has failed; before that
-    the next catch-up pass repairs it.
+    collection: the copy. required: whether a write fails if the copy does not take it; before that, the next
+    catch-up pass repairs it.
     """
 
     collection: str
@@ -53,18 +52,17 @@ class DualWrite(FrozenModel):
 
 
 def read_dual_write(properties: Mapping[str, str]) -> DualWrite | None:
-    """What a migration left among a collection's properties. Raises StateError where it is broken."""
+    """Read the dual-write record from a collection's properties. Raises StateError if it is broken."""
     return read_property(properties, DUAL_WRITE_PROPERTY, DualWrite)
 
 
 class WriteIntentLog(FrozenModel):
-    """Who writes to this collection notes the write in a write-intent log first, while a job rewrites rows
-    here: what the job undoes of it, it does again from there.
+    """A write-intent log: while a job rewrites rows here, clients note each write in it first.
 
-    collection: holds for each key what was last noted of it. rows: holds the rows. made: tells what is noted
-    for one job from what was noted for others. auto_id: the server makes the keys of inserted rows, which
-    therefore are none that a job could have read before. by_partition: rows of one key may lie in several
-    partitions.
+    If the job undoes a write, it replays the write from the log. collection: the collection with the last
+    note of each key. rows: the collection with the noted rows. made: separates the notes for one job from
+    those for others. auto_id: the server creates the keys of inserted rows, so no job can have read such rows
+    before. by_partition: rows of one key may be in several partitions.
     """
 
     collection: str
@@ -78,18 +76,19 @@ class WriteIntentLog(FrozenModel):
 
 
 def read_intent_log(properties: Mapping[str, str]) -> WriteIntentLog | None:
-    """What a refresh left among a collection's properties. Raises StateError where it is broken."""
+    """Read the write-intent log from a collection's properties. Raises StateError if it is broken."""
     return read_property(properties, WRITE_INTENTS_PROPERTY, WriteIntentLog)
 
 
 class OnlineBank(FrozenModel):
-    """How the online bank of one profile works: a share of its live queries is sampled into a collection,
-    from which a job takes them into the bank.
+    """Settings of the online bank of one profile.
 
-    field, profile: whose bank. samples_collection: the collection of samples. rate: the share of queries that
-    clients sample. size: places in the bank. seed_share: of these, the share that queries which the bank
-    began with keep. half_life_seconds: the age at which a query counts half as much as a new one.
-    duplicate_cosine: queries whose cosine is above it are the same."""
+    Clients sample a share of its live queries into a collection, from which a job takes them into the bank.
+    field, profile: those of the bank. samples_collection: the collection of samples. rate: the share of
+    queries that clients sample. size: capacity of the bank. seed_share: the share of it that is reserved for
+    the queries that the bank started with. half_life_seconds: the age at which a query counts half as much as
+    a new one. duplicate_cosine: two queries with a cosine above it are duplicates.
+    """
 
     field: str
     profile: str
@@ -102,18 +101,20 @@ class OnlineBank(FrozenModel):
 
     @property
     def capacity(self) -> int:
-        """How many places samples of this profile have in `samples_collection`. Each takes one at random: as
-        long as few wait, few take the place of another."""
+        """Number of slots for samples of this profile in `samples_collection`.
+
+        Each sample takes a random slot: while few samples wait, few replace another.
+        """
         return max(2 * self.size, FEWEST_SAMPLES)
 
 
 class OnlineBanks(FrozenModel):
-    """Those of a collection."""
+    """The online banks of a collection."""
 
     banks: tuple[OnlineBank, ...]
 
 
 def read_online_banks(properties: Mapping[str, str]) -> tuple[OnlineBank, ...]:
-    """The online banks of a collection. Raises StateError where what it says of them is broken."""
+    """Read the online banks from a collection's properties. Raises StateError if the record is broken."""
     result = read_property(properties, ONLINE_BANKS_PROPERTY, OnlineBanks)
     return result.banks if result else ()

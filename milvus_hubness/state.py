@@ -30,14 +30,14 @@ BIAS_FIELD = "hubness_bias"
 EPOCH_FIELD = "hubness_epoch"
 NORM_FIELD = "hubness_norm"
 SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
-"""Where biases lie in fields beside the vectors: the slots in turn."""
+"""Fields with the biases, by slot, in the bias location `fields`."""
 SIDE_FIELD = "biases"
-"""Where they lie in a collection of their own: a vector field that holds the slots."""
+"""Vector field of a side collection; its components are the slots."""
 SECOND_VECTOR_FIELD = "hubness_vector"
-"""A second vector field of a collection, which holds the augmented form where the user's own keeps theirs."""
+"""Second vector field: it holds the augmented vectors, and the user's own field holds the raw ones."""
 
 SLOTS_PER_PROFILE = 2
-"""One that searches read, one that the next refresh fills."""
+"""One slot that searches read, and one that the next refresh writes."""
 
 STATE_TTL = 5.0
 """Default TTL of the cached collection state, in seconds."""
@@ -55,9 +55,10 @@ class FrozenModel(BaseModel):
 class BankReference(FrozenModel):
     """Reference to one generation of a bank collection.
 
-    generation: digest of its queries, potentials and targets, which names its rows. fingerprint: of the
-    queries and targets alone, as a bank file has it. count: number of queries. nearest: name of the rows that
-    list the nearest items of each query and target, for a gate; empty without a gate.
+    generation: digest of its queries, potentials and targets; it names the rows of the generation.
+    fingerprint: digest of the queries and targets alone, the same as that of a bank file. count: number of
+    queries. nearest: name of the rows that list the nearest items of each query and target, for a gate; empty
+    without a gate.
     """
 
     collection: str
@@ -68,7 +69,7 @@ class BankReference(FrozenModel):
 
 
 class Former(FrozenModel):
-    """What the biases of a profile came from before: a refresh that goes back makes them anew."""
+    """The former source of a profile's biases, from which a refresh that goes back computes them again."""
 
     estimator: dict[str, Any]
     mean_bias: float
@@ -77,14 +78,15 @@ class Former(FrozenModel):
 
 
 class Profile(FrozenModel):
-    """One set of biases.
+    """A bias profile.
 
-    estimator: name and parameters. slot: the column that searches read. standby: the column that the next
-    refresh fills before the two change places. mean_bias: c, taken off every stored bias; it moves no
-    ranking. epoch counts the refreshes, from 1. strength: w of searches that name none. gate: with a number
-    k, only queries are corrected whose raw nearest item is among the k nearest of some bank query.
-    gate_targets: with a number k too, or among the k nearest of some item of the target bank. former: what it
-    was before the last full refresh."""
+    estimator: name and parameters. slot: the active slot, which searches read. standby: the standby slot,
+    which the next refresh fills before the two switch roles. mean_bias: c, subtracted from every stored bias;
+    it changes no ranking. epoch: counts the refreshes, from 1. strength: w of searches that name none. gate:
+    a number k; searches correct only queries whose raw nearest item is among the k nearest of some bank
+    query. gate_targets: a number k; searches also correct queries whose raw nearest item is among the k
+    nearest of some item of the target bank. former: the source of the biases before the last full refresh.
+    """
 
     estimator: dict[str, Any]
     slot: int = Field(ge=0)
@@ -100,17 +102,17 @@ class Profile(FrozenModel):
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """Where its biases come from, and came from before."""
+        """The banks of the current biases and of the former ones."""
         return (self.bank, *([self.former.bank] if self.former else []))
 
 
 class CandidateReranking(FrozenModel):
-    """Biases beside the vectors, which are stored as the user gave them: searches fetch `candidates` rows and
-    subtract the biases from their scores.
+    """Candidate re-ranking of the bias locations `fields` and `side_collection`.
 
-    side: the collection that holds the biases under the same keys; None where fields of the collection do.
-    missed: the share of the exact corrected top 10 outside that many candidates, in the mean over `queries`;
-    allowed: the share up to which that was to be.
+    Vectors are stored as the user gave them; searches fetch `candidates` rows and subtract the biases from
+    their scores. side: the collection that holds the biases under the same keys; None if fields of the
+    collection hold them. missed: the share of the exact corrected top 10 outside that many candidates,
+    averaged over `queries` queries; allowed: the upper limit of that share in the choice of `candidates`.
     """
 
     side: str | None
@@ -121,10 +123,10 @@ class CandidateReranking(FrozenModel):
 
 
 class Incoming(FrozenModel):
-    """A set of biases on its threshold: a refresh is writing the slot that searches do not read yet.
+    """A change of a profile's biases: a refresh writes a slot that searches do not read yet.
 
-    name: of the profile. profile: as it will be; its slot is the one that is being written. Rows written
-    meanwhile get both biases, the old one in the old slot and this one's in its slot.
+    name: of the profile. profile: its value after the change; its slot is the one that is being written. Rows
+    written meanwhile get both biases: the old one in the old slot, the new one in the new slot.
     """
 
     name: str
@@ -132,18 +134,19 @@ class Incoming(FrozenModel):
 
 
 class CollectionState(FrozenModel):
-    """Everything a client or a job needs to speak to a corrected vector field.
+    """The state of a corrected vector field, for clients and jobs.
 
-    suffix: what the names of our fields and our property end with, so that those of several corrected fields
-    of a collection differ; empty for the first. profiles: sets of biases by name; active: the one that
-    searches use when they name none. source: the collection it was copied from, itself where the biases lie
-    beside. phase: "copying" until the copy, or the second field, is verified. executor: None where the biases
-    lie in the vectors. second_vector: a second vector field that holds the augmented form and is searched in
-    place of `field`, which keeps the vectors as the user gave them; None where that holds the augmented form
-    itself. offset, scale, anchor, pull, locality_hints, reach, mean: the layout's. dtype: of the numbers in
-    the field. incoming: what a refresh that is under way will make of one profile. outgoing: what one was
-    until a moment ago: clients that have not heard of the change still read its slot, so rows that are
-    written get that bias there too. migration: the id of the migration that created the collection as a copy.
+    suffix: end of the names of the hidden fields and of the property, which differ between several corrected
+    fields of a collection; empty for the first field. profiles: bias profiles by name; active: the one that
+    searches use when they name none. source: the collection that this one was copied from; the collection
+    itself if it was corrected without a copy. phase: "copying" until the copy, or the second field, is
+    verified. reranking: None unless the bias location is `fields` or `side_collection`. second_vector: a
+    second vector field with the augmented vectors, which is searched in place of `field`; `field` then has
+    the vectors as the user gave them; None if `field` itself has the augmented vectors. offset, scale,
+    anchor, pull, locality_hints, reach, mean: those of the layout. dtype: of the numbers in the field.
+    incoming: the next value of a profile that a refresh is changing. outgoing: the former value of a profile
+    that has just changed: clients with an older cached state still read its slot, so new rows get that bias
+    there too. migration: the id of the migration that created the collection as a copy.
     """
 
     version: Literal[1] = VERSION
@@ -173,7 +176,7 @@ class CollectionState(FrozenModel):
 
     @property
     def layout(self) -> Layout:
-        """How the field's vectors are stored and asked."""
+        """The columns of the field's augmented vectors and queries."""
         return _layout(
             self.dim,
             self.metric,
@@ -190,19 +193,22 @@ class CollectionState(FrozenModel):
 
     @property
     def form(self) -> StorageFormat:
-        """How the layout's rows, or where the biases lie beside the user's own, lie in the searched field."""
+        """The storage format of the searched field.
+
+        It is for augmented vectors, or for the user's own vectors if they stay as they are.
+        """
         if self.reranking is not None:
             return _form(self.dtype, self.dim, 0, 1)
         return form_of(self.layout, self.dtype)
 
     @property
     def searched_field(self) -> str:
-        """The vector field that searches of `field` are sent to."""
+        """The vector field that searches of `field` use."""
         return self.second_vector or self.field
 
     @property
     def leaves_vectors(self) -> bool:
-        """Whether `field` holds the vectors as the user gave them."""
+        """Whether `field` has the vectors as the user gave them."""
         return self.reranking is not None or self.second_vector is not None
 
     @property
@@ -216,7 +222,7 @@ class CollectionState(FrozenModel):
         return self.profiles[self.active]
 
     def profile_of(self, name: str | None) -> Profile:
-        """The profile of that name, the active one for None. Raises InvalidInput."""
+        """Return the profile of that name, the active one for None. Raises InvalidInput."""
         if name is not None and name not in self.profiles:
             known = ", ".join(self.profiles)
             raise InvalidInput(f"no profile {name!r} for field {self.field!r}, there are: {known}")
@@ -224,15 +230,20 @@ class CollectionState(FrozenModel):
 
     @property
     def shown_slot(self) -> int:
-        """The slot whose bias rows that are written now show in `bias_field`: the active profile's, or what
-        a refresh is about to make of it."""
+        """The slot whose bias new rows show in `bias_field`.
+
+        It is the slot of the active profile, or of its next value while a refresh is changing it.
+        """
         if self.incoming is not None and self.incoming.name == self.active:
             return self.incoming.profile.slot
         return self.profile.slot
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """Those that biases come from, came from before, or are about to."""
+        """The banks of all profiles.
+
+        They are those of the current biases, of the former ones and of those that a refresh is writing.
+        """
         moving = [each.profile for each in (self.incoming, self.outgoing) if each is not None]
         return tuple(bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks)
 
@@ -243,42 +254,48 @@ class CollectionState(FrozenModel):
 
     @property
     def bias_field(self) -> str:
-        """The scalar field with the active profile's bias; in fields beside the vectors, slot 0."""
+        """The scalar field with the active profile's bias; with the bias location `fields`, slot 0."""
         return BIAS_FIELD + self.suffix
 
     @property
     def epoch_field(self) -> str:
-        """The scalar field that says when the row's bias was computed."""
+        """The scalar field with the epoch in which the row's bias was computed."""
         return EPOCH_FIELD + self.suffix
 
     @property
     def norm_field(self) -> str | None:
-        """The scalar field with ‖r‖, where the stored vectors lost it."""
+        """The scalar field with ‖r‖; None if the stored vectors still have that length."""
         return NORM_FIELD + self.suffix if self.metric == "COSINE" and not self.leaves_vectors else None
 
     @property
     def slot_fields(self) -> tuple[str, ...]:
-        """The scalar fields that hold the slots, where these lie in fields beside the vectors."""
+        """The scalar fields that hold the slots with the bias location `fields`."""
         return tuple(field + self.suffix for field in SLOT_FIELDS)
 
     @property
     def hidden_fields(self) -> tuple[str, ...]:
-        """The fields this package added, which readers do not see unless they ask by name."""
+        """The fields that this package added; readers do not see them unless they name them."""
         if self.reranking is not None:
             return () if self.reranking.side else (*self.slot_fields, self.epoch_field)
         further = [name for name in (self.norm_field, self.second_vector) if name]
         return (self.bias_field, self.epoch_field, *further)
 
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """`vectors` as (n, d) float32, fit to be inserted. Raises as Layout.validate_vectors, and
-        InvalidInput naming a row that could not be read back bit for bit."""
+        """Return `vectors` as float32 (n, d), valid for insertion.
+
+        Raises as Layout.validate_vectors does, and InvalidInput naming a row that could not be read back bit
+        for bit.
+        """
         rows = self.layout.validate_vectors(vectors, what)
         if problem := self.unreadable(rows, range(len(rows))):
             raise InvalidInput(f"{what} {problem}: leave it out, or correct {self.source!r} by enable")
         return rows
 
     def unreadable(self, rows: Floats, keys: Sequence[Any]) -> str:
-        """Which number of rows (n, d) would not be read back bit for bit; empty where all would."""
+        """Return a message about a number that would not be read back bit for bit; empty if all would.
+
+        rows: (n, d). keys: names of the rows in the message.
+        """
         if not self.mean or self.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)
@@ -292,7 +309,7 @@ class CollectionState(FrozenModel):
         )
 
     def with_profile(self, profile: Profile, name: str | None = None) -> CollectionState:
-        """This state with the profile of that name, the active one for None, replaced or added."""
+        """Return this state with the named profile (the active one for None) replaced or added."""
         return self.model_copy(update={"profiles": {**self.profiles, name or self.active: profile}})
 
     def to_json(self) -> str:
@@ -300,7 +317,7 @@ class CollectionState(FrozenModel):
 
     @classmethod
     def from_json(cls, text: str) -> CollectionState:
-        """Raises UnknownStateVersion for another version's state, StateError for a broken one."""
+        """Parse a state. Raises UnknownStateVersion for another version, StateError for a broken state."""
         try:
             version = json.loads(text)["version"]
         except (ValueError, KeyError, TypeError):
@@ -320,8 +337,10 @@ class CollectionState(FrozenModel):
 
 
 def read_property(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:
-    """The record in a property; None where that is not there or, as servers that cannot drop it have it,
-    empty."""
+    """Read a record from a property; None if the property is missing or empty.
+
+    Servers that cannot drop a property have an empty one. Raises StateError if the record is broken.
+    """
     text = properties.get(name)
     if not text:
         return None
@@ -332,7 +351,7 @@ def read_property(properties: Mapping[str, str], name: str, kind: type[Told]) ->
 
 
 def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
-    """The states among a collection's properties, by the vector field that each is of."""
+    """Return the states among a collection's properties, by vector field."""
     found = [
         CollectionState.from_json(text)
         for name, text in sorted(properties.items())
@@ -342,29 +361,32 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
 
 
 _layout = lru_cache(maxsize=256)(Layout)
-"""A state is asked for its layout at every turn."""
+"""Layouts are cached, because the code reads the layout of a state often."""
 _form = lru_cache(maxsize=256)(StorageFormat)
 
 
 def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
-    """How rows of that layout lie in a field of that type. Raises InvalidParameter where it is too narrow."""
+    """Return the storage format of a layout's rows in a field of `dtype`.
+
+    Raises InvalidParameter if the field is too narrow.
+    """
     return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
 
 
 def slots_for(profiles: int) -> int:
-    """How many columns so many sets of biases need. Raises InvalidParameter."""
+    """Return how many slots that many profiles need. Raises InvalidParameter."""
     if profiles < 1:
         raise InvalidParameter(f"profiles start at 1, got {profiles}")
     return SLOTS_PER_PROFILE * profiles
 
 
 def suffix_for(field: str, others: Collection[CollectionState]) -> str:
-    """The suffix of a field's state that joins `others`."""
+    """Return the suffix of a new field's state; `others` are the states of the collection."""
     return f"_{field}" if any(not state.suffix for state in others if state.field != field) else ""
 
 
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:
-    """`state`, or NotCorrected naming the collection."""
+    """Return `state`, or raise NotCorrected naming the collection."""
     if state is None:
         raise NotCorrected(f"collection {collection!r} carries no biases: migrate it first")
     return state

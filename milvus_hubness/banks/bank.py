@@ -34,20 +34,23 @@ if TYPE_CHECKING:
     BankLike: TypeAlias = "QueryBank | npt.ArrayLike | torch.Tensor"
 else:
     BankLike = Any  # Pydantic models with a field of this type evaluate it.
-"""What `QueryBank.of` takes, and with it every public function that takes a bank."""
+"""Type of the banks that `QueryBank.of` and every public function with a bank accept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Origins:
-    """Where each of n queries came from. numbers (n,) int64: of a live query that of its sample, from 0 up;
-    below 0 of one that a bank began with. at (n,) int64: when it was asked or given, Unix time in seconds."""
+    """Origins of n queries.
+
+    numbers: (n,) int64; a live query has the number of its sample, from 0 up; a query that the bank started
+    with has a number below 0. at: (n,) int64, the time of the query in Unix seconds.
+    """
 
     numbers: npt.NDArray[np.int64]
     at: npt.NDArray[np.int64]
 
     @classmethod
     def seeds(cls, count: int, at: int) -> Origins:
-        """Of queries that a bank begins with."""
+        """Return the origins of queries that a bank starts with."""
         return cls(-1 - np.arange(count, dtype=np.int64), np.full(count, at, np.int64))
 
     def __len__(self) -> int:
@@ -55,7 +58,7 @@ class Origins:
 
     @property
     def are_seeds(self) -> npt.NDArray[np.bool_]:
-        """(n,) whether a bank began with it."""
+        """(n,) whether the bank started with the query."""
         seeds: npt.NDArray[np.bool_] = self.numbers < 0
         return seeds
 
@@ -68,10 +71,10 @@ class Origins:
 
 @dataclass(frozen=True, eq=False)
 class QueryBank:
-    """Queries of the kind that will be asked, one vector a row; what they are copied from may change freely.
+    """Reference queries, one vector per row. The bank has its own copy of them.
 
-    vectors: (n, d) of numbers, n and d at least 1; kept as float32, C-contiguous and read-only. All-zero
-    rows are allowed. source: where they came from, for people. origins: where each did, as far as known.
+    vectors: (n, d) numbers, n and d at least 1; stored as float32, C-contiguous and read-only. All-zero rows
+    are allowed. source: where they came from, for people. origins: the origin of each query, if known.
 
     Raises EmptyBank, NonFiniteVectors (naming the rows), DimensionMismatch (rows of unequal length) and
     InvalidInput (not 2-D, not numbers).
@@ -93,15 +96,15 @@ class QueryBank:
 
     @classmethod
     def of(cls, bank: BankLike) -> QueryBank:
-        """The bank itself, or one made of an array, a tensor or a list of lists."""
+        """Return the bank itself, or a bank of an array, a tensor or a list of lists."""
         return bank if isinstance(bank, QueryBank) else cls(as_vectors(bank, "the bank"))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], column: str | None = None) -> QueryBank:
-        """A bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
+        """Load a bank from a .npy, .npz, .parquet, .arrow, .feather or .ipc file.
 
-        column: the array of an .npz or the list<number> column of a table; needed where there are several.
-        Raises UnreadableFile, InvalidInput for a column that is not there, and what `QueryBank` raises.
+        column: the array of an .npz or the list<number> column of a table; needed if there are several.
+        Raises UnreadableFile, InvalidInput for a missing column, and the errors of `QueryBank`.
         """
         path = Path(path)
         read = _READERS.get(path.suffix.lower())
@@ -120,20 +123,20 @@ class QueryBank:
 
     @cached_property
     def fingerprint(self) -> str:
-        """ "sha256:…" over the shape and the float32 values: equal for equal banks on every machine."""
+        """Digest "sha256:…" of the shape and the float32 values: equal for equal banks on every machine."""
         digest = hashlib.sha256(f"{len(self)}x{self.dim}:".encode())
         digest.update(self.vectors.astype("<f4", copy=False).data)
         return f"sha256:{digest.hexdigest()}"
 
     def require(self, at_least: int) -> None:
-        """Raises BankTooSmall if the bank holds fewer than `at_least` queries."""
+        """Raise BankTooSmall if the bank has fewer than `at_least` queries."""
         if len(self) < at_least:
             raise BankTooSmall(
                 f"the bank from {self.source} holds {len(self)} queries; {at_least} are needed"
             )
 
     def expect_dim(self, dim: int, what: str) -> None:
-        """Raises DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
+        """Raise DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
         if dim != self.dim:
             raise DimensionMismatch(f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}")
 
@@ -144,10 +147,10 @@ def optional_bank(bank: BankLike | None) -> QueryBank | None:
 
 
 def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
-    """`rows` as a C-contiguous float32 array (n, d), d ≥ 1, all finite; `what` names them in errors.
+    """Return `rows` as a C-contiguous float32 array (n, d), d ≥ 1, with finite numbers only.
 
-    Raises InvalidInput (not 2-D, no columns, not numbers), DimensionMismatch (rows of unequal length) and
-    NonFiniteVectors, each naming the rows.
+    what: the name of the rows in error messages. Raises InvalidInput (not 2-D, no columns, not numbers),
+    DimensionMismatch (rows of unequal length) and NonFiniteVectors, each naming the rows.
     """
     if isinstance(rows, torch.Tensor):
         if rows.is_complex():
@@ -179,7 +182,7 @@ def _check_widths(widths: npt.ArrayLike, what: str) -> None:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """What numpy and pyarrow raise of a file, as UnreadableFile."""
+    """Convert the errors of NumPy and pyarrow about a file to UnreadableFile."""
     try:
         yield
     except InvalidInput:
@@ -240,7 +243,7 @@ _READERS: dict[str, Callable[[Path, str | None], npt.NDArray[Any]]] = {
 
 
 def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
-    """The column asked for, or the only one that holds lists of numbers."""
+    """Return the requested column, or the only one that has lists of numbers."""
     import pyarrow.types as types
 
     def holds_vectors(kind: Any) -> bool:
@@ -261,7 +264,7 @@ def _choose(path: Path, column: str | None, there: list[str], kind: str) -> str:
 
 
 def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:
-    """A list<number> column as (n, d)."""
+    """Return a list<number> column as (n, d)."""
     import pyarrow.compute as pc
 
     if cells.null_count:

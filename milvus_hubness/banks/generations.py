@@ -1,7 +1,7 @@
 """Bank collections: generations of stored banks, each named by the digest of its content.
 
 A generation never changes: another bank, or the same bank with other potentials, has another name and other
-row ids. Two writers of one generation write the same rows under the same ids, so that writes may be repeated,
+row ids. Two writers of one generation write the same rows under the same ids, so writes may be repeated,
 overlap or arrive late. Rows are written first and named in a collection state afterwards.
 """
 
@@ -34,16 +34,16 @@ Key = int | str
 
 
 Made = Literal["collection", "generation", "nothing"]
-"""What storing a bank added to the database."""
+"""Kind of object that `save_bank` created in the database."""
 
 
 @dataclass(frozen=True, eq=False)
 class StoredBank:
-    """What a bank collection keeps of one fit.
+    """The content of one generation: the bank of one fit.
 
-    potentials: (|queries|, p) float32, what the estimator found beside the bank; p = 0 where that is nothing.
-    targets: the target bank of estimators that have one. nearest: where searches are gated by them, the keys
-    of each query's nearest items, then of each target's.
+    potentials: (|queries|, p) float32, the estimator's result for each query; p = 0 if it has none. targets:
+    the target bank, for estimators that use one. nearest: for gated searches, the keys of each query's
+    nearest items, then of each target's.
     """
 
     queries: QueryBank
@@ -53,7 +53,7 @@ class StoredBank:
 
     @property
     def fingerprint(self) -> str:
-        """Of the queries, and of the targets where there are any; the potentials follow from them."""
+        """Digest of the queries, and of the targets if there are any; the potentials follow from them."""
         return self.queries.fingerprint + (f"+{self.targets.fingerprint}" if self.targets else "")
 
     @cached_property
@@ -64,8 +64,11 @@ class StoredBank:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows in the order of `keys`. vectors: (n, width) float32 of one field, whatever its type, as the layout
-    has them where it is corrected; rows: the other fields."""
+    """Rows in the order of `keys`.
+
+    vectors: (n, width) float32 of one field, whatever its type; in the columns of the layout if the field is
+    corrected. rows: the other fields.
+    """
 
     keys: list[Key]
     vectors: Floats
@@ -86,8 +89,11 @@ Row = dict[str, Any]
 
 
 def generation_of(bank: StoredBank) -> str:
-    """Return the name of the generation that holds `bank`: a digest of its queries, potentials and targets,
-    and of the origins of its queries where an online bank took some of them in."""
+    """Return the name of the generation of `bank`.
+
+    It is a digest of the queries, the potentials and the targets, and of the origins of the queries if an
+    online bank took some of them in.
+    """
     parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
         parts.append(bank.targets.vectors)
@@ -97,7 +103,7 @@ def generation_of(bank: StoredBank) -> str:
     digest = hashlib.sha256()
     for part in parts:
         digest.update(f"{part.dtype.kind}{'x'.join(map(str, part.shape))}:".encode())
-        # 0 is added since not every database keeps the sign of -0.0.
+        # 0 is added because not every database stores the sign of -0.0.
         digest.update(np.ascontiguousarray(part + part.dtype.type(0), part.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()[:DIGITS_OF_GENERATION]
 
@@ -113,13 +119,15 @@ def reference_to(collection: str, bank: StoredBank) -> BankReference:
 
 
 def holds(reference: BankReference, bank: StoredBank) -> bool:
-    """Return whether `bank` is what the reference names."""
+    """Return whether the reference names exactly this bank."""
     return generation_of(bank) == reference.generation
 
 
 def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
-    """Return `bank`, read from the rows that the reference names. Raises StateError where they hold another
-    bank."""
+    """Return `bank`, which was read from the rows that the reference names.
+
+    Raises StateError if these rows have another bank.
+    """
     if not holds(reference, bank):
         raise StateError(
             f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
@@ -130,13 +138,15 @@ def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
 
 
 def parts_of(reference: BankReference) -> list[str]:
-    """Return the parts of a generation that a StoredBank is made of."""
+    """Return the parts of a generation that a StoredBank consists of."""
     return [QUERIES, TARGETS, *([reference.nearest] if reference.nearest else [])]
 
 
 def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`, in any order: vectors (n, d), and the other
-    fields. Raises EmptyBank where there are no queries."""
+    """Return the bank in the rows of `parts_of(reference)`.
+
+    vectors: (n, d). rows: the other fields, in any order. Raises EmptyBank if there are no queries.
+    """
     numbers = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
     of_part = {part: [i for i in numbers if rows[i]["part"] == part] for part in parts_of(reference)}
     queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
@@ -167,16 +177,16 @@ def _row_id(generation: str, part: str, number: int) -> str:
 
 
 class BankGenerations(ABC):
-    """The bank methods of a store, except what differs between databases.
+    """The bank methods of a store, except those that differ between databases.
 
-    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a
-    list of nearest items), `number` within the part, `source` and `added_at`. Queries have `sample` too and,
-    where the estimator needs them, `potentials`. Rows of nearest items have a zero vector and the keys in
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list
+    of nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if
+    the estimator needs them, `potentials`. Rows of nearest items have a zero vector and the keys in
     `nearest`.
     """
 
     database = ""
-    """Source of the banks that are read from here."""
+    """Source of the banks that this store reads."""
     bank_field = ""
     """Name of the vector field of bank collections."""
 
@@ -197,7 +207,7 @@ class BankGenerations(ABC):
 
     @abstractmethod
     def _make_bank(self, collection: str, dim: int) -> None:
-        """Create an empty bank collection. Raises StoreError where the name is taken."""
+        """Create an empty bank collection. Raises StoreError if the name is taken."""
 
     @abstractmethod
     def _serve_bank(self, collection: str, metric: Metric) -> None:
@@ -209,7 +219,7 @@ class BankGenerations(ABC):
 
     @abstractmethod
     def _bank_key(self, row_id: str) -> Key:
-        """Return the database's own form of a row id."""
+        """Return a row id in the form of the database."""
 
     @abstractmethod
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
@@ -224,7 +234,7 @@ class BankGenerations(ABC):
         """Return the state of every corrected field of the database."""
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
-        """As Store.save_bank."""
+        """Save a bank as Store.save_bank describes."""
         created = self._ensure_bank(collection, bank.queries.dim, metric)
         reference = reference_to(collection, bank)
         writes = 0
@@ -249,7 +259,7 @@ class BankGenerations(ABC):
         return reference, "collection" if created else "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        """As Store.load_bank."""
+        """Load a bank as Store.load_bank describes."""
         batch = self._read_bank_rows(reference, parts_of(reference))
         bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
         return validated(reference, bank) if checked else bank
@@ -257,7 +267,7 @@ class BankGenerations(ABC):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        """As Store.save_nearest."""
+        """Save nearest items as Store.save_nearest describes."""
         first, second = (f"nearest_{collection}_{place}" for place in (0, 1))
         renewed = reference.model_copy(update={"nearest": second if reference.nearest == first else first})
         dim, _ = self._describe_bank(reference.collection)
@@ -267,19 +277,19 @@ class BankGenerations(ABC):
         return renewed
 
     def drop_bank_generation(self, reference: BankReference) -> None:
-        """As Store.drop_bank_generation."""
+        """Drop a generation as Store.drop_bank_generation describes."""
         self._expect_bank(reference.collection)
         if self._is_used(reference):
             return
         before = self._read_bank_rows(reference)
         self._delete_bank_rows(reference)
-        # A job may have named the generation in a collection state between the question and the deletion.
-        # One that does so from now on finds that the rows are gone.
+        # A job may have named the generation in a collection state between the check and the deletion. A job
+        # that does so from now on finds that the rows are gone.
         if self._is_used(reference):
             self._write_rows(reference.collection, before)
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
-        """Create the bank collection where there is none, and return whether there was none."""
+        """Create the bank collection if it does not exist, and return whether it was created."""
         created = False
         if not self.exists(collection):
             try:
@@ -295,7 +305,9 @@ class BankGenerations(ABC):
         return created
 
     def _expect_bank(self, collection: str, dim: int | None = None) -> None:
-        """Raises CollectionExists where it is no bank collection, and DimensionMismatch."""
+        """Raise CollectionExists if the collection is not a bank, and DimensionMismatch if its vectors have
+        another width.
+        """
         width, is_bank = self._describe_bank(collection)
         if not is_bank:
             raise CollectionExists(
@@ -321,7 +333,7 @@ class BankGenerations(ABC):
         )
 
     def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
-        """Write the queries and targets, and delete those of the `stored` rows that are others."""
+        """Write the queries and targets, and delete the other `stored` rows."""
         now = int(time.time())
         written: set[Key] = set()
         for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):

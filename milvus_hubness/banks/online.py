@@ -1,9 +1,9 @@
 """The online bank as a weighted reservoir: it merges sampled live queries into its own.
 
-Weighted sampling without replacement (A-Res; Efraimidis and Spirakis, 2006): of n queries those with the
-largest keys u_i^(1/w_i) are kept, u_i uniform on (0, 1). The weights decay with age by half-lives, counted
-forward from a fixed time (Cormode et al., 2009, "Forward decay"), so that no key ever changes. u_i is drawn
-from the query's own number: whatever is merged twice, or in another order, comes out the same.
+Weighted sampling without replacement (A-Res; Efraimidis and Spirakis, 2006): of n queries, those with the
+largest keys u_i^(1/w_i) stay, with u_i uniform on (0, 1). The weights decay with age by half-lives, counted
+forward from a fixed time (Cormode et al., 2009, "Forward decay"), so that no key ever changes. u_i is a hash
+of the query's number and the seed.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ BLOCK = 256
 
 @dataclass(frozen=True)
 class Terms:
-    """size: places in the bank. seed_share: of these, the share that queries which it began with keep.
-    half_life_seconds: the age at which a query weighs half. duplicate_cosine: queries whose cosine is above
-    it are the same. seed: of the draws."""
+    """Settings of the reservoir.
+
+    size: capacity of the bank. seed_share: the share of it that is reserved for queries that the bank started
+    with. half_life_seconds: the age at which a query has half the weight. duplicate_cosine: two queries with
+    a cosine above it are duplicates. seed: of the random draws.
+    """
 
     size: int
     seed_share: float
@@ -36,15 +39,18 @@ class Terms:
 
     @property
     def seed_places(self) -> int:
-        """Places for queries that the bank began with, as long as it has so many."""
+        """Slots reserved for queries that the bank started with, as long as it has so many."""
         return math.ceil(self.seed_share * self.size)
 
 
 @dataclass(frozen=True, eq=False)
 class Merged:
-    """bank: as it is now, None where nothing changed. taken: samples that came in; duplicates: samples of
-    what it holds; lost: samples that lost the draw or point nowhere; left: queries that gave up their
-    place."""
+    """The result of a merge.
+
+    bank: the new bank; None if nothing changed. taken: samples that came in; duplicates: samples of queries
+    that the bank has; lost: samples that lost the draw or are zero or not finite; left: queries that lost
+    their slot.
+    """
 
     bank: QueryBank | None
     taken: int
@@ -54,7 +60,9 @@ class Merged:
 
 
 def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
-    """(n,) ln w_i − ln(−ln u_i), with w_i = 2^(t_i / half-life): it orders queries as u_i^(1/w_i) does."""
+    """Return ln w_i − ln(−ln u_i), (n,), with w_i = 2^(t_i / half-life): it has the same order as
+    u_i^(1/w_i).
+    """
     uniform = _uniform(origins.numbers, terms.seed)
     weights = math.log(2) / terms.half_life_seconds * origins.at.astype(np.float64)
     ordered: npt.NDArray[np.float64] = weights - np.log(-np.log(uniform))
@@ -62,7 +70,7 @@ def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
 
 
 def safe_seeds(origins: Origins, terms: Terms) -> Flags:
-    """(n,) the queries of a bank that keep their places whatever comes."""
+    """Return which queries of a bank have a reserved slot, bool (n,)."""
     ranked = np.argsort(-priorities(origins, terms), kind="stable")
     safe = np.zeros(len(origins), bool)
     safe[ranked[origins.are_seeds[ranked]][: terms.seed_places]] = True
@@ -70,11 +78,13 @@ def safe_seeds(origins: Origins, terms: Terms) -> Flags:
 
 
 def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms) -> Merged:
-    """The bank, of those origins (n,), with what it takes of samples (m, d) of the origins `sampled` (m,).
+    """Merge samples into a bank.
 
-    A sample like one that is held, or like one of a larger key, is not taken. The bank's own queries are held
-    against each other never: what it began with may be alike. Queries that stay keep their rows, those that
-    come fill the rows of those that leave. Merging the same samples again changes nothing.
+    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) origins of the samples. A sample is
+    not taken if it is a duplicate of a query in the bank, or of a sample with a larger key. The bank's own
+    queries are not compared with each other, because the bank may have started with duplicates. Queries that
+    stay have the same rows as before; new ones fill the rows of those that leave. A second merge of the same
+    samples changes nothing.
     """
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
@@ -110,8 +120,11 @@ def unlike_each_other(vectors: Vectors, duplicate_cosine: float) -> Flags:
 
 
 def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms) -> Numbers:
-    """The rows that are held, in ascending order: the seeds of the largest keys in the seeds' places, then
-    whatever has the largest."""
+    """Return the rows of the new bank, in ascending order.
+
+    Reserved slots go to the seeds with the largest keys; the other slots go to the rows with the largest
+    keys.
+    """
     ordered = rows[np.argsort(-priority[rows], kind="stable")]
     safe = ordered[are_seeds[ordered]][: terms.seed_places]
     others = ordered[~np.isin(ordered, safe)]
@@ -120,7 +133,7 @@ def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, 
 
 
 def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbers:
-    """The rows in the order of the new bank."""
+    """Return the rows in the order of the new bank."""
     arrived = held[held >= own]
     arrived = arrived[np.argsort(-priority[arrived], kind="stable")]
     places = np.arange(own)
@@ -132,8 +145,10 @@ def _placed(held: Numbers, own: int, priority: npt.NDArray[np.float64]) -> Numbe
 
 
 def _unlike(units: Vectors, held: Numbers, rows: Numbers, most: float) -> Flags:
-    """(len(rows),) whether a row's cosine with each of `held`, and with each earlier row that is unlike all
-    before it, is at most `most`."""
+    """Return which rows are no duplicates, bool (len(rows),).
+
+    Their cosine with each of `held`, and with each earlier row that is no duplicate, is at most `most`.
+    """
     unlike = np.ones(len(rows), bool)
     against = units[held]
     for start in range(0, len(rows), BLOCK):
@@ -155,7 +170,9 @@ def _units(vectors: Vectors) -> Vectors:
 
 
 def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
-    """(n,) in (0, 1), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
+    """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the
+    seed.
+    """
     mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
     halves: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return halves

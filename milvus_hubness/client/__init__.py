@@ -1,4 +1,4 @@
-"""Clients that speak the original dimension and metric of corrected collections."""
+"""Clients that use the original dimension and metric of corrected collections."""
 
 from milvus_hubness.client.aio import AsyncHubnessClient
 from milvus_hubness.client.new_collections import CorrectionConfig

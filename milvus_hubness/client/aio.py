@@ -42,7 +42,7 @@ CONNECT_SECONDS = 10.0
 
 
 def _retried(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """`method` of AsyncMilvusClient, which makes remembered states wrong."""
+    """Wrap `method` of AsyncMilvusClient so that the client drops its cached states afterwards."""
 
     @functools.wraps(method)
     async def call(self: AsyncHubnessClient, *args: Any, **kwargs: Any) -> Any:
@@ -55,17 +55,18 @@ def _retried(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
-    """Use it wherever an AsyncMilvusClient is used. It is to that what HubnessClient is to MilvusClient.
+    """An AsyncMilvusClient that searches corrected collections by the corrected score.
 
-    Tasks may share it. Biases are computed in threads, and banks are read there over a plain MilvusClient,
-    which is connected when the first one is needed.
+    Use it wherever an AsyncMilvusClient is used. It extends AsyncMilvusClient as HubnessClient extends
+    MilvusClient. Tasks may share it. Biases are computed in threads. Banks are read in threads as well, over
+    a plain MilvusClient that connects when the first bank is needed.
 
-    strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
-    state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
-    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
-    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.3% of tau.
-    sample_queries: the share of queries sampled for online banks; None for what each collection says,
-    False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
+    strength: w of every search that names none; None uses the strength of each collection (1.0 unless
+    changed). state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two
+    refreshes. bank_budget: bytes of query banks that the client holds in memory; for a larger bank, a search
+    on the server finds enough of a new row's nearest queries to compute its bias to 0.3% of tau.
+    sample_queries: share of queries sampled for online banks; None uses the share of each collection, False
+    samples none. A sample has the query's vector, its profile and the time; no search waits for it.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         self._writing: MilvusClient | None = None
 
     def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
-        """Over a connection of its own, as the sampler writes from a thread."""
+        """Write samples over a separate connection, because the sampler writes from a thread."""
         if self._writing is None:
             self._writing = self._connect_plainly(db_name=self._plain_db)
         put_samples(self._writing, samples_collection, samples, WRITE_SECONDS)
@@ -129,7 +130,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         return await asyncio.to_thread(step.work)
 
     async def _bank(self, reference: BankReference) -> StoredBank:
-        """Read once for all tasks that wait for it."""
+        """Read the bank once for all tasks that wait for it."""
         loading = self._loading.get(reference)
         if loading is None:
             read = self._in_store(lambda store: store.load_bank(reference))
@@ -144,7 +145,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
             plain = self._plain
         return await asyncio.to_thread(lambda: work(MilvusStore(plain)))
 
-    # -- rows in --------------------------------------------------------------------------------------
+    # -- writes ---------------------------------------------------------------------------------------
 
     async def insert(
         self,
@@ -156,11 +157,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         bias: Bias = "compute",
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As AsyncMilvusClient.insert; each new row gets its bias from the bank, or with bias="pending" the
-        mean one until the next refresh.
+        """Insert rows as AsyncMilvusClient.insert does, and compute the bias of each from the bank.
 
-        Raises BankTooLarge where the bank neither fits into bank_budget nor can be searched instead, and
-        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank
+        neither fits into bank_budget nor can be searched on the server, and DimensionMismatch,
+        NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
         """
         return await self._run(
             self._operations.write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
@@ -176,8 +177,10 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         bias: Bias = "compute",
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As AsyncMilvusClient.upsert; rows that bring a vector get its bias. A partial update without one
-        keeps the vector and the bias as they are. Raises as `insert` does."""
+        """Upsert rows as AsyncMilvusClient.upsert does, and compute the bias of rows that have a vector.
+
+        A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
+        """
         return await self._run(
             self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
         )
@@ -191,9 +194,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         *,
         bias: Bias = "compute",
     ) -> list[str]:
-        """Write new rows of a corrected collection to Parquet files for a bulk import, each with its bias,
-        and return the paths. Raises as `insert` does, and UnsupportedOperation where biases are in a side
-        collection or a job works on the collection."""
+        """Write new rows of a corrected collection to Parquet files for a bulk import, and return the paths.
+
+        Each row has its bias. Raises as `insert` does, and UnsupportedOperation if the biases are in a side
+        collection or a job works on the collection.
+        """
         return await self._run(
             self._operations.write_import_files(collection_name, data, Path(folder), bias, timeout)
         )
@@ -207,12 +212,12 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         partition_name: str | None = None,
         **kwargs: Any,
     ) -> dict[str, int]:
-        """As AsyncMilvusClient.delete."""
+        """Delete rows as AsyncMilvusClient.delete does."""
         return await self._run(
             self._operations.delete(collection_name, ids, timeout, filter, partition_name, kwargs)
         )
 
-    # -- questions --------------------------------------------------------------------------------------
+    # -- searches and reads -----------------------------------------------------------------------------
 
     async def search(
         self,
@@ -237,15 +242,16 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.search, ranked by the corrected score.
+        """Search as AsyncMilvusClient.search does, ranked by the corrected score.
 
-        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. profile: the set of
-        biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead;
-        or, with a QuariReranker, more corrected ones, and rank those by what it has learned. candidates:
-        how many these are; None for what the re-ranker says.
-        with_raw_score: give each hit its uncorrected score as "raw_score". All are of no effect on a field
-        that carries no biases, but for a QuariReranker. Raises DimensionMismatch, InvalidInput,
-        InvalidParameter, and for a QuariReranker on such a field UnsupportedOperation.
+        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of
+        the bias profile. rerank: fetch more raw candidates and rank them against the bank; with a
+        QuariReranker, fetch more corrected candidates and rank them by its model. candidates: how many
+        candidates; None uses the number of the re-ranker. with_raw_score: give each hit its uncorrected score
+        as "raw_score". On a field that is not corrected, all of these have no effect, except a QuariReranker.
+
+        Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation for a QuariReranker
+        on a field that is not corrected.
         """
         options: dict[str, Any] = {
             "timeout": timeout,
@@ -304,7 +310,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         partition_names: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.query."""
+        """Query as AsyncMilvusClient.query does."""
         return await self._run(
             self._operations.query(
                 collection_name, filter, output_fields, timeout, ids, partition_names, kwargs
@@ -320,7 +326,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         partition_names: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.get."""
+        """Get rows as AsyncMilvusClient.get does."""
         return await self._run(
             self._operations.get(collection_name, ids, output_fields, timeout, partition_names, kwargs)
         )
@@ -339,9 +345,10 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         profile: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.hybrid_search, each request on a corrected field by the corrected score.
+        """Search as AsyncMilvusClient.hybrid_search does, with corrected scores on corrected fields.
 
-        Answers are merged here, and UnsupportedOperation raised, where HubnessClient.hybrid_search does so.
+        Merges answers in the client, and raises UnsupportedOperation, in the same cases as
+        HubnessClient.hybrid_search.
         """
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
         return await self._run(
@@ -368,10 +375,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> AsyncQueryIterator:
-        """MilvusClient.query_iterator for asyncio: `async for page in client.query_iterator(...)`.
+        """Iterate over a query as MilvusClient.query_iterator does.
 
-        Without output_fields rows come with every field, as from `query`. Wrong arguments raise what they do
-        there, iterator_cp_file and element_filter UnsupportedOperation.
+        Use it as `async for page in client.query_iterator(...)`. Without output_fields rows have every field,
+        as from `query`. Invalid arguments raise the same errors as in MilvusClient; iterator_cp_file and
+        element_filter raise UnsupportedOperation.
         """
         with refusing():
             return AsyncQueryIterator(
@@ -392,30 +400,33 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     async def hubness_state(
         self, collection_name: str, anns_field: str | None = None
     ) -> CollectionState | None:
-        """What the collection knows about a field's biases now; None where that carries none, and where none
-        is named of several that do."""
+        """Read the state of a corrected field from the collection.
+
+        anns_field: the field; it may be None if only one field is corrected. Returns None if the field is not
+        corrected, and if no field is named but several are corrected.
+        """
         self._operations.forget(collection_name)
         return (await self._run(self._operations.cached_state(collection_name))).state_of(anns_field)
 
     async def describe_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As AsyncMilvusClient.describe_collection, of the collection as the user made it."""
+        """Describe the collection as AsyncMilvusClient.describe_collection does, as the user created it."""
         return await self._run(self._operations.describe_collection(collection_name, timeout, kwargs))
 
     async def describe_index(
         self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
-        """As AsyncMilvusClient.describe_index, with the user's metric."""
+        """Describe an index as AsyncMilvusClient.describe_index does, with the user's metric."""
         return await self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
 
     async def list_indexes(
         self, collection_name: str, field_name: str | None = "", **kwargs: Any
     ) -> list[str]:
-        """As AsyncMilvusClient.list_indexes, without that of a second field that holds the augmented form."""
+        """List indexes as AsyncMilvusClient.list_indexes does, without that of a hidden vector field."""
         return await self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
-    # -- what makes a remembered state wrong --------------------------------------------------------------
+    # -- operations that invalidate the cached state ------------------------------------------------------
 
     async def create_collection(
         self,
@@ -433,9 +444,9 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         hubness: CorrectionConfig | Sequence[CorrectionConfig] | None = None,
         **kwargs: Any,
     ) -> None:
-        """As AsyncMilvusClient.create_collection. hubness: fields to correct from their first row on.
+        """Create a collection as AsyncMilvusClient.create_collection does.
 
-        Raises as HubnessClient.create_collection does.
+        hubness: fields to correct from their first row on. Raises as HubnessClient.create_collection does.
         """
         new = NewCollection(
             dimension,
@@ -457,14 +468,19 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     async def create_index(
         self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        """As AsyncMilvusClient.create_index. Raises as HubnessClient.create_index does."""
+        """Create an index as AsyncMilvusClient.create_index does.
+
+        Raises as HubnessClient.create_index does.
+        """
         await self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
     async def list_collections(
         self, timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
     ) -> list[str]:
-        """As AsyncMilvusClient.list_collections, without the collections that this package creates beside the
-        user's. include_internal: with them."""
+        """List collections as AsyncMilvusClient.list_collections does, without internal ones.
+
+        include_internal: list the collections that this package created for its own use too.
+        """
         names = await super().list_collections(timeout, **kwargs)
         return names if include_internal else await self._run(self._operations.list_collections(names))
 
@@ -476,14 +492,16 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         include_internal: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.list_aliases, without those by which jobs write. include_internal: with
-        them."""
+        """List aliases as AsyncMilvusClient.list_aliases does, without the aliases that jobs write through.
+
+        include_internal: list these too.
+        """
         return shown_aliases(await super().list_aliases(collection_name, timeout, **kwargs), include_internal)
 
     async def load_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        """As AsyncMilvusClient.load_collection; load_fields need not name the hidden fields."""
+        """Load as AsyncMilvusClient.load_collection does; load_fields need not name the hidden fields."""
         await self._run(self._operations.load("load_collection", (collection_name,), timeout, kwargs))
 
     async def load_partitions(
@@ -493,14 +511,15 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """As AsyncMilvusClient.load_partitions; load_fields need not name the hidden fields."""
+        """Load as AsyncMilvusClient.load_partitions does; load_fields need not name the hidden fields."""
         args = (collection_name, partition_names)
         await self._run(self._operations.load("load_partitions", args, timeout, kwargs))
 
     async def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
-        """As AsyncMilvusClient.drop_collection; its bank, biases and notes go too.
+        """Drop a collection as AsyncMilvusClient.drop_collection does.
 
-        Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it,
+        and UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return await self._run(self._operations.drop_collection(collection_name, call, timeout))
@@ -508,15 +527,18 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     async def truncate_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
-        """As AsyncMilvusClient.truncate_collection, with the biases. Raises as `drop_collection` does, and
-        UnsupportedOperation where a refresh was stopped that would bring rows back."""
+        """Truncate a collection as AsyncMilvusClient.truncate_collection does, with its biases.
+
+        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the
+        rows.
+        """
         call = Ask("truncate_collection", (collection_name, timeout), kwargs)
         return await self._run(self._operations.truncate_collection(collection_name, call, timeout))
 
     async def drop_partition(
         self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
-        """As AsyncMilvusClient.drop_partition. Raises as `truncate_collection` does."""
+        """Drop a partition as AsyncMilvusClient.drop_partition does. Raises as `truncate_collection` does."""
         call = Ask("drop_partition", (collection_name, partition_name, timeout), kwargs)
         return await self._run(self._operations.drop_partition(collection_name, call, timeout))
 
@@ -528,8 +550,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.rename_collection. Raises as `truncate_collection` does, and
-        UnsupportedOperation for a corrected one and another database."""
+        """Rename a collection as AsyncMilvusClient.rename_collection does.
+
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another
+        database.
+        """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
         return await self._run(self._operations.rename_collection(old_name, target_db, call, timeout))
 
@@ -543,8 +568,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As AsyncMilvusClient.restore_snapshot. Raises UnsupportedOperation for a corrected collection and
-        another database, and where its biases are in a side collection."""
+        """Restore a snapshot as AsyncMilvusClient.restore_snapshot does.
+
+        Raises UnsupportedOperation for a corrected collection if target_db_name is another database, or if
+        its biases are in a side collection.
+        """
         names = (snapshot_name, source_collection_name, target_collection_name)
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
         database = target_db_name if target_db_name != source_db_name else ""
@@ -556,7 +584,7 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
     drop_alias = _retried(AsyncMilvusClient.drop_alias)
 
     async def use_database(self, db_name: str, **kwargs: Any) -> None:
-        """As AsyncMilvusClient.use_database."""
+        """Switch the database as AsyncMilvusClient.use_database does."""
         await super().use_database(db_name, **kwargs)
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.discard)
@@ -567,12 +595,11 @@ class AsyncHubnessClient(EscapedKeys, AsyncMilvusClient):
 
     @property
     def hubness_samples(self) -> Sampled:
-        """What became of the queries that this client sampled for online banks."""
+        """Counts of the queries that this client sampled for online banks."""
         return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
 
     async def close(self) -> None:
-        """As AsyncMilvusClient.close, once the queries that were sampled are written, for which it waits two
-        seconds at most."""
+        """Close as AsyncMilvusClient.close does, and wait at most two seconds to write the query samples."""
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)
             if self._writing is not None:

@@ -21,20 +21,23 @@ from milvus_hubness.stores.milvus_banks import all_queries, all_targets, queries
 VECTORS_PER_REQUEST = 100
 
 WINDOW = 16_384
-"""Hits and rows that Milvus gives in one answer at most. An answer to several vectors has no more here."""
+"""Largest number of hits or rows in one answer of Milvus.
+
+An answer to several vectors has no more in total here.
+"""
 
 WIDENING = 4
-"""How many times as many nearest rows are asked for where those seen do not tell a bias well enough."""
+"""Factor by which the number of nearest rows grows if those read do not determine a bias well enough."""
 
 WHOLE = 2**20
-"""Rows of a bank all of whose scores are asked for at last, WINDOW in an answer."""
+"""Largest bank for which all scores are requested in the end, WINDOW per answer."""
 
 NUMBERS_PER_PAGE = 2**20
-"""Numbers that are read of a bank at once: Python takes some 30 bytes for each."""
+"""Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
 
 
 class BankSearching(StateCache):
-    """Of vectors, by their nearest bank rows."""
+    """Biases of vectors from searches for their nearest bank rows."""
 
     def _biases_by_search(
         self,
@@ -46,12 +49,12 @@ class BankSearching(StateCache):
         *,
         are_new: bool,
     ) -> Operation[Floats]:
-        """(n,) biases of vectors (n, d) in a profile, within the estimator's tolerance: ever more of a
-        vector's nearest rows are asked for, until what the others can add is no more. The bank's index is
-        exact. are_new: whether the rows came after the fit; each leaves room for itself alone.
+        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance.
 
-        Raises BankTooLarge where that takes all rows of a bank of more than WHOLE, and EmptyBank where there
-        are none.
+        The search requests more and more of a vector's nearest rows, until the others can add no more than
+        the tolerance. The bank's index is exact. are_new: whether the rows came after the fit; each is then
+        treated as the only new one. Raises BankTooLarge if that takes all rows of a bank of more than WHOLE,
+        and EmptyBank if the bank has no rows.
         """
         estimator = from_dict(profile.estimator)
         yield from self._ensure_loaded(profile.bank.collection, timeout)
@@ -91,7 +94,7 @@ class BankSearching(StateCache):
     def _summary(
         self, of: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
     ) -> Operation[BankSummary]:
-        """What the estimator needs of the whole bank, which is read once for it, a page at a time."""
+        """Return the part of the whole bank that the estimator needs, read once, page by page."""
         kept = self._banks.summary(of, profile)
         if kept is not None:
             return kept
@@ -122,7 +125,10 @@ class BankSearching(StateCache):
 
 
 def _rounds(needs: Needs, queries: int, targets: int) -> Iterator[Needs]:
-    """How many nearest to ask for, one after the other; at last for all, where they are not too many."""
+    """Yield how many nearest rows to request in each round.
+
+    The last round requests all of them, if they are not too many.
+    """
     while max(needs.queries, needs.targets) <= WINDOW:
         yield needs
         wider = needs._replace(
@@ -143,7 +149,7 @@ def _nearest(
     vectors: Floats,
     timeout: float | None,
 ) -> Operation[tuple[Nearest, Nearest | None]]:
-    """What the nearest queries, and the nearest targets where they are needed, tell of vectors (m, d)."""
+    """Return the nearest queries of vectors (m, d) and, if needed, their nearest targets."""
     columns = len(summary.masses)
     scores, potentials = np.empty((len(vectors), 0)), np.empty((len(vectors), 0, columns))
     means, targets = np.empty(0), None
@@ -162,8 +168,11 @@ def _nearest(
 
 
 def _parts(count: int, wanted: int) -> list[tuple[int, int]]:
-    """The numbers of the rows, from and to, among which the nearest are asked for: in one search where its
-    answer can hold them, else in parts that are found whole."""
+    """Return ranges of row numbers, each as (start, end), for the searches.
+
+    There is one range if one answer can have all wanted rows; else there are ranges that an answer returns
+    completely.
+    """
     size = count if wanted <= WINDOW else WINDOW
     return [(start, start + size) for start in range(0, count, size)]
 
@@ -177,8 +186,10 @@ def _found(
     columns: int,
     timeout: float | None,
 ) -> Operation[tuple[Doubles, Doubles]]:
-    """Scores (m, N), falling, of the nearest rows that the filters `among` pick, and their potentials
-    (m, N, p)."""
+    """Return the nearest rows that the filters `among` select.
+
+    The result is their falling scores (m, N) and their potentials (m, N, p).
+    """
     distances, potentials = [], []
     for where in among:
         answers = yield Ask(
@@ -207,7 +218,7 @@ def _found(
 
 
 def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[None]:
-    """Raises EmptyBank where the bank's queries are gone, and StateError where some of them are."""
+    """Raises EmptyBank if the bank's queries are missing, and StateError if some of them are."""
     [counted] = yield _query(bank, all_queries(bank), ["count(*)"], timeout)
     found = counted["count(*)"]
     if not found:
@@ -225,7 +236,7 @@ def _query(bank: BankReference, where: str, fields: list[str], timeout: float | 
 
 
 def _kept_potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, columns: int) -> Doubles:
-    """(n, p). Raises InvalidInput where a query has another number of them."""
+    """Return the potentials (n, p) of a page. Raises InvalidInput if a query has another number of them."""
     kept = [row.get("potentials", []) for row in page]
     if any(len(own) != columns for own in kept):
         raise InvalidInput(f"{bank.collection!r} must keep {columns} potentials with every query")
@@ -233,14 +244,14 @@ def _kept_potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, col
 
 
 Bias = Literal["compute", "pending"]
-"""Whether a new row gets its bias at once, or the mean one until the next refresh."""
+"""Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
 
 
 class Biasing(BankSearching):
-    """Of vectors, in every profile of their field."""
+    """Biases of vectors in every profile of their field."""
 
     def _bank(self, collection: str, state: CollectionState, name: str) -> Operation[StoredBank]:
-        """The bank of a profile as it was when that was first seen."""
+        """Return the bank of a profile, from the cache or the database."""
         return self._bank_of(collection, state, state.profiles[name])
 
     def _bank_of(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
@@ -261,11 +272,12 @@ class Biasing(BankSearching):
         *,
         are_new: bool,
     ) -> Operation[dict[int, Floats]]:
-        """(n,) biases of vectors (n, d) by the slot that they go into: each profile's in its two, and in
-        theirs those that a refresh is about to bring, or has just taken away.
+        """Return biases (n,) of vectors (n, d) by slot.
 
-        are_new: whether these rows are inserted together. While a job computes all biases anew they get those
-        that it would give them: of biases on their way, and of a copy or a second field that is being filled.
+        Each profile's biases go into its two slots. Incoming and outgoing profiles have slots of their own.
+        are_new: whether these rows are inserted together. While a job computes all biases, new rows get the
+        biases that the job would give them: this holds for incoming profiles, and for a copy or a second
+        field that is being filled.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
@@ -282,7 +294,8 @@ class Biasing(BankSearching):
         for moving in (state.outgoing, state.incoming):
             if moving is None:
                 continue
-            # A bank that the other would push out of memory, and it that one, at every write, is searched.
+            # Two banks that would evict each other from memory at every write are searched on the server
+            # instead.
             other = state.profiles.get(moving.name)
             left -= _size(state, other) if other and _size(state, other) <= left else 0
             slot = moving.profile.slot
@@ -294,8 +307,11 @@ class Biasing(BankSearching):
     def _locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
     ) -> Operation[Floats]:
-        """(n, c) what the locality hint columns of vectors (n, d) hold, by the active profile's bank. Zeros,
-        which a refresh fills, where that is too large for memory, or the row is left to the next refresh."""
+        """Return the numbers of the locality hint columns for vectors (n, d), (n, c).
+
+        They come from the active profile's bank. Returns zeros, which a refresh fills, if the bank is too
+        large for memory or bias is "pending".
+        """
         profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
             return np.zeros((len(vectors), columns), np.float32)
@@ -317,7 +333,7 @@ class Biasing(BankSearching):
         *,
         are_new: bool,
     ) -> Operation[Floats]:
-        """budget: bytes that the bank may take."""
+        """Return biases in one profile. budget: bytes that the bank may take."""
         if _size(state, profile) > budget:
             return (
                 yield from self._biases_by_search(
@@ -336,5 +352,5 @@ class Biasing(BankSearching):
 
 
 def _size(state: CollectionState, profile: Profile) -> int:
-    """Bytes of a profile's queries."""
+    """Return the bytes of a profile's queries."""
     return 4 * state.dim * profile.bank.count

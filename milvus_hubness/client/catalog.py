@@ -1,4 +1,7 @@
-"""Collections read, described, listed, loaded, renamed and dropped. No I/O."""
+"""Reads and descriptions of collections, and operations on whole collections. No I/O.
+
+The operations list, load, rename, truncate, restore and drop collections.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from milvus_hubness.stores.records import is_fence
 
 
 class Reads(StateCache):
-    """What shows a collection as its user knows it."""
+    """Reads and descriptions of a collection in the user's form."""
 
     def query(
         self,
@@ -44,7 +47,7 @@ class Reads(StateCache):
         partition_names: list[str] | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        """query, its rows as the user knows them."""
+        """Query rows, in the user's form."""
 
         def ask(requested: list[str] | None) -> Ask:
             return Ask("query", (collection, filter, requested, timeout, ids, partition_names), dict(options))
@@ -61,7 +64,7 @@ class Reads(StateCache):
         partition_names: list[str] | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        """get, its rows as the user knows them."""
+        """Get rows, in the user's form."""
 
         def ask(requested: list[str] | None) -> Ask:
             return Ask("get", (collection, ids, requested, timeout, partition_names), dict(options))
@@ -82,7 +85,7 @@ class Reads(StateCache):
                 rows = yield ask(output_fields)
                 if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
                     return rows
-                # The augmented form: the collection was corrected after it was last asked.
+                # These are augmented vectors: the collection was corrected after its state was last read.
                 self.forget(collection)
                 now = yield from self.cached_state(collection, timeout)
                 return (yield from call(now)) if now.states else rows
@@ -96,7 +99,7 @@ class Reads(StateCache):
     def describe_collection(
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
-        """The collection as the user made it."""
+        """Describe the collection as the user created it."""
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
         states = read_states(description.get("properties", {}))
         return Reading(tuple(states.values())).description_out(description) if states else description
@@ -104,7 +107,7 @@ class Reads(StateCache):
     def describe_index(
         self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """The index with the user's metric."""
+        """Describe the index with the user's metric."""
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
         cached = yield from self.cached_state(collection, timeout)
         return cached.reading.index_out(index)
@@ -112,7 +115,7 @@ class Reads(StateCache):
     def list_indexes(
         self, collection: str, field_name: str | None, options: Mapping[str, Any]
     ) -> Operation[list[str]]:
-        """The indexes of the fields that the user knows, or of the one that is named."""
+        """List the indexes of the user's fields, or of the named field."""
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
         cached = yield from self.cached_state(collection)
         for state in cached.states.values():
@@ -125,15 +128,16 @@ class Reads(StateCache):
 HELPER_PROPERTIES = frozenset(
     {BANK_PROPERTY, SIDE_PROPERTY, WRITE_INTENTS_OF_PROPERTY, LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY}
 )
-"""Each marks a kind of collection that this package creates beside the user's."""
+"""Properties that mark the helper collections of this package."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What a call on a whole collection must look at.
+    """The parts of a collection that an operation on the whole collection must handle.
 
-    name: the real one. fences: aliases that killed jobs left. samples_collection: collections of query
-    samples."""
+    name: the real name. fences: aliases that killed jobs left. samples_collection: collections of query
+    samples.
+    """
 
     name: str
     states: tuple[CollectionState, ...] = ()
@@ -150,7 +154,7 @@ class Whole:
         )
 
     def expect_no_dual_write(self) -> None:
-        """Raises UnsupportedOperation."""
+        """Raises UnsupportedOperation during dual writes."""
         if self.dual_write:
             raise UnsupportedOperation(
                 f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, where this "
@@ -158,7 +162,7 @@ class Whole:
             )
 
     def expect_no_notes(self) -> None:
-        """Raises UnsupportedOperation."""
+        """Raises UnsupportedOperation while there is a write-intent log."""
         if self.intent_log:
             raise UnsupportedOperation(
                 f"writes to {self.name!r} are noted for a refresh, which was stopped and will replay "
@@ -167,20 +171,20 @@ class Whole:
 
 
 class Catalog(StateCache):
-    """Operations on whole collections that reach, or spare, the collections beside them.
+    """Operations on whole collections, which change or spare their helper collections.
 
-    call: the user's own call, which these come before and after.
+    call: the user's own call; the operations act before and after it.
     """
 
     def list_collections(self, names: Sequence[str]) -> Operation[list[str]]:
-        """Return those of the names that are no helper collections."""
+        """Return the names without those of helper collections."""
         shown: list[str] = yield InStore(partial(_without_helpers, names))
         return shown
 
     def drop_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
         """Drop a collection, then the helper collections that serve no other one.
 
-        Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
+        Raises LeaseHeld while a job works on it, and UnsupportedOperation while its writes also go to a copy.
         """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_dual_write()
@@ -193,8 +197,11 @@ class Catalog(StateCache):
         return outcome
 
     def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
-        """Empty a collection and its side collections. Raises as `drop_collection` does, and
-        UnsupportedOperation while writes are noted, as a job replays them."""
+        """Truncate a collection and its side collections.
+
+        Raises as `drop_collection` does, and UnsupportedOperation while writes are noted, because a job
+        replays them.
+        """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_dual_write()
         whole.expect_no_notes()
@@ -204,8 +211,10 @@ class Catalog(StateCache):
         return outcome
 
     def drop_partition(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
-        """Drop a partition. Biases of its rows in a side collection go with the next refresh. Raises as
-        `truncate_collection` does."""
+        """Drop a partition. The next refresh removes the biases of its rows from a side collection.
+
+        Raises as `truncate_collection` does.
+        """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_dual_write()
         whole.expect_no_notes()
@@ -214,8 +223,11 @@ class Catalog(StateCache):
     def rename_collection(
         self, collection: str, database: str | None, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Rename a collection. Raises as `truncate_collection` does, and UnsupportedOperation for a corrected
-        one and another database."""
+        """Rename a collection.
+
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another
+        database.
+        """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_dual_write()
         whole.expect_no_notes()
@@ -232,8 +244,11 @@ class Catalog(StateCache):
     def restore_snapshot(
         self, source: str, database: str | None, call: Ask, timeout: float | None = None
     ) -> Operation[Any]:
-        """Restore a snapshot as a collection that shares the bank of its source. Raises UnsupportedOperation
-        where it cannot: in another database, and where it would share a side collection; and LeaseHeld."""
+        """Restore a snapshot as a collection that shares the bank of its source.
+
+        Raises LeaseHeld, and UnsupportedOperation for another database or if the restored collection would
+        share a side collection.
+        """
         whole = yield from self._whole(source, timeout)
         if whole.states and database:
             raise UnsupportedOperation(
@@ -250,8 +265,10 @@ class Catalog(StateCache):
     def load(
         self, method: str, args: tuple[Any, ...], timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """load_collection or load_partitions; with the fields that are named, those by which the corrected
-        ones among them are searched and read."""
+        """Load a collection or partitions.
+
+        The fields to load include the hidden fields of the corrected fields among them.
+        """
         further = dict(options)
         for name in {"load_fields", "_load_fields"} & set(further):
             further[name] = yield from self.fields_loaded(args[0], further[name], timeout)
@@ -260,7 +277,7 @@ class Catalog(StateCache):
     def fields_loaded(
         self, collection: str, names: Iterable[str], timeout: float | None = None
     ) -> Operation[list[str]]:
-        """Return the names with those of the hidden fields that go with them."""
+        """Return the names with those of their hidden fields."""
         cached = yield from self.cached_state(collection, timeout)
         wanted = list(names)
         hidden = [
@@ -269,7 +286,11 @@ class Catalog(StateCache):
         return list(dict.fromkeys([*wanted, *hidden]))
 
     def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:
-        """Of a collection that is missing the call that follows reports this in Milvus's own words."""
+        """Read the parts of a collection.
+
+        A missing collection has none: the call that follows reports it in Milvus's own words. Raises
+        LeaseHeld while a job works on the collection.
+        """
         self.forget(collection)
         try:
             description = yield Ask("describe_collection", (collection, timeout))
@@ -300,13 +321,17 @@ def _expect_free(collection: str, store: MilvusStore) -> None:
 
 
 def _without_helpers(names: Sequence[str], store: MilvusStore) -> list[str]:
-    # To describe all takes a request row: only names of the form <collection>__bank can be of helpers.
+    # A description of each collection takes a request, and helper names have the form <collection>__bank:
+    # only such names are checked.
     named_as_helpers = {name for name in names if name == LEDGER or "__" in name}
     return [name for name in names if not (name in named_as_helpers and _is_helper(store, name))]
 
 
 def _is_helper(store: MilvusStore, name: str) -> bool:
-    """Whether this package created the collection; one that may not be described is the user's."""
+    """Whether this package created the collection.
+
+    A collection that may not be described belongs to the user.
+    """
     try:
         properties = store.client.describe_collection(name)["properties"]
     except MilvusException:
@@ -315,7 +340,7 @@ def _is_helper(store: MilvusStore, name: str) -> bool:
 
 
 def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
-    """Drop what served a collection that is gone, but for banks that others use."""
+    """Drop the helper collections of a dropped collection, except banks that others use."""
     for intent_log in store.intent_logs(whole.name):
         store.drop_intent_log(intent_log, partial(_expect_free, whole.name, store))
     for name in (*whole.sides, *whole.samples_collection):
@@ -334,7 +359,7 @@ def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
 
 
 def shown_aliases(answer: Any, include_internal: bool) -> Any:
-    """The answer of list_aliases without fencing aliases."""
+    """Return the answer of list_aliases without fencing aliases."""
     if include_internal or not isinstance(answer, dict):
         return answer
     return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}

@@ -30,10 +30,10 @@ _log = logging.getLogger("milvus_hubness")
 
 
 class DualWriting(Writing, Reads):
-    """insert, upsert and delete, of the collection first and then of its copy, each in its own form. The
-    caller gets what the collection answered.
+    """insert, upsert and delete, first on the collection and then on its copy, each in its own format.
 
-    While the copy is still being made, what it does not take is logged; afterwards DualWriteFailed is raised.
+    The caller gets the answer of the collection. While the copy is still being made, failures on the copy are
+    logged; afterwards they raise DualWriteFailed.
     """
 
     def write(
@@ -46,7 +46,10 @@ class DualWriting(Writing, Reads):
         bias: Bias,
         options: Mapping[str, Any],
     ) -> Operation[dict[str, Any]]:
-        """insert or upsert; the copy gets an upsert, as whoever carries rows to it may have been faster."""
+        """Insert or upsert rows.
+
+        The copy gets an upsert, because the migration may have copied the row already.
+        """
         written, cached = yield from self._written(
             method, collection, data, timeout, partition_name, bias, options
         )
@@ -68,7 +71,7 @@ class DualWriting(Writing, Reads):
         bias: Bias,
         options: Mapping[str, Any],
     ) -> Operation[None]:
-        """Have the copy take what the collection took. keys: as the answer named them, if it did."""
+        """Write to the copy the rows that the collection took. keys: those of the answer, if it has any."""
         dual_write = cached.dual_write
         if dual_write is None:
             return
@@ -76,14 +79,14 @@ class DualWriting(Writing, Reads):
         keys = keys or [row[cached.key_field] for row in rows]
 
         def in_full(dual_write: DualWrite) -> Operation[None]:
-            # An upsert takes a key once; of an auto_id collection's rows only the answer names the keys.
+            # An upsert accepts a key once; for an auto_id collection only the answer has the keys.
             last = {key: {**row, cached.key_field: key} for key, row in zip(keys, rows, strict=True)}
             yield from self._carry(dual_write, list(last.values()), timeout, partition_name, bias, options)
 
         def in_part(dual_write: DualWrite) -> Operation[None]:
             found = yield from self._rows_of(collection, cached.key_field, keys, timeout, partition_name)
             if not (yield from self._still_has(dual_write, collection, timeout)):
-                # The name is the copy's by now, and so were the rows found.
+                # The copy has the name by now, so the rows that were read were its own.
                 yield from self._carry(dual_write, rows, timeout, partition_name, bias, options)
                 return
             description = yield Ask("describe_collection", (dual_write.collection, timeout))
@@ -103,9 +106,10 @@ class DualWriting(Writing, Reads):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[dict[str, int]]:
-        """delete; of the copy, by a filter, the rows that matched it and that the collection lost.
+        """Delete rows.
 
-        Biases in a side collection go with rows that are named by key, and otherwise with the next refresh.
+        On the copy, a filter deletes the rows that matched it and that the collection lost. Biases in a side
+        collection are deleted with rows that are named by key, and otherwise by the next refresh.
         """
         where = None if ids or options.get("pks") else filter
 
@@ -127,7 +131,7 @@ class DualWriting(Writing, Reads):
             yield from self._drop(dual_write, ids, timeout, filter, partition_name, options)
 
         def lost(dual_write: DualWrite) -> Operation[None]:
-            # Rows that matched later, or when this was tried before.
+            # These rows matched later, or in an earlier attempt.
             late: list[Key] = []
             if dual_write.required:
                 yield from self._ensure_loaded(dual_write.collection, timeout)
@@ -135,7 +139,7 @@ class DualWriting(Writing, Reads):
             keys = list(dict.fromkeys([*found, *late]))
             held = yield from self._held(collection, cached.key_field, keys, timeout, partition_name)
             if not (yield from self._still_has(dual_write, collection, timeout)):
-                # The name is the copy's by now, and so were the keys held.
+                # The copy has the name by now, so the keys that were read were its own.
                 yield from likewise(dual_write)
                 return
             for part in parts([key for key in keys if key not in held], KEYS_PER_REQUEST):
@@ -159,7 +163,7 @@ class DualWriting(Writing, Reads):
         cached: CachedState,
         timeout: float | None,
     ) -> Operation[None]:
-        """work(dual_write), which repeats there what was done to the collection. Raises DualWriteFailed."""
+        """Run work(dual_write), which repeats a write on the copy. Raises DualWriteFailed."""
         try:
             yield from work(dual_write)
             return
@@ -182,7 +186,7 @@ class DualWriting(Writing, Reads):
                     now.dual_write is None
                     and (yield from self.cached_state(dual_write.collection, timeout)) == NOTHING
                 ):
-                    # A migration was taken back by renaming: the copy is what has the name now.
+                    # A rollback renamed the collections: the copy has the name now.
                     dual_write = dual_write.model_copy(update={"collection": collection})
                 yield from work(dual_write)
         except _FAILURES as error:
@@ -201,8 +205,11 @@ class DualWriting(Writing, Reads):
         bias: Bias,
         options: Mapping[str, Any],
     ) -> Operation[None]:
-        """What the collection took, the copy takes: also rows that can have no bias, and those of which the
-        bank is too large to tell it now."""
+        """Write to the copy the rows that the collection took.
+
+        This includes rows that can have no bias. If the bank is too large to compute a bias now, rows get a
+        pending one.
+        """
 
         def upsert(bias: Bias) -> Operation[Any]:
             return self._written(
@@ -227,7 +234,7 @@ class DualWriting(Writing, Reads):
         done, _, _ = yield from self._noted(dual_write.collection, timeout, delete, delete)
         return done
 
-    # -- what the collection holds ----------------------------------------------------------------------
+    # -- reads of the collection ------------------------------------------------------------------------
 
     def _rows_of(
         self,
@@ -238,7 +245,7 @@ class DualWriting(Writing, Reads):
         partition_name: str | None,
         output_fields: Sequence[str] = ("*",),
     ) -> Operation[list[Row]]:
-        """The rows of these keys that are there, as the user knows them."""
+        """Return the existing rows of these keys, in the user's form."""
         partitions = [partition_name] if partition_name else None
         per_request = ROWS_PER_REQUEST if "*" in output_fields else KEYS_PER_REQUEST
         found: list[Row] = []

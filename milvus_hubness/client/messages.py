@@ -35,18 +35,18 @@ from milvus_hubness.state import PROPERTY, CollectionState
 from milvus_hubness.stores.records import is_fence
 
 LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
-"""Arguments by which the server computes with scores."""
+"""Arguments that make the server compute with scores."""
 ORDERED = (*LOOK_AT_SCORES, "order_by_fields")
-"""Those for which its order of the hits must be the final one."""
+"""Arguments that need the final order of the hits on the server."""
 GROUPED = ("group_by_field", "group_by_fields")
-"""Those by which it keeps the best hits of each group."""
+"""Arguments that make the server return the best hits of each group."""
 ITERATED = ("iterator", "search_iter_v2")
-"""Those by which it answers a page after the other."""
+"""Arguments that make the server answer page by page."""
 IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
 
 Manner = tuple[Any, ...]
-"""What searches have in common that differ only in their data, filter, timeout and the like."""
+"""The part of a search that stays the same when only its data, filter, timeout and the like differ."""
 
 
 def manner_of(
@@ -59,7 +59,7 @@ def manner_of(
     with_raw_score: bool,
     options: Mapping[str, Any],
 ) -> Manner | None:
-    """None where it asks for anything unusual, or for what pymilvus may refuse."""
+    """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
     usual = (
         type(limit) is int
         and _are_dense(data)
@@ -85,7 +85,10 @@ def expect_question(
     search_params: Any,
     options: Mapping[str, Any],
 ) -> None:
-    """Raises ParamError where pymilvus does, and InvalidParameter for bounds that are no numbers."""
+    """Check a search.
+
+    Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers.
+    """
     check_id_and_data([ids] if isinstance(ids, int | str) else ids, data)
     check_pass_param(output_fields=output_fields, round_decimal=options.get("round_decimal", -1))
     params = search_params or {}
@@ -103,8 +106,11 @@ def expect_question(
 
 
 def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapping[str, Any]) -> None:
-    """Raises UnsupportedOperation for answers that cannot be decoded: futures, and buckets whose hits bring
-    vectors. fields: the corrected ones of the collection."""
+    """Check that the client can decode the answer.
+
+    fields: the corrected fields of the collection. Raises UnsupportedOperation for futures, and for buckets
+    whose hits have vectors.
+    """
     if fields and (name := looked_at(options, IN_BACKGROUND)):
         raise UnsupportedOperation(f"{name} on a corrected collection: use AsyncHubnessClient")
     if fields and looked_at(options, ("namespace",)):
@@ -119,19 +125,19 @@ def expect_whole_hits(output_fields: Any, fields: Collection[str], options: Mapp
 
 
 def looked_at(options: Mapping[str, Any], names: Iterable[str]) -> str | None:
-    """Return the first of these arguments that is given."""
+    """Return the first of these arguments that is set."""
     return next((name for name in names if options.get(name) not in (None, False, "", [])), None)
 
 
 def normalises_scores(ranker: Any) -> bool:
-    """Whether a ranker squashes scores by the metric of the field."""
+    """Whether a ranker normalises scores by the metric of the field."""
     functions = getattr(ranker, "functions", None) or [ranker]
     params = [getattr(each, "params", None) or {} for each in functions]
     return any(str(each.get("norm_score", "")).lower() == "true" for each in params)
 
 
 def _are_dense(data: Any) -> bool:
-    """Whether pymilvus takes it as queries, seen at a glance."""
+    """Whether pymilvus accepts `data` as queries, by a quick check of types."""
     if isinstance(data, np.ndarray):
         return data.ndim > 1
     if not isinstance(data, list):
@@ -155,21 +161,24 @@ def _expect_number(name: str, bound: Any) -> None:
 
 
 def expect_strength(strength: Any) -> None:
-    """Raises InvalidParameter for a strength that is no finite number; None is valid."""
+    """Check a strength: None or a finite number. Raises InvalidParameter."""
     number = isinstance(strength, numbers.Real) and not isinstance(strength, bool)
     if strength is not None and not (number and math.isfinite(strength)):
         raise InvalidParameter(f"strength must be a finite number, not {strength!r}")
 
 
 def expect_state_ttl(seconds: Any) -> None:
-    """Raises InvalidParameter for a time that is no number of at least 0."""
+    """Check a TTL: a number of at least 0. Raises InvalidParameter."""
     number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
     if not (number and seconds >= 0):
         raise InvalidParameter(f"state_ttl must be a number of seconds of at least 0, not {seconds!r}")
 
 
 def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: int | None) -> None:
-    """Raises InvalidParameter for a number of candidates that nothing looks at, or that is none."""
+    """Check a number of candidates.
+
+    Raises InvalidParameter if it is not a positive integer, or if no re-ranker uses it.
+    """
     if candidates is None:
         return
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
@@ -179,14 +188,14 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
 
 
 def keep(hits: Any, kept: list[Any]) -> None:
-    """Only `kept`, in that order, in every place where pymilvus's hits hold them."""
+    """Reduce `hits` to the hits in `kept`, in that order, in all three lists of pymilvus's hits."""
     hits[:] = kept
     hits.ids = [hit.id for hit in kept]
     hits.distances = [hit["distance"] for hit in kept]
 
 
 def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
-    """Give each hit its score, rounded to so many decimals unless that is −1."""
+    """Give each hit its score, rounded to `round_decimal` decimals unless that is −1."""
     values = np.asarray(scores, np.float64)
     hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
     for hit, score in zip(hits, hits.distances, strict=True):
@@ -209,9 +218,10 @@ def rerank(
     page: slice,
     vectors_of: Callable[[list[Any]], Floats],
 ) -> None:
-    """Put each query's hits in the order of `how` and cut them to `page`, in place.
+    """Rank each query's hits by `how` and cut them to `page`, in place.
 
-    queries, bank (m, d) as the user gave them. vectors_of: (n, d) those of n hits, as the user gave them.
+    queries, bank: (m, d) as the user gave them. vectors_of: returns the vectors (n, d) of n hits, as the user
+    gave them.
     """
     reduced_bank = layout.reduce_queries(bank)
     for hits, query in zip(results, queries, strict=True):
@@ -223,17 +233,17 @@ def rerank(
 Row = MutableMapping[str, Any]
 
 _OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
-"""Properties of collections."""
+"""Properties of collections that belong to this package."""
 
 
 def is_ours(property: str) -> bool:
-    """Whether this package keeps something of its own in that property of a collection."""
+    """Whether a collection property belongs to this package."""
     return property in _OURS or property.startswith(f"{PROPERTY}.")
 
 
 @dataclass(slots=True)
 class FieldRequest:
-    """requested: what to ask the server for. hidden: fields to take out of what comes back."""
+    """requested: fields to request from the server. hidden: fields to remove from the answer."""
 
     requested: list[str] | None
     hidden: tuple[str, ...]
@@ -241,15 +251,15 @@ class FieldRequest:
 
 @dataclass(frozen=True)
 class Reading:
-    """states: of every corrected field of the collection."""
+    """Decodes the rows of a collection. states: of every corrected field of the collection."""
 
     states: tuple[CollectionState, ...]
 
     def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
-        """What to ask for so that vectors can be read back, and what to hide again.
+        """Return the fields to request so that vectors can be decoded, and the fields to hide again.
 
-        default_all: no output_fields means every field, as query and get take it. What is no list is for
-        pymilvus to refuse.
+        default_all: no output_fields means every field, as for query and get. An argument that is not a list
+        passes unchanged, so that pymilvus refuses it.
         """
         if output_fields is not None and not isinstance(output_fields, list):
             return FieldRequest(output_fields, ())
@@ -261,10 +271,11 @@ class Reading:
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
     def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
-        """Rows with the vectors that the user gave and without what is hidden, changed in place.
-        strict_float32: vectors are lists of NumPy's float32.
+        """Convert rows to the user's form, in place.
 
-        Raises StateError where the vectors are not in augmented form.
+        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become
+        lists of NumPy's float32. Raises StateError if the stored vectors have another width than the state
+        says.
         """
         rows = list(rows)
         for state in self.states:
@@ -287,7 +298,10 @@ class Reading:
                 row.pop(name, None)
 
     def hits_out(self, results: Any, fields: FieldRequest) -> Any:
-        """The same of the rows that searches found. Those of one query have the same fields."""
+        """Convert the rows of hits to the user's form, in place.
+
+        All hits of one query have the same fields.
+        """
         for hits in results:
             if hits and not self._changed.isdisjoint(hits[0]["entity"]):
                 self.rows_out((hit["entity"] for hit in hits), fields)
@@ -299,11 +313,11 @@ class Reading:
 
     @cached_property
     def _changed(self) -> frozenset[str]:
-        """The fields that users see otherwise than they are stored, or not at all."""
+        """The fields whose stored form differs from the user's form, and the hidden fields."""
         return frozenset([*self._hidden, *(state.field for state in self.states)])
 
     def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
-        """describe_collection as of the collection the user made."""
+        """Convert the result of describe_collection to the collection that the user created."""
         ours = {name for state in self.states for name in state.hidden_fields}
         dims = {state.field: state.dim for state in self.states}
         fields = [each for each in description["fields"] if each["name"] not in ours]
@@ -317,7 +331,7 @@ class Reading:
         return shown
 
     def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
-        """describe_index with the metric the user knows."""
+        """Convert the result of describe_index to the user's metric."""
         metrics = {state.field: state.metric for state in self.states}
         if index and index.get("field_name") in metrics:
             return {**index, "metric_type": metrics[index["field_name"]]}
@@ -326,12 +340,13 @@ class Reading:
 
 @dataclass(slots=True)
 class Question:
-    """A search as its caller put it.
+    """A search as the user requested it.
 
-    strength: w; None takes the profile's. profile: a set of biases by name; None takes the active one.
-    rerank with bank (m, d), the bank's queries: rank raw candidates by them; one that is Adaptive ranks
-    corrected ones by itself. candidates: how many; None for as many as it says. activated: keys, where the
-    search is gated. with_raw_score: give each hit its uncorrected score too.
+    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one.
+    rerank: a GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an
+    Adaptive one ranks corrected candidates. candidates: how many; None uses the number of the re-ranker.
+    activated: keys that open the gate, if the search is gated. with_raw_score: give each hit its uncorrected
+    score too.
     """
 
     data: npt.ArrayLike
@@ -349,22 +364,21 @@ class Question:
     with_raw_score: bool = False
 
     def pool(self, how: GloballyCorrected | Adaptive) -> int:
-        """How many candidates to fetch for a re-ranker: no fewer than reach to the end of the page."""
+        """Return how many candidates to fetch for a re-ranker: at least up to the end of the page."""
         return max(self.candidates or how.candidates, int(self.page.stop))
 
     @property
     def page(self) -> slice:
-        """The places, from the best, that are asked for."""
+        """The requested ranks, counted from the best hit."""
         return slice(self.offset, self.offset + self.limit)
 
 
 @dataclass(slots=True)
 class SearchRequest:
-    """What to send to the server, and `answer`, which makes of its results those the user asked for.
+    """A request for the server, and `answer`, which converts its results for the user.
 
-    options: further arguments of the search. biases_of: where the answer needs the biases of the rows that
-    were found, the collection that holds them; `answer` then takes them, by key, beside the results. works:
-    `answer` computes for long.
+    options: further arguments of the search. biases_of: the side collection, if the answer needs biases from
+    it; `answer` then takes them, by key, after the results. works: whether `answer` computes for long.
     """
 
     data: Any

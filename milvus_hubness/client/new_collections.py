@@ -25,12 +25,12 @@ from milvus_hubness.stores.protocols import Store
 
 @dataclass(frozen=True)
 class CorrectionConfig:
-    """How a vector field of a new collection is corrected.
+    """The correction of a vector field of a new collection.
 
-    bank (m, d): its reference queries. estimator: one that needs no gallery, since there is none yet; refresh
-    takes any other once there is. anns_field: by default the only vector field. bank_collection: by default
-    <collection>__bank, for a field after the first <collection>__bank_<field>. profiles: for how many sets of
-    biases there is to be room.
+    bank: (m, d) reference queries. estimator: one that needs no gallery, since there is none yet; a later
+    refresh can use any other. target_bank: reference items. anns_field: by default the only vector field.
+    bank_collection: by default <collection>__bank, for a field after the first <collection>__bank_<field>.
+    strength: w of searches that name none. profiles: for how many bias profiles there is room.
     """
 
     bank: BankLike
@@ -44,7 +44,7 @@ class CorrectionConfig:
 
 @dataclass(frozen=True, eq=False)
 class NewCollection:
-    """The arguments of MilvusClient.create_collection that say what it will hold."""
+    """The arguments of MilvusClient.create_collection that define the schema and the indexes."""
 
     dimension: int | None
     primary_field_name: str
@@ -56,12 +56,14 @@ class NewCollection:
     index_params: IndexParams | None
 
     def as_given(self) -> dict[str, Any]:
-        """By name."""
+        """Return the arguments by name."""
         return dict(vars(self))
 
     def in_full(self, options: dict[str, Any]) -> tuple[CollectionSchema, IndexParams]:
-        """Schema and indexes, for the quick form those that pymilvus would make of it; of `options` it takes
-        out what goes into the schema. Raises InvalidParameter."""
+        """Return the schema and the indexes; for the quick form, those that pymilvus would create.
+
+        Removes from `options` the arguments that go into the schema. Raises InvalidParameter.
+        """
         if self.schema is not None:
             return self.schema, self.index_params or IndexParams()
         index = IndexParams()
@@ -88,7 +90,7 @@ class NewCollection:
 
 @dataclass(frozen=True, eq=False)
 class Born:
-    """One corrected field of a collection that is about to be made."""
+    """One corrected field of a collection to be created."""
 
     name: str
     suffix: str
@@ -99,14 +101,16 @@ class Born:
     bank: StoredBank
 
     def save_bank(self, store: Store) -> tuple[BankReference, Made]:
-        """Keep the bank, and say what was made for it."""
+        """Save the bank; return its reference and what was created for it."""
         return store.save_bank(self.bank_collection, self.bank, self.layout.metric)
 
     def state(self, collection: str, reference: BankReference) -> CollectionState:
-        """What the collection will say of the field. The mean bias is 0 until the first full refresh: without
-        rows there is no mean bias to take off. Under L2 the layout's constants are measured on the target
-        bank's items, or else on the queries, since vectors near each other are of like length; they stay, as
-        every row is stored by them."""
+        """Return the state of the field.
+
+        The mean bias is 0 until the first full refresh, because there are no rows yet. Under L2 the layout's
+        constants are measured on the target bank's items, or else on the queries, since vectors near each
+        other have similar lengths. The constants stay, because every row is stored with them.
+        """
         return initial_state(
             self.layout,
             self.asked.estimator,
@@ -125,9 +129,9 @@ def planned(
     schema: CollectionSchema,
     index: IndexParams,
 ) -> list[Born]:
-    """What to correct in a collection of this schema, each bank fitted.
+    """Return the fields to correct in a collection of this schema, each with its fitted bank.
 
-    Raises InvalidInput for a field that is not there, is named twice or has no index, and where an estimator
+    Raises InvalidInput for a field that is missing, named twice or without an index, and if an estimator
     needs a gallery; InvalidParameter, DimensionMismatch, BankTooSmall.
     """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
@@ -196,7 +200,7 @@ def _born(
 
 
 def stored_schema(schema: CollectionSchema, states: Iterable[CollectionState]) -> CollectionSchema:
-    """The schema with the corrected fields in their stored width and the hidden fields at the end."""
+    """Return the schema with the stored width of corrected fields, and the hidden fields at the end."""
     stored = CollectionSchema.construct_from_dict(schema.to_dict())
     for state in states:
         milvus_schema.widen(stored, state)
@@ -204,9 +208,9 @@ def stored_schema(schema: CollectionSchema, states: Iterable[CollectionState]) -
 
 
 def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) -> IndexParams:
-    """The indexes as the server is to build them: corrected fields with the metric IP.
+    """Return the indexes that the server builds: corrected fields have the metric IP.
 
-    Raises InvalidParameter for another metric than the one that a field was corrected for.
+    Raises InvalidParameter if the metric of a field differs from the metric of its correction.
     """
     served = IndexParams()
     for each in index:

@@ -34,7 +34,7 @@ from milvus_hubness.stores.milvus_server import escaped, literal
 
 
 class Operations(DualWriting, Searching, Catalog):
-    """All of it, over one memory."""
+    """All operations that answer at once, over one state cache."""
 
 
 Row = dict[str, Any]
@@ -50,7 +50,7 @@ _NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_fi
 
 @dataclass(frozen=True)
 class RowsRequest:
-    """Which rows to page through. options: further arguments of MilvusClient.query, by name."""
+    """Rows to read page by page. options: further arguments of MilvusClient.query, by name."""
 
     collection: str
     filter: str | None
@@ -60,14 +60,14 @@ class RowsRequest:
 
 
 class CorrectedIterator:
-    """One of pymilvus's iterators, its pages changed on their way out. All but `next` is its own."""
+    """An iterator of pymilvus that converts each page; all methods but `next` are those of pymilvus."""
 
     def __init__(self, iterator: Any, page_out: Callable[[Any], Any]) -> None:
         self._iterator = iterator
         self._page_out = page_out
 
     def next(self) -> Any:
-        """The next page, of the type that pymilvus gives."""
+        """Return the next page, of the type that pymilvus returns."""
         with refusing():
             return self._page_out(self._iterator.next())
 
@@ -76,7 +76,7 @@ class CorrectedIterator:
 
 
 def escaping(iterator: Any) -> Any:
-    """The iterator of pymilvus, with the keys escaped that it pastes into the filter of its next request."""
+    """Make pymilvus's iterator escape the keys in the filter of its next request, and return it."""
     if isinstance(iterator, QueryIterator):
         method, keys = "_QueryIterator__setup_next_expr", "_next_id"
     elif isinstance(iterator, SearchIterator):
@@ -105,15 +105,15 @@ def _escaped_in(keys: Any) -> Any:
 
 
 class PagedOperations(Operations):
-    """Operations, and those whose answers come page by page.
+    """All operations, including those that answer page by page.
 
-    An iterator keeps to the end what its collection said of itself: opening one asks for that anew.
+    An iterator keeps the collection state that it read when it was opened.
     """
 
     def query_iterator(
         self, collection: str, output_fields: list[str] | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        """query_iterator, its rows as the user knows them. options: its further arguments, by name."""
+        """Open a query_iterator whose rows have the user's form. options: its further arguments, by name."""
         cached = yield from self._cached_now(collection, options)
         fields = cached.reading.fields(output_fields)
         further = {**options, "output_fields": fields.requested}
@@ -147,10 +147,10 @@ class PagedOperations(Operations):
         profile: str | None = None,
         with_raw_score: bool = False,
     ) -> Operation[Any]:
-        """search_iterator, by the corrected score where the field carries biases. options: its further
-        arguments, by name.
+        """Open a search_iterator, by the corrected score if the field is corrected.
 
-        Raises as `search` does, and UnsupportedOperation where the biases lie beside the vectors.
+        options: its further arguments, by name. Raises as `search` does, and UnsupportedOperation if the
+        collection needs candidate re-ranking.
         """
         cached = yield from self._cached_now(collection, options)
         further = {**options, "output_fields": output_fields, "search_params": search_params}
@@ -184,7 +184,7 @@ class PagedOperations(Operations):
         further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
         further |= {"round_decimal": -1, **asked.options}
         if state.reranking is None:
-            # Whatever the user's metric is, the augmented form is searched by inner product.
+            # The augmented vectors are searched by inner product, whatever the user's metric.
             further["search_params"]["metric_type"] = "IP"
         return (yield from _opened(collection, asked.data, further, asked.answer))
 
@@ -196,7 +196,10 @@ class PagedOperations(Operations):
         question: Question,
         options: Mapping[str, Any],
     ) -> Operation[SearchRequest]:
-        """What gives all rows in one order: where searches are gated, the raw nearest row decides which."""
+        """Return the request that gives all rows in one order.
+
+        In a gated search the raw nearest row decides between the raw and the corrected order.
+        """
         rewrite = rewrite_of(state, cached.reading)
         if state.reranking is not None and rewrite.strength(question) != 0:
             raise UnsupportedOperation(
@@ -226,7 +229,10 @@ class PagedOperations(Operations):
     def _key_at(
         self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
     ) -> Operation[Key | None]:
-        """The key of the row at this place in the order of keys, counted from 1, or of the last one."""
+        """Return the key of the row at this place in key order, counted from 1.
+
+        Returns the last key if there are fewer rows.
+        """
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
         where = (options["filter"], options["partition_names"], options["timeout"])
         asked = RowsRequest(collection, *where, further)
@@ -239,11 +245,15 @@ class PagedOperations(Operations):
         return last
 
     def begin(self, asked: RowsRequest) -> Operation[tuple[RowsRequest, str]]:
-        """Wait until pages show every row that was written before. Returns what to ask them for, as of one
-        moment where the server tells it, and the name of the key."""
+        """Wait until pages show every row that was written before.
+
+        Returns the request for the pages and the name of the key field. The request is fixed to one moment if
+        the server reports it.
+        """
         description = yield Ask("describe_collection", (asked.collection, asked.timeout))
         key_field = str(milvus_schema.key_field(description)["name"])
-        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
+        # Pages have the consistency level of the collection, not of the request; they show what this strongly
+        # consistent query has shown.
         first = {"consistency_level": "Strong", **asked.options, "limit": 1}
         rows = yield from self._rows(asked, asked.filter or "", [key_field], first)
         moment = rows.extra.get(ITERATOR_SESSION_TS_FIELD)
@@ -259,14 +269,14 @@ class PagedOperations(Operations):
         size: int,
         output_fields: list[str] | None,
     ) -> Operation[list[Row]]:
-        """At most `size` rows in key order from behind the key `behind`. Fewer do not mean that none follow.
+        """Return at most `size` rows in key order after the key `behind`. More rows may follow a short page.
 
-        Raises StoreError where the server orders them otherwise.
+        Raises StoreError if the server returns them in another order.
         """
         cursor = "" if behind is None else f"{key_field} > {literal(behind)}"
         where = " and ".join(filter(None, [cursor, asked.filter and f"({asked.filter})"]))
         options = {**asked.options, **_IN_KEY_ORDER, "limit": size}
-        # Milvus 2.3 answers with fewer rows where keys have duplicates, and with more from several shards.
+        # Milvus 2.3 returns fewer rows if keys have duplicates, and more rows from several shards.
         rows = {row[key_field]: row for row in (yield from self._rows(asked, where, output_fields, options))}
         if list(rows) != sorted(rows):
             raise StoreError(f"the server did not page {asked.collection!r} in key order")
@@ -287,7 +297,7 @@ class PagedOperations(Operations):
 def _opened(
     collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
 ) -> Operation[Any]:
-    """search_iterator with these arguments. `answer` changes its hits before anyone sees them."""
+    """Open a search_iterator with these arguments. `answer` converts its hits before the user sees them."""
 
     def answered(hits: Any) -> Any:
         with refusing():
@@ -309,16 +319,16 @@ def _opened(
 
 
 class _Cut(list[Any]):
-    """Hits cut out of pymilvus's: a list that lost what it carried beside them."""
+    """Hits cut out of a result of pymilvus: a list without the attributes of that result."""
 
     distances: list[float]
 
 
 class AsyncQueryIterator:
-    """What MilvusClient.query_iterator gives, for asyncio: rows page by page, in the order of their keys.
+    """The result of MilvusClient.query_iterator for asyncio: rows page by page, in key order.
 
-    Every row that is there throughout comes once, also to tasks that share an iterator. A page may be smaller
-    than `batch_size` although more follow; an empty one is the end.
+    Every row that exists throughout comes once, also to tasks that share an iterator. A page may have fewer
+    than `batch_size` rows although more follow; an empty page is the end.
     """
 
     def __init__(
@@ -356,10 +366,10 @@ class AsyncQueryIterator:
         self._turn = asyncio.Lock()
 
     async def next(self) -> list[Row]:
-        """The next page; empty at the end and once the iterator is closed.
+        """Return the next page; empty at the end and after `close`.
 
-        Raises as MilvusClient.query does, and StoreError where the server does not answer in key order.
-        Whoever asks again goes on where it failed.
+        Raises as MilvusClient.query does, and StoreError if the server does not answer in key order. A call
+        after an error continues at the failed page.
         """
         async with self._turn:
             if self._closed:
@@ -375,7 +385,7 @@ class AsyncQueryIterator:
             return page
 
     async def close(self) -> None:
-        """No more pages."""
+        """End the iteration: later pages are empty."""
         self._closed = True
 
     def __aiter__(self) -> AsyncQueryIterator:

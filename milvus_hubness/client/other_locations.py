@@ -1,4 +1,7 @@
-"""Rewrites requests and responses of the other bias locations. No I/O."""
+"""Rewrites requests and responses of the other bias locations. No I/O.
+
+These are `second_vector`, `fields` and `side_collection`.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +34,11 @@ from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
 
 @dataclass(frozen=True)
 class SecondVectorRewrite(Rewrite):
-    """Rows carry the vectors as the user gave them, and beside these the augmented form, which is searched.
-    Answers that need vectors take the former."""
+    """Rewrites requests and responses of the bias location `second_vector`.
+
+    Rows have the vectors as the user gave them, and in a second field the augmented vectors, which are
+    searched. Answers return the former.
+    """
 
     def vectors_found(self, hits: list[Any]) -> Floats:
         return self._own([hit["entity"] for hit in hits])
@@ -42,21 +48,22 @@ class SecondVectorRewrite(Rewrite):
         return self.layout.augment(own, np.zeros(len(own), np.float32))
 
     def _own(self, entities: Sequence[Row]) -> Floats:
-        """(n, d) the vectors of n rows, as the user gave them."""
+        """Return the vectors of n rows, as the user gave them, (n, d)."""
         found = decode([entity[self.state.field] for entity in entities], self.state.dtype)
         return found.reshape(-1, self.state.dim)
 
 
 MEASURED_DEPTH = 10
 MAX_CANDIDATES = 16_384
-"""What Milvus answers a search with at most."""
+"""Largest number of hits in an answer of Milvus."""
 
 
 @dataclass(frozen=True)
 class RerankingRewrite(Rewrite):
-    """For vectors that are stored as the user gave them: candidates are fetched and their scores corrected.
+    """Rewrites requests and responses of the bias locations `fields` and `side_collection`.
 
-    chains: the server runs function chains, which correct where the biases are fields; elsewhere
+    Vectors are stored as the user gave them; searches fetch candidates and correct their scores. chains: the
+    server runs function chains, which correct the scores if the biases are in fields; otherwise
     `SearchRequest.answer` does.
     """
 
@@ -64,10 +71,10 @@ class RerankingRewrite(Rewrite):
 
     @property
     def side(self) -> str | None:
-        """The collection that holds the biases, None where fields do."""
+        """The side collection with the biases; None if they are in fields."""
         return self.state.reranking.side if self.state.reranking else None
 
-    # -- rows in --------------------------------------------------------------------------------------
+    # -- writes ---------------------------------------------------------------------------------------
 
     def rows_in(
         self,
@@ -77,7 +84,10 @@ class RerankingRewrite(Rewrite):
         epoch: int,
         locality_hints: Floats | None = None,
     ) -> list[dict[str, Any]]:
-        """The rows with their biases (n,) in the slots, where these are fields; else as they are."""
+        """Return the rows with their biases (n,) in the slot fields.
+
+        The rows are unchanged if a side collection has the biases.
+        """
         if self.side:
             return [dict(row) for row in rows]
         fields = self.state.slot_fields
@@ -89,16 +99,16 @@ class RerankingRewrite(Rewrite):
     def side_rows(
         self, key_field: str, keys: Sequence[Any], biases: Mapping[int, Floats], epoch: int
     ) -> list[dict[str, Any]]:
-        """What goes into the side collection for rows of these keys."""
+        """Return the entries of the side collection for rows with these keys."""
         return [
             {key_field: key, SIDE_FIELD: own, EPOCH_FIELD: epoch}
             for key, own in zip(keys, _by_row(biases, self.state.slots), strict=True)
         ]
 
-    # -- questions --------------------------------------------------------------------------------------
+    # -- searches ---------------------------------------------------------------------------------------
 
     def ranks_candidates(self, question: Question) -> bool:
-        """As Rewrite.ranks_candidates: also where a correction is asked for."""
+        """Whether the client ranks candidates: as in Rewrite, and also for every corrected search."""
         return self.strength(question) != 0 or super().ranks_candidates(question)
 
     @property
@@ -107,20 +117,23 @@ class RerankingRewrite(Rewrite):
         return False
 
     def encoded_queries(self, question: Question, queries: Floats, weight: float) -> list[Any]:
-        """The queries as they are."""
+        """Return the queries without augmentation."""
         return self.state.form.encode_queries(queries)
 
     def apart(self, question: Question) -> list[Question]:
-        """As one: the bounds of a range search are looked at here."""
+        """Return the question unsplit: the client checks the bounds of a range search."""
         return [question]
 
     def asking(self, question: Question) -> Asking | None:
-        """None: what is asked, and of how many candidates, is decided anew each time."""
+        """Return None: the request and its number of candidates are computed for each search."""
         return None
 
     def ask(self, question: Question) -> SearchRequest:
-        """The request for the candidates, or for the answer itself where no correction is asked for or the
-        server applies it. Raises as Rewrite.ask does."""
+        """Return the request for the candidates.
+
+        It is the request for the answer itself if the search is not corrected or the server applies the
+        correction. Raises as Rewrite.ask does.
+        """
         queries, weight = self.queries(question), self.strength(question)
         params = copy.deepcopy(dict(question.search_params or {}))
         if isinstance(question.rerank, GloballyCorrected) and question.bank is not None:
@@ -203,7 +216,10 @@ class RerankingRewrite(Rewrite):
         )
 
     def _candidates(self, question: Question) -> int:
-        """As many for each result asked for as were measured to do for ten."""
+        """Return how many candidates to fetch.
+
+        It is the number measured for ten results, scaled to the requested results.
+        """
         measured = self.state.reranking.candidates if self.state.reranking else 0
         last = int(question.page.stop)
         return max(measured, min(measured * last // MEASURED_DEPTH, MAX_CANDIDATES), last)
@@ -215,13 +231,16 @@ class RerankingRewrite(Rewrite):
 
     @property
     def _sign(self) -> float:
-        """What a bias counts in the user's metric: scores fall by it, squared distances grow by twice it."""
+        """Factor of a bias in the user's metric.
+
+        Scores fall by the bias; squared distances grow by twice the bias.
+        """
         return 2.0 if self.state.metric == "L2" else -1.0
 
     # -- answers ----------------------------------------------------------------------------------------
 
     def score_out(self, hits: Any, query: Floats, weight: float, round_decimal: int = -1) -> None:
-        """Scores as the server gave them, in the user's metric already."""
+        """Set the scores from the server, which are in the user's metric already."""
         rescore(hits, hits.distances, round_decimal)
 
     def _correct(
@@ -232,10 +251,10 @@ class RerankingRewrite(Rewrite):
         bounds: Mapping[str, float],
         activated: AbstractSet[Any] | None,
     ) -> None:
-        """Raw candidates with corrected scores in their order, in place. Rows without a bias have the mean's.
+        """Correct the scores of raw candidates and sort them, in place.
 
-        biases: the slots of each key; None where hits bring their own. activated: where the search is gated,
-        the keys that open the gate.
+        Rows without a bias get the mean bias. biases: the slots of each key; None if the hits have their own.
+        activated: the keys that open the gate, if the search is gated.
         """
         if activated is not None and (not hits or hits[0].id not in activated):
             weight = 0.0
@@ -260,19 +279,19 @@ class RerankingRewrite(Rewrite):
                 hit[RAW_SCORE] = round(raw, question.round_decimal) if question.round_decimal >= 0 else raw
 
     def vectors_found(self, hits: list[Any]) -> Floats:
-        """(n, d) the vectors of n hits."""
+        """Return the vectors of n hits, (n, d)."""
         return self._loaded([hit["entity"] for hit in hits])
 
 
 def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False) -> Rewrite:
-    """The rewrite for where this state says that the biases lie."""
+    """Return the rewrite for the bias location of this state."""
     if state.second_vector:
         return SecondVectorRewrite(state, reading)
     return Rewrite(state, reading) if state.reranking is None else RerankingRewrite(state, reading, chains)
 
 
 def _by_row(biases: Mapping[int, Floats], slots: int) -> list[list[float]]:
-    """Of every row its bias in each slot."""
+    """Return the biases of each row, one per slot."""
     rows: list[list[float]] = np.column_stack([biases[slot] for slot in range(slots)]).tolist()
     return rows
 
@@ -282,7 +301,10 @@ def _rounding(question: Question) -> dict[str, Any]:
 
 
 def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
-    """The bounds of a range search, taken out of its parameters: they hold for corrected scores."""
+    """Remove the bounds of a range search from its parameters, and return them.
+
+    They apply to corrected scores.
+    """
     bounds: dict[str, float] = {}
     for place in (params, params.get("params") or {}):
         for name in RANGE_BOUNDS:
@@ -292,7 +314,10 @@ def _without_bounds(params: dict[str, Any]) -> dict[str, float]:
 
 
 def _within(score: float, bounds: Mapping[str, float], metric: str) -> bool:
-    """As Milvus takes them: radius is the far bound and excluded, range_filter the near one."""
+    """Whether a score is within the bounds, as Milvus defines them.
+
+    radius is the far bound and excluded, range_filter the near bound.
+    """
     sign = -1.0 if metric == "L2" else 1.0
     far, near = bounds.get("radius"), bounds.get("range_filter")
     beyond = far is not None and sign * score <= sign * far

@@ -21,26 +21,26 @@ from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_banks import Sample
 
 BUFFERED = 1_000
-"""Samples that wait to be written, at most; more are dropped."""
+"""Largest number of samples that wait to be written; further samples are dropped."""
 BATCH = 200
 FLUSH_SECONDS = 2.0
 WRITE_SECONDS = 5.0
 IDLE_SECONDS = 30.0
-"""After so long without a sample the thread that writes them ends, until there is one."""
+"""After this time without a sample, the writing thread ends until the next sample."""
 REST_SECONDS = 60.0
-"""For how long no samples are kept for a collection that did not take them."""
+"""Time for which samples of a collection are dropped after a failed write to it, in seconds."""
 CLOSE_SECONDS = 2.0
 NUMBER_BITS = 52
 
 Write = Callable[[str, Sequence[Sample]], None]
-"""Puts samples into the collection of that name."""
+"""Writes samples to the collection of that name."""
 
 _log = logging.getLogger("milvus_hubness")
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """How many queries were sampled: written, dropped because they could not be, and still waiting."""
+    """Counts of sampled queries: written, dropped because they could not be written, and still waiting."""
 
     written: int
     dropped: int
@@ -48,10 +48,11 @@ class Sampled:
 
 
 class Sampler:
-    """rate: the share of queries to sample, whatever collections say; None for what they say.
+    """Samples live queries and writes them from one thread, which runs while there are samples.
 
-    A sample is a vector, the profile it was asked under and the time: nothing else of a search is kept. What
-    cannot be written is dropped. `write` is called from one thread, which runs while there are samples.
+    rate: the share of queries to sample; None for the rate of each online bank. write: writes the samples. A
+    sample has a vector, the profile of its search and the time, and nothing else. Samples that cannot be
+    written are dropped.
     """
 
     def __init__(self, rate: float | None, write: Write) -> None:
@@ -66,7 +67,7 @@ class Sampler:
         self._closing = self._is_writing = False
 
     def offer(self, online_bank: OnlineBank, state: CollectionState, queries: Any) -> None:
-        """Sample some of the queries (m, d) of a search that was answered."""
+        """Sample some of the queries (m, d) of an answered search."""
         try:
             rate = online_bank.rate if self._rate is None else self._rate
             name = (online_bank.samples_collection, online_bank.profile, rate)
@@ -82,13 +83,15 @@ class Sampler:
 
     @property
     def counts(self) -> Sampled:
-        """Since the client was made."""
+        """Counts since the client was created."""
         with self._changed:
             return Sampled(self._written, self._dropped, len(self._waiting))
 
     def discard(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Forget what waits, and let what is being written come to its end, as far as that takes no longer
-        than so many seconds: to be called before `write` leads elsewhere."""
+        """Drop the waiting samples, and wait at most `seconds` for a write in progress.
+
+        Call it before `write` changes its destination.
+        """
         with self._changed:
             self._dropped += len(self._waiting)
             self._waiting = []
@@ -96,7 +99,7 @@ class Sampler:
             self._changed.wait_for(lambda: not self._is_writing, seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Write what waits, as far as that takes no longer than so many seconds."""
+        """Write the waiting samples, and wait at most `seconds` for it."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -136,7 +139,7 @@ class Sampler:
                 self._write(samples_collection, samples)
 
     def _next_batch(self) -> list[tuple[str, Sample]]:
-        """What is to be written now; nothing where the thread is to end."""
+        """Return the samples to write now; an empty list ends the thread."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()
@@ -150,7 +153,7 @@ class Sampler:
             return batch
 
     def _write(self, samples_collection: str, samples: Sequence[Sample]) -> None:
-        # Milvus Lite hangs up on clients that were idle for half a minute, who then have to ask again.
+        # Milvus Lite closes connections that were idle for half a minute; their clients have to retry.
         retrying = Retrying(stop=stop_after_attempt(2), wait=wait_fixed(0.1), reraise=True)
         try:
             retrying(self._put, samples_collection, samples)
@@ -171,8 +174,11 @@ class Sampler:
 
 
 def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
-    """The sampler that a client's argument asks for: None for the rates that collections say, False or 0 for
-    no sampling, or a rate for all. Raises InvalidParameter."""
+    """Return the sampler for a client's argument.
+
+    sample_queries: None for the rates of the online banks, False or 0 for no sampling, or a rate for all.
+    Raises InvalidParameter.
+    """
     if sample_queries is None:
         return Sampler(None, write)
     if sample_queries is False:
@@ -186,8 +192,10 @@ def sampler_for(sample_queries: float | None, write: Write) -> Sampler | None:
 
 
 def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], OnlineBank]:
-    """The online banks, by field and profile. Where what the collection says of them is broken no query is
-    sampled, and searches go on."""
+    """Return the online banks, by field and profile.
+
+    If the record is broken, no query is sampled and searches continue.
+    """
     try:
         return {(each.field, each.profile): each for each in read_online_banks(properties)}
     except StateError as error:
@@ -196,5 +204,5 @@ def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], Onli
 
 
 def _gap(rate: float) -> int:
-    """How many queries to pass by before the next that is sampled: geometrically distributed."""
+    """Return how many queries to skip before the next sample; the number is geometrically distributed."""
     return 0 if rate >= 1 else int(math.log(1.0 - random.random()) / math.log1p(-rate))

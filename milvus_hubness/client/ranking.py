@@ -1,8 +1,8 @@
 """Hybrid search and learned re-rankers: several result lists become one. No I/O.
 
-Milvus merges by rank, or by weighted scores that it first squashes by metric. A field that is served as IP
-under a promise of COSINE or L2 would weigh differently there, so such answers are merged here, as Milvus
-would have merged them on the user's metric.
+Milvus merges by rank, or by weighted scores that it first normalises by metric. A field whose index has the
+metric IP, while the user's metric is COSINE or L2, would get another weight there. So the client merges such
+answers itself, as Milvus would have merged them on the user's metric.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ DEFAULT_RRF_K = 60
 
 @dataclass(frozen=True)
 class Ranker:
-    """strategy: "rrf", "weighted", or another that only the server knows."""
+    """The merge strategy of a hybrid search.
+
+    strategy: "rrf", "weighted", or another one that only the server can apply.
+    """
 
     strategy: str
     weights: tuple[float, ...] = ()
@@ -37,7 +40,7 @@ class Ranker:
 
     @classmethod
     def of(cls, ranker: Any) -> Ranker:
-        """From pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
+        """Read pymilvus's RRFRanker, WeightedRanker, or a rerank Function."""
         if hasattr(ranker, "dict"):
             result = ranker.dict()
             strategy, params, normalise = result["strategy"], result["params"], True
@@ -54,13 +57,15 @@ class Ranker:
 
     @property
     def is_known(self) -> bool:
-        """Whether its merging is known here."""
+        """Whether the client can merge by this strategy."""
         return self.strategy in ("rrf", "weighted")
 
 
 def require_profile(profile: str | None, states: Sequence[CollectionState]) -> None:
-    """Raises InvalidInput where none of these corrected fields has the profile; one that lacks it beside
-    others that have it is searched by its active one."""
+    """Check that one of these corrected fields has the profile.
+
+    A field without it is searched by its active profile if another field has it. Raises InvalidInput.
+    """
     if profile is None or not states or any(profile in state.profiles for state in states):
         return
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
@@ -69,8 +74,11 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
 
 
 def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:
-    """Whether the server cannot merge what is asked of these corrected fields. Raises UnsupportedOperation
-    where nobody can."""
+    """Whether the client must merge the answers, because the server cannot.
+
+    asked: the requests on corrected fields. Raises UnsupportedOperation if the client cannot merge them
+    either.
+    """
     alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
     plain = all(
         rewrite.state.reranking is None
@@ -89,7 +97,7 @@ def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> boo
 
 
 def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -> AnnSearchRequest:
-    """The request as it is asked of the stored vectors. Raises as Rewrite.ask does."""
+    """Return the request for the augmented vectors. Raises as Rewrite.ask does."""
     queries = rewrite.queries(question)
     return AnnSearchRequest(
         data=rewrite.encoded_queries(question, queries, rewrite.strength(question)),
@@ -108,10 +116,11 @@ def merge(
     page: slice,
     round_decimal: int = -1,
 ) -> Any:
-    """The answers to several requests as one, made of the first in place.
+    """Merge the answers to several requests into the first one, in place, and return it.
 
-    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but turns L2
-    round where it meets similarities. Raises InvalidInput where there are not as many weights as requests.
+    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but reverses
+    L2 distances if other answers have similarities. Raises InvalidInput if the numbers of weights and
+    requests differ.
     """
     if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
         raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
@@ -135,7 +144,10 @@ def merge(
 
 
 def _squashing(ranker: Ranker, metrics: Sequence[str]) -> tuple[list[Callable[[float], float]], bool]:
-    """What is done to the scores of each answer before they are weighed, and whether small sums are best."""
+    """Return how to prepare the scores of the answers for a weighted sum.
+
+    The result is a function for the scores of each answer, and whether small sums are best.
+    """
     if ranker.strategy == "rrf":
         return [], False
     if ranker.normalise:
@@ -154,7 +166,7 @@ def _closeness(distance: float) -> float:
     return 1 - 2 * math.atan(distance) / math.pi
 
 
-# Milvus Lite reports BM25 scores with their sign turned; they are never negative in themselves.
+# Milvus Lite reports BM25 scores with the sign reversed; BM25 itself is never negative.
 _AS_IT_IS: dict[str, Callable[[float], float]] = {**dict.fromkeys(SIMILARITIES, _unchanged), "BM25": abs}
 _NORMALISED: dict[str, Callable[[float], float]] = {
     "COSINE": lambda score: (1 + score) / 2,
@@ -165,11 +177,12 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 
 
 def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
-    """The search that answers a question, as its re-ranker wants it: for the queries that it makes of the
-    user's, or for candidates with their vectors, which it ranks.
+    """Return the search request that answers a question for its re-ranker.
 
-    Ranked hits have the re-ranker's score, under every metric the more the better. Raises as `Rewrite.ask`
-    does, and DimensionMismatch where the re-ranker is for other vectors.
+    It has the queries that the re-ranker derives from the user's, or it fetches candidates with their
+    vectors, which the re-ranker ranks. Ranked hits have the re-ranker's score, and greater is better under
+    every metric. Raises as `Rewrite.ask` does, and DimensionMismatch if the re-ranker is for vectors of
+    another dimension.
     """
     how.expect_dim(rewrite.state.dim)
     queries = rewrite.queries(question)
@@ -204,7 +217,7 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchReques
 def _rank(
     rewrite: Rewrite, hits: Any, query: Any, items: Any, scores: Any, question: Question, correction: float
 ) -> None:
-    """The hits of one query in the order of their scores, cut to the page, in place."""
+    """Sort the hits of one query by their scores and cut them to the page, in place."""
     layout = rewrite.layout
     raw = layout.reduce_items(items) @ layout.reduce_queries(query[None, :])[0]
     if correction:

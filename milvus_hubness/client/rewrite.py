@@ -44,33 +44,36 @@ RAW_SCORE = "raw_score"
 
 
 SEARCHED_AT_LEAST = ("ef", "search_list")
-"""Parameters of graph indexes that Milvus wants to be no less than the number of results."""
+"""Parameters of graph indexes that must be at least the number of results."""
 
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Both directions for one corrected field. reading: of all that its collection has."""
+    """Rewrites requests and responses of one corrected field.
+
+    reading: decodes the rows of the whole collection, with all its fields.
+    """
 
     state: CollectionState
     reading: Reading
 
     @cached_property
     def layout(self) -> Layout:
-        """How vectors and biases lie in rows."""
+        """The columns of the augmented vectors."""
         return self.state.layout
 
     @cached_property
     def form(self) -> StorageFormat:
-        """How such rows lie in the field."""
+        """The storage format of these columns in the field."""
         return self.state.form
 
-    # -- rows in --------------------------------------------------------------------------------------
+    # -- writes ---------------------------------------------------------------------------------------
 
     def vectors_of(self, rows: Sequence[Row], *, valid: bool = True) -> Floats:
-        """(n, d) the rows' vectors. valid: fit to have a bias.
+        """Return the vectors of the rows, float32 (n, d).
 
-        Raises DimensionMismatch, NonFiniteVectors, ZeroVectors naming the rows; InvalidInput where a row sets
-        a field of ours.
+        valid: require vectors that can have a bias. Raises DimensionMismatch, NonFiniteVectors and
+        ZeroVectors naming the rows; InvalidInput if a row sets a hidden field.
         """
         for i, row in enumerate(rows):
             if taken := [name for name in self.state.hidden_fields if name in row]:
@@ -93,8 +96,10 @@ class Rewrite:
         epoch: int,
         locality_hints: Floats | None = None,
     ) -> list[dict[str, Any]]:
-        """The rows as they are stored, with these biases (n,) in the slots that are named; cells (n, c):
-        what the locality hint columns hold."""
+        """Return the rows as they are stored.
+
+        biases: (n,) by slot; other slots are 0. locality_hints: (n, c) numbers of the locality hint columns.
+        """
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
         for slot, column in biases.items():
             slots[:, slot] = column
@@ -105,30 +110,33 @@ class Rewrite:
             for row, vector, columns in zip(rows, stored, hidden, strict=True)
         ]
 
-    # -- questions --------------------------------------------------------------------------------------
+    # -- searches ---------------------------------------------------------------------------------------
 
     def profile(self, question: Question) -> Profile:
-        """The set of biases that a question asks for. Raises InvalidInput."""
+        """Return the bias profile of a question. Raises InvalidInput."""
         return self.state.profile_of(question.profile)
 
     def strength(self, question: Question) -> float:
-        """w: what was asked for, else the profile's own. Raises InvalidInput, InvalidParameter."""
+        """Return w of the question, or else of its profile. Raises InvalidInput, InvalidParameter."""
         profile = self.profile(question)
         expect_strength(question.strength)
         return profile.strength if question.strength is None else float(question.strength)
 
     def is_gated(self, question: Question) -> bool:
-        """Whether this is corrected for some queries only."""
+        """Whether a gate limits the correction to some queries."""
         return self.profile(question).gate is not None and self.strength(question) != 0
 
     def ranks_candidates(self, question: Question) -> bool:
-        """Whether more hits than asked for are fetched, and put in order once they are here."""
+        """Whether the client fetches more hits than requested and ranks them."""
         how = question.rerank
         return how is not None and not (isinstance(how, Adaptive) and how.direct)
 
     def expect_answerable(self, question: Question, options: Mapping[str, Any]) -> None:
-        """Raises UnsupportedOperation where the server would rank, sort or group hits by scores that are not
-        those of the answer. options: further arguments of the search."""
+        """Check that the server can answer the question.
+
+        options: further arguments of the search. Raises UnsupportedOperation if the server would rank, sort
+        or group hits by scores that differ from those of the answer.
+        """
         field = f"of field {self.state.field!r}"
         if looked_at(options, ("is_embedding_list",)):
             raise UnsupportedOperation(f"is_embedding_list {field}, which holds one vector per row")
@@ -157,7 +165,7 @@ class Rewrite:
 
     @property
     def serves_products(self) -> bool:
-        """Whether the server ranks by inner products of augmented form, whatever the user's metric."""
+        """Whether the server ranks by inner products of augmented vectors, whatever the user's metric."""
         return True
 
     def _expect_products(self, options: Mapping[str, Any], field: str) -> None:
@@ -173,17 +181,22 @@ class Rewrite:
             )
 
     def queries(self, question: Question) -> Floats:
-        """(m, d) as the user gave them. Raises DimensionMismatch, NonFiniteVectors, InvalidInput."""
+        """Return the queries as the user gave them, float32 (m, d).
+
+        Raises DimensionMismatch, NonFiniteVectors, InvalidInput.
+        """
         return self.layout.require_finite(self._as_kept(question.data), "query")
 
     def encoded_queries(self, question: Question, queries: Floats, weight: float) -> list[Any]:
-        """The queries as they are asked of the stored vectors."""
+        """Return the augmented queries in the storage format of the field."""
         query_vectors = self.layout.encode_queries(queries, weight, slot=self.profile(question).slot)
         return self.form.encode_queries(query_vectors)
 
     def apart(self, question: Question) -> list[Question]:
-        """The question as those that a request each can answer: under L2 the bounds of a range search are
-        other inner products for every query."""
+        """Split the question into parts that one request each can answer.
+
+        Under L2 the bounds of a range search become different inner products for every query.
+        """
         if self.state.metric != "L2" or not question.search_params:
             return [question]
         places = _places(question.search_params)
@@ -192,7 +205,7 @@ class Rewrite:
         return [replace(question, data=[query]) for query in self.queries(question)]
 
     def ask(self, question: Question) -> SearchRequest:
-        """The one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
+        """Return the one request that answers a search: corrected, gated, or raw candidates to be re-ranked.
 
         Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
@@ -205,10 +218,11 @@ class Rewrite:
         return self._gated(question, queries, params)
 
     def asking(self, question: Question) -> Asking | None:
-        """What asks this of any data, whatever the question's own, and raises as `ask` does; None where
-        candidates are to be re-ranked, or a gate opens for some queries only.
+        """Return a function that builds the request of this question for any data.
 
-        Raises InvalidInput, InvalidParameter.
+        The function ignores the question's own data and raises as `ask` does. Returns None if candidates are
+        to be re-ranked, or if a gate limits the correction to some queries. Raises InvalidInput,
+        InvalidParameter.
         """
         weight = self.strength(question)
         if question.rerank is not None or self.is_gated(question):
@@ -229,11 +243,11 @@ class Rewrite:
         return ask
 
     def asking_one(self, question: Question) -> AskingOne | None:
-        """What asks this of one query, of numbers or an array, in a fraction of the time; None where that
-        takes more than putting bytes together.
+        """Return a faster function that builds the request for one query, a list of numbers or an array.
 
-        Nobody else may look at the scores that the server answers: a query under COSINE is sent as it is,
-        and they are in proportion to its length.
+        Returns None if the request needs more than joined bytes. Under COSINE the query is sent without
+        division by its length, so the scores from the server are in proportion to that length: nothing else
+        may use them.
         """
         if self.state.metric == "L2" or question.round_decimal >= 0 or question.with_raw_score:
             return None
@@ -266,13 +280,14 @@ class Rewrite:
         return ask
 
     def _scores_are_products(self, question: Question) -> bool:
-        """Whether the scores that the user asks for are what the server answers."""
+        """Whether the scores from the server are the scores that the user asks for."""
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
     def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
-        """Search parameters for the augmented form: no metric of the user's, range bounds as inner products.
+        """Return the search parameters for augmented vectors.
 
-        Raises InvalidParameter for another metric than the field's.
+        They have no metric, and range bounds as inner products. Raises InvalidParameter if the given
+        parameters name another metric than the field's.
         """
         if not given:
             return {}
@@ -294,7 +309,7 @@ class Rewrite:
         queries: Floats,
         params: dict[str, Any],
     ) -> SearchRequest:
-        """One request with every query twice, raw and corrected."""
+        """Return one request that has every query twice, raw and corrected."""
         weight = self.strength(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
@@ -336,7 +351,10 @@ class Rewrite:
         return SearchRequest(data, limit, 0, raised(params, limit), fields.requested, answer)
 
     def fields_for(self, question: Question, *, with_vector: bool) -> FieldRequest:
-        """with_vector: whether the answer needs the stored vectors, shown to the user or not."""
+        """Return the fields that a search requests.
+
+        with_vector: whether the answer needs the stored vectors, shown to the user or not.
+        """
         if not with_vector:
             return self.reading.fields(question.output_fields)
         wanted = list(question.output_fields or [])
@@ -351,7 +369,7 @@ class Rewrite:
     # -- answers ----------------------------------------------------------------------------------------
 
     def _score(self, results: Any, queries: Floats, weight: float, question: Question) -> None:
-        """Scores in the user's metric, in place."""
+        """Convert the scores to the user's metric, in place."""
         if self._scores_are_products(question):
             return
         for hits, query in zip(results, queries, strict=True):
@@ -363,7 +381,7 @@ class Rewrite:
                 )
 
     def score_out(self, hits: Any, query: Floats, weight: float, round_decimal: int = -1) -> None:
-        """Inner products of one query's hits as scores of the user's metric, in place."""
+        """Convert the inner products of one query's hits to scores of the user's metric, in place."""
         if self.state.metric != "L2" and round_decimal < 0:
             return
         products = [[hit["distance"] for hit in hits]]
@@ -378,18 +396,18 @@ class Rewrite:
         return scores
 
     def vectors_found(self, hits: list[Any]) -> Floats:
-        """(n, d) the vectors of n hits, as the user gave them."""
+        """Return the vectors of n hits as the user gave them, (n, d)."""
         entities = [hit["entity"] for hit in hits]
         return read_back(self.state, self._loaded(entities), entities)
 
     def _loaded(self, entities: Sequence[Row]) -> Floats:
-        """(n, width) what the field of n hits holds, as the layout has it."""
+        """Return the augmented vectors of n hits, (n, width), in the columns of the layout."""
         form = self.form
         found = decode([entity[self.state.field] for entity in entities], form.dtype)
         return form.joined(found.reshape(-1, form.width))
 
     def _as_kept(self, given: Any) -> Any:
-        """Vectors as the user gave them, rounded as the field would."""
+        """Return the user's vectors, rounded to the dtype of the field."""
         if self.state.dtype == "float32" or not isinstance(given, list | tuple | np.ndarray):
             return given
         return rounded(decode(given, self.state.dtype), self.state.dtype)
@@ -402,7 +420,7 @@ def add_raw_scores(hits: Any, scores: Sequence[float] | npt.NDArray[np.float64])
 
 
 def _shape(vector: Any) -> tuple[int, ...] | None:
-    """None where lists of several lengths lie within it."""
+    """Return the shape of a vector; None if it has lists of several lengths."""
     try:
         shape: tuple[int, ...] = np.shape(vector)
     except ValueError:
@@ -411,19 +429,21 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
 
 
 def _places(params: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
-    """Where search parameters may lie."""
+    """Return the mappings that may have search parameters: the outer one and its "params"."""
     return (params, params.get("params") or {}) if params else ()
 
 
 def copied(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Search parameters that may be changed, those of the index among them, without changing the user's."""
+    """Copy search parameters, including those of the index."""
     inner = params.get("params")
     return {**params, "params": dict(inner)} if inner else dict(params)
 
 
 def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
-    """The parameters with those of a graph search, where they are given, raised to the number of results that
-    are fetched for the user's, in place."""
+    """Raise the given parameters of a graph search to `limit`, in place, and return the parameters.
+
+    limit: the number of results that are fetched, which may exceed the number that the user asks for.
+    """
     for place in (params, params.get("params") or {}):
         for name in SEARCHED_AT_LEAST:
             if isinstance(place.get(name), int):

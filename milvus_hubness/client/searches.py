@@ -1,4 +1,4 @@
-"""`search` and `hybrid_search`. No I/O."""
+"""`search` and `hybrid_search`, without I/O."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ from milvus_hubness.stores.milvus_server import is_one_of
 
 KEYS_PER_REQUEST = 8_000
 MANNERS = 256
-"""How many are remembered of a collection."""
+"""Largest number of prepared kinds of search in the cached state of a collection."""
 
 
 class LikeBefore(NamedTuple):
-    """The arguments of pymilvus's search, and what makes of its results those the user asked for. cached: by
-    what was known of the collection."""
+    """A search prepared from an earlier one.
+
+    cached: the collection state that it relies on. args, options: arguments of pymilvus's search. answer:
+    converts the results of pymilvus into the results for the user.
+    """
 
     cached: CachedState
     args: tuple[Any, ...]
@@ -46,7 +49,7 @@ class LikeBefore(NamedTuple):
 
 
 class Searching(Biasing, Reads):
-    """search and hybrid_search."""
+    """Methods `search`, `search_like_before` and `hybrid_search`."""
 
     def search_like_before(
         self,
@@ -62,9 +65,12 @@ class Searching(Biasing, Reads):
         profile: str | None = None,
         with_raw_score: bool = False,
     ) -> LikeBefore | None:
-        """A `search` that differs from an earlier one in its data, filter and the like only, as one request:
-        without the steps of an operation, which take longer than the work. None for any other; where the
-        request fails, `search` is to be told how."""
+        """Prepare a search as a single request, if an earlier search was of the same kind.
+
+        The two may differ in their data, filter and the like. The single request skips the steps of an
+        operation, which take longer than the work itself. Returns None for any other search. If the request
+        fails, pass the failure to `search`.
+        """
         cached = self._remembered(collection)
         if cached is None or not cached.asking:
             return None
@@ -106,9 +112,10 @@ class Searching(Biasing, Reads):
         with_raw_score: bool = False,
         failed: Failed | None = None,
     ) -> Operation[Any]:
-        """search, ranked by the corrected score where the field carries biases.
+        """Search, ranked by the corrected score if the field is corrected.
 
-        options: the further arguments of MilvusClient.search, by name. failed: how it has failed already.
+        options: the further arguments of MilvusClient.search, by name. failed: the failure of an earlier
+        attempt.
         """
         timeout = options.get("timeout")
         manner = None
@@ -152,7 +159,7 @@ class Searching(Biasing, Reads):
             )
             rewrite.expect_answerable(question, further)
             if further.get("search_aggregation") is not None:
-                # Hits are inside of buckets: the server rounds their scores.
+                # Hits are inside buckets: the server rounds their scores.
                 further["round_decimal"] = question.round_decimal
                 question = replace(question, round_decimal=-1)
             if isinstance(rerank, GloballyCorrected) or rewrite.is_gated(question):
@@ -169,7 +176,7 @@ class Searching(Biasing, Reads):
                 )
             is_one = first is question and question.bank is None
             if manner is not None and is_one and len(cached.asking) < MANNERS:
-                # A copy: the lists and dictionaries are the caller's, who may change them.
+                # This is a copy: the caller owns the lists and dictionaries and may change them.
                 like_it = copy.deepcopy(replace(question, data=()))
                 again = rewrite.asking(like_it)
                 if again is not None:
@@ -181,8 +188,10 @@ class Searching(Biasing, Reads):
         return self._as_it_is(collection, timeout, call, failed=failed)
 
     def _sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
-        """Have some of the queries of a search that was answered sampled, where the profile has an online
-        bank. Searches by ids ask with vectors of the gallery, which are no queries for its bank."""
+        """Offer the queries of an answered search to the sampler, if the profile has an online bank.
+
+        Searches by ids use vectors of the gallery, which are not queries; they are not sampled.
+        """
         if cached.online_banks and self._sampler is not None:
             online_bank = cached.online_banks.get((state.field, profile or state.active))
             if online_bank is not None:
@@ -207,7 +216,10 @@ class Searching(Biasing, Reads):
     def _side_biases(
         self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
-        """The biases in every slot, by key, as consistent as the search was. options: of the search."""
+        """Return the biases in every slot by key, read with the consistency level of the search.
+
+        options: those of the search.
+        """
         timeout = options.get("timeout")
         yield from self._ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
@@ -225,7 +237,7 @@ class Searching(Biasing, Reads):
         ids: Any,
         options: Mapping[str, Any],
     ) -> Operation[list[Any]]:
-        """The rows' own vectors, to search with."""
+        """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
         keys = ids if isinstance(ids, list) else [ids]
         wanted, timeout = is_one_of(cached.key_field, keys), options.get("timeout")
         rows = yield from self.query(
@@ -248,11 +260,11 @@ class Searching(Biasing, Reads):
         strength: float | None = None,
         profile: str | None = None,
     ) -> Operation[Any]:
-        """hybrid_search, each request on a corrected field ranked by the corrected score.
+        """Hybrid search, with corrected scores for each request on a corrected field.
 
-        options: the further arguments of MilvusClient.hybrid_search, by name. Raises InvalidInput where no
-        corrected field that is asked has the profile, UnsupportedOperation where an answer must be merged
-        here and cannot be.
+        options: the further arguments of MilvusClient.hybrid_search, by name. Raises InvalidInput if no
+        corrected field of the requests has the profile, and UnsupportedOperation if the client must merge the
+        answers and cannot.
         """
         weight = self._strength if strength is None else strength
 
@@ -307,7 +319,7 @@ class Searching(Biasing, Reads):
         profile: str | None,
         cached: CachedState,
     ) -> Operation[Any]:
-        """A search for each request, and their answers merged."""
+        """Search once for each request and merge the answers."""
         if name := looked_at(options, ("search_aggregation", "function_chains")):
             raise UnsupportedOperation(f"{name} is not supported in hybrid_search")
         if options.get("group_by_field"):
@@ -352,7 +364,7 @@ class Searching(Biasing, Reads):
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
 
     def _metric(self, collection: str, field: str, named: Any, timeout: float | None) -> Operation[str]:
-        """What a search on a field names, else what the field's index has."""
+        """Return the metric that the search parameters name, or else the metric of the field's index."""
         if named:
             return str(named).upper()
         of = (collection, field)
@@ -364,8 +376,7 @@ class Searching(Biasing, Reads):
 
 
 def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a search by which what it needs beside is read as consistently, and in the same
-    cluster."""
+    """Return the options of a search that set the consistency and the cluster of its further reads."""
     names = ("consistency_level", "guarantee_timestamp", "cluster_id")
     return {name: options[name] for name in names if options.get(name) is not None}
 
@@ -377,10 +388,10 @@ def _request(
     search_request: SearchRequest,
     options: Mapping[str, Any],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of pymilvus's search."""
+    """Return the arguments of pymilvus's search."""
     data, further = search_request.data, {**naming(state, options), **search_request.options}
     if state.dtype == "float32":
-        # Bytes of the type that it is told pymilvus sends as they are; arrays it packs number by number.
+        # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
         data = [query if type(query) is bytes else query.tobytes() for query in data]
         described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
         further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
@@ -403,7 +414,7 @@ def _ask(rewrite: Rewrite, question: Question) -> SearchRequest:
 
 
 def _finished(search_request: SearchRequest, *found: Any) -> Operation[Any]:
-    """The answer made of what was found, apart from an event loop where that takes long."""
+    """Answer a search request from its results, in a `Compute` step if that takes long."""
     if search_request.works:
         return (yield Compute(lambda: search_request.answer(*found)))
     return search_request.answer(*found)

@@ -50,16 +50,19 @@ from milvus_hubness.stores.milvus_server import (
 )
 
 Name = tuple[str, str, int]
-"""Collection, field, and the slot that searches of the profile read. A refresh gives a profile another one,
-which it tells of before: what was kept for that is at hand then."""
+"""Collection, field, and the slot that searches of the profile read.
+
+A refresh switches the profile to another slot and announces it before, so the client has the data of the new
+slot in time.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class BankSummary:
-    """What is read once of a bank that is searched instead of kept: no more than its estimator needs.
+    """The part of a bank that the estimator needs, if the bank is searched on the server instead of read.
 
-    mean: (d,) float64 of the queries as the layout reduces them. masses: (p,) float64 τ·log Σ exp(f_i/τ) of
-    each column of potentials. targets: rows of the target bank.
+    mean: (d,) float64, of the queries as the layout reduces them. masses: (p,) float64 τ·log Σ exp(f_i/τ) of
+    each column of potentials. targets: number of rows of the target bank.
     """
 
     mean: Doubles | None
@@ -80,8 +83,11 @@ class _Kept:
 
 
 class BankCache:
-    """Banks as they were when their profiles were first seen. The one used longest ago goes first; the one in
-    use stays, whatever its size. Summaries of others are kept beside them, the latest of each profile."""
+    """Banks by profile, up to `budget` bytes, and summaries of larger banks.
+
+    The cache drops the least recently used bank first; it never drops the bank in use, whatever its size. It
+    has one summary per name, of the latest profile.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
@@ -89,7 +95,7 @@ class BankCache:
         self._summaries: dict[Name, tuple[Profile, BankSummary]] = {}
 
     def bank(self, name: Name, profile: Profile) -> StoredBank | None:
-        """The bank of this very profile, None where it is not kept."""
+        """Return the bank of exactly this profile; None if it is not in the cache."""
         kept = self._kept.get(name)
         if kept is None or kept.profile != profile:
             return None
@@ -98,27 +104,27 @@ class BankCache:
         return kept.bank
 
     def keep(self, name: Name, profile: Profile, bank: StoredBank) -> None:
-        """Keep it, and let go of others until all fit."""
+        """Add a bank and drop others until all fit."""
         self._kept.pop(name, None)
         self._kept[name] = _Kept(profile, bank)
         while len(self._kept) > 1 and sum(each.size for each in list(self._kept.values())) > self.budget:
             self._kept.popitem(last=False)
 
     def summary(self, name: Name, profile: Profile) -> BankSummary | None:
-        """The summary of this very profile's bank, None where it is not kept."""
+        """Return the summary of exactly this profile's bank; None if it is not in the cache."""
         kept = self._summaries.get(name)
         return kept[1] if kept is not None and kept[0] == profile else None
 
     def keep_summary(self, name: Name, profile: Profile, summary: BankSummary) -> None:
-        """Keep it in place of that of an earlier profile."""
+        """Add a summary; it replaces the summary of an earlier profile."""
         self._summaries[name] = (profile, summary)
 
     def correction(
         self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank
     ) -> Correction:
-        """The fitted estimator over a bank, loaded once for a layout."""
+        """Return the fitted estimator of a bank, restored once per layout."""
         kept = self._kept.get(name)
-        # Profiles that came after one another may have read the same bank at once.
+        # Two successive profiles may have loaded the same bank at once.
         if kept is not None and (kept.bank is not bank or kept.profile != profile):
             kept = None
         made = kept.correction if kept is not None else None
@@ -140,7 +146,7 @@ class BankCache:
 T = TypeVar("T")
 
 CUT_OVER_SECONDS = 5.0
-"""How long a collection is waited for whose name is being given to its copy."""
+"""Largest wait for a collection whose name moves to its copy, in seconds."""
 CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
@@ -153,17 +159,18 @@ PERHAPS_OUTDATED = (
     WriteIntentFailed,
     StateError,
 )
-"""What a call on a collection raises whose state is no longer what is remembered of it."""
+"""Errors of a call that may be due to an outdated collection state."""
 
 
 @dataclass(frozen=True)
 class CachedState:
-    """What a collection says of itself.
+    """A collection state in the cache.
 
-    states: of its corrected fields, by name. asking: by their manner, what it takes to ask searches like
-    earlier ones: the field's state, what makes requests of data, and of one list of numbers. dual_write:
-    where its rows are carried to. online_banks: the banks that take in live queries, by field and profile.
-    intent_log: where writes are noted first."""
+    states: of its corrected fields, by name. asking: prepared searches by their kind: the field's state, a
+    function that builds requests from data, and one that builds them from a single query. dual_write: the
+    copy that also gets the writes. online_banks: by field and profile. intent_log: the log that takes notes
+    of writes first.
+    """
 
     key_field: str
     states: Mapping[str, CollectionState]
@@ -176,23 +183,26 @@ class CachedState:
 
     @cached_property
     def reading(self) -> Reading:
-        """How its rows are read."""
+        """Decodes the rows of the collection."""
         return Reading(tuple(self.states.values()))
 
     def state_of(self, anns_field: str | None) -> CollectionState | None:
-        """The state of the field that is named; of the corrected one where none is."""
+        """Return the state of the named field; without a name, the state of the only corrected field."""
         if anns_field:
             return self.states.get(anns_field)
         return next(iter(self.states.values())) if len(self.states) == 1 else None
 
     def searched(self, anns_field: str | None) -> CollectionState | None:
-        """The state by which a search on this field is corrected."""
+        """Return the state that corrects a search on this field; None if the search is not corrected."""
         state = self.state_of(anns_field)
         return state if state and state.serves else None
 
     def uncorrected(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The arguments of a search that is not corrected. They name the user's field where a second one lies
-        beside it, between which Milvus would not choose."""
+        """Return the arguments of a search that is not corrected.
+
+        They name the user's field if a second vector field exists, because Milvus would not choose between
+        the two.
+        """
         state = self.state_of(options.get("anns_field"))
         return {**options, "anns_field": state.field} if state and state.second_vector else options
 
@@ -201,16 +211,19 @@ NOTHING = CachedState("", {})
 
 
 class Failed(NamedTuple):
-    """A call, by what was known of the collection."""
+    """A failed call, with the cached state that it used."""
 
     cached: CachedState
     error: Exception
 
 
 class StateCache:
-    """state_ttl: seconds for which what a collection says of its biases is believed without asking again.
-    bank_budget: bytes of banks to keep in memory. strength: w of every search that names none. sampler: what
-    takes samples of queries, if anything does. Raises InvalidParameter."""
+    """The cache of collection states and banks.
+
+    strength: w of every search that names none. state_ttl: TTL of the cached collection state, in seconds.
+    bank_budget: bytes of banks in memory. sampler: takes samples of queries; None for no samples. Raises
+    InvalidParameter.
+    """
 
     def __init__(
         self,
@@ -234,7 +247,7 @@ class StateCache:
         self._forgotten = 0
 
     def forget(self, collection: str | None = None) -> None:
-        """Ask again what the collection, or every collection, says of itself."""
+        """Drop the cached state of a collection, or of all collections."""
         self._forgotten += 1
         self._loaded.clear()
         self._metrics.clear()
@@ -249,9 +262,12 @@ class StateCache:
         return remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
-        """What the collection says of itself, asked for at most once in `state_ttl` seconds. One that is not
-        there says nothing: the call that follows reports it in Milvus's own words. But one that had a copy
-        may be giving its name to that: it is waited for."""
+        """Return the collection state, read at most once in `state_ttl` seconds.
+
+        A missing collection has an empty state: the call that follows reports it in Milvus's own words. If
+        the missing collection had a copy, the cutover may be moving its name to the copy: the operation waits
+        for it.
+        """
         if remembered := self._remembered(collection):
             return remembered
         until = time.monotonic() + CUT_OVER_SECONDS
@@ -285,7 +301,7 @@ class StateCache:
         if self._last.get(collection, cached) != cached:
             self._changed[collection] = asked
         self._last[collection] = cached
-        if forgotten == self._forgotten:  # else another task or thread meanwhile made the answer wrong
+        if forgotten == self._forgotten:  # no other task or thread has invalidated it
             self._known[collection] = (asked + self._state_ttl, cached)
         return cached
 
@@ -297,8 +313,10 @@ class StateCache:
         *,
         failed: Failed | None = None,
     ) -> Operation[T]:
-        """call(known), and again where that fails and the collection turns out to have changed. failed: how
-        it has failed already."""
+        """Run `call` on the cached state, and again if it fails and the collection has changed.
+
+        failed: the failure of an earlier attempt.
+        """
         with held_errors(collection) as recovered:
             return (yield from self._tried(collection, timeout, call, failed, recovered))
 
@@ -310,7 +328,7 @@ class StateCache:
         failed: Failed | None,
         recovered: list[Exception],
     ) -> Operation[T]:
-        """As `_as_it_is`. recovered: takes the errors after which this goes on."""
+        """Run `call` as `_as_it_is` does. recovered: collects the errors after which the call is repeated."""
         cached = failed.cached if failed else self._remembered(collection)
         cached = cached or (yield from self.cached_state(collection, timeout))
         try:
@@ -321,7 +339,7 @@ class StateCache:
             self.forget(collection)
             now = yield from self.cached_state(collection, timeout)
             if now == cached and cached.dual_write is not None and isinstance(error, MilvusException):
-                # The name may be going: Milvus Lite closes a collection before it renames it.
+                # The name may be moving: Milvus Lite closes a collection before it renames it.
                 yield Pause(CLOSING_SECONDS)
                 self.forget(collection)
                 now = yield from self.cached_state(collection, timeout)
@@ -334,13 +352,14 @@ class StateCache:
             try:
                 return (yield from call(now))
             except PERHAPS_OUTDATED as error:
-                # Milvus Lite gives a collection its new name before it can be read by that.
+                # Milvus Lite gives a collection its new name before it can be read under that name.
                 opening = (
                     cached.dual_write is not None and getattr(error, "code", None) == COLLECTION_NOT_LOADED
                 )
                 seen = now
                 if not opening:
-                    # A switch has several steps: the next may have come between the look and the call.
+                    # A switch has several steps: the next one may have come between the read of the state and
+                    # the call.
                     self.forget(collection)
                     now = yield from self.cached_state(collection, timeout)
                 if (
@@ -351,11 +370,14 @@ class StateCache:
             yield Pause(CUT_OVER_PAUSE)
 
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
-        """Whether a server refused rows as they are of another width than what it found by this name, which
-        is being given to another collection: one part of the server finds that sooner than the next."""
+        """Whether the server refused rows because of the width of another collection.
+
+        This happens while the name moves to another collection: one part of the server sees the change sooner
+        than the next.
+        """
         changed = self._changed.get(collection, -CUT_OVER_SECONDS)
         is_moving = cached.dual_write is not None or time.monotonic() - changed < CUT_OVER_SECONDS
-        # What pymilvus itself refuses is of a class of its own.
+        # pymilvus raises its own refusals as subclasses.
         return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
 
     def _rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
@@ -365,7 +387,10 @@ class StateCache:
         return rewrite_of(state, cached.reading, chains=bool(self._chains))
 
     def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
-        """Whoever loaded a collection need not have known of the one beside it, or of its bank."""
+        """Load a collection if it is not loaded.
+
+        The user may have loaded the main collection without its side collection or its bank.
+        """
         if collection not in self._loaded:
             if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
                 yield Ask("load_collection", (collection, timeout))
@@ -373,7 +398,10 @@ class StateCache:
 
 
 def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The arguments of a search on this field, which they name where its vectors are halves: from the name
-    pymilvus learns what the bytes of queries are; and where it is not the only one."""
+    """Return the arguments of a search, with the searched field named where pymilvus needs it.
+
+    That is the case for half-precision vectors, because pymilvus takes the type of the query bytes from the
+    field, and for collections with a second vector field.
+    """
     named = state.dtype != "float32" or state.second_vector is not None
     return {**options, "anns_field": state.searched_field} if named else options

@@ -1,7 +1,8 @@
-"""The effects that an operation asks for, the loops that run them, and errors in pymilvus's terms.
+"""The effects of an operation, the loops that run them, and errors as MilvusException.
 
-pymilvus logs an error with its traceback before it raises it. If a collection was switched to another form
-just before, the client sends the request again in that form: the record tells of a failure that is none.
+pymilvus logs an error with its traceback before it raises it. If the format of a collection changed just
+before a request, the client recovers from that error and sends the request again. `held_errors` removes the
+log records of such errors.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _pymilvus.addFilter(_Hold())
 
 @contextmanager
 def held_errors(collection: str) -> Iterator[list[Exception]]:
-    """Hold the records back within the block, and yield a list for the errors that it recovers from.
+    """Hold back error records of pymilvus, and yield a list for errors that the block recovers from.
 
-    At its end one record of level INFO stands for those of these errors; all others are logged. If the block
-    raises, all are.
+    At the end of the block, one record of level INFO replaces the records of these errors; all others are
+    logged. If the block raises, all records are logged.
     """
     outer, held, recovered = _records.get(), list[logging.LogRecord](), list[Exception]()
     _records.set(held)
@@ -65,7 +66,7 @@ def held_errors(collection: str) -> Iterator[list[Exception]]:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """What is raised of ours within is raised as a MilvusException as well."""
+    """Convert each HubnessError of the block to an error that is also a MilvusException."""
     try:
         yield
     except HubnessError as error:
@@ -76,7 +77,7 @@ _KINDS: dict[type[HubnessError], type[HubnessError]] = {}
 
 
 def as_milvus(error: HubnessError) -> HubnessError:
-    """The same error as a MilvusException as well: of both kinds, with the same message."""
+    """Return an error of both types, HubnessError and MilvusException, with the same message."""
     kind = type(error)
     if issubclass(kind, MilvusException):
         return error
@@ -88,7 +89,10 @@ def as_milvus(error: HubnessError) -> HubnessError:
 
 
 def _of_both(kind: type[HubnessError]) -> type[HubnessError]:
-    """One class for each of ours, of the same name."""
+    """Return one class for each HubnessError class.
+
+    It is a subclass of that class and of MilvusException, with the same name.
+    """
     if kind not in _KINDS:
         result = {
             "__str__": lambda self: self.message,
@@ -104,7 +108,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Ask:
-    """A call of a method of pymilvus's own client."""
+    """Call a method of pymilvus's own client."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -113,36 +117,38 @@ class Ask:
 
 @dataclass(frozen=True)
 class LoadBank:
-    """Read a bank from the database: its outcome is a StoredBank."""
+    """Read a bank from the database; the outcome is a StoredBank."""
 
     reference: BankReference
 
 
 @dataclass(frozen=True)
 class InStore:
-    """Work on the database through a store: its outcome is what that returns."""
+    """Work on the database through a store; the outcome is the value that `work` returns."""
 
     work: Callable[[MilvusStore], Any]
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Work long enough to leave an event loop free for others meanwhile."""
+    """Run long work outside the event loop."""
 
     work: Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Pause:
-    """Wait so many seconds."""
+    """Wait for `seconds`."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class LearnSchema:
-    """Have pymilvus ask anew for the schema by which it packs a collection's rows. It remembers the former
-    while servers before 2.6 do not tell it of a change."""
+    """Make pymilvus fetch again the schema by which it packs a collection's rows.
+
+    pymilvus caches the former schema, because servers before 2.6 do not report a change.
+    """
 
     collection: str
 
@@ -152,7 +158,10 @@ Operation = Generator[Step, Any, T]
 
 
 def drive(operation: Operation[T], answer: Callable[[Step], Any]) -> T:
-    """The operation's result. `answer` answers its steps; what that raises is raised within the operation."""
+    """Run an operation and return its result.
+
+    answer: runs one step; its exceptions are raised within the operation.
+    """
     try:
         step = next(operation)
         while True:
@@ -168,7 +177,7 @@ def drive(operation: Operation[T], answer: Callable[[Step], Any]) -> T:
 
 
 async def drive_async(operation: Operation[T], answer: Callable[[Step], Awaitable[Any]]) -> T:
-    """As `drive`, where answers are awaited. Whoever else runs meanwhile may drive operations of its own."""
+    """Run an operation as `drive` does, with awaited answers. Other tasks may run operations meanwhile."""
     try:
         step = next(operation)
         while True:

@@ -41,19 +41,22 @@ DEFAULT_BANK_BUDGET = 1 << 30
 
 
 class HubnessClient(EscapedKeys, MilvusClient):
-    """Use it wherever a MilvusClient is used. Ordinary collections are passed through untouched. What it
-    raises of its own is a MilvusException as well.
+    """A MilvusClient that searches corrected collections by the corrected score.
 
-    On corrected ones, insert, upsert, search, query, get, delete, describe_collection and describe_index
-    speak the original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's metric;
-    c, the mean bias kept in the state, moves no ranking and keeps scores on the scale the application knows.
+    Use it wherever a MilvusClient is used. Ordinary collections pass through untouched. Every error that it
+    raises is also a MilvusException.
 
-    strength: w of every search that names none; None takes each collection's own (1.0 unless changed).
-    state_ttl: seconds for which what a collection says of its biases is believed without asking again; keep
-    it below the time between two refreshes. bank_budget: bytes of banks that are kept in memory; of a larger
-    one the server's own search finds as many of a new row's nearest queries as tell its bias to 0.3% of tau.
-    sample_queries: the share of queries sampled for online banks; None for what each collection says,
-    False for none. Of a query its vector is kept, its profile and the time; no search waits for it.
+    On corrected collections, insert, upsert, search, query, get, delete, describe_collection and
+    describe_index use the original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's
+    metric. c is the mean bias in the collection state; it changes no ranking and keeps scores on the scale
+    that the application expects.
+
+    strength: w of every search that names none; None uses the strength of each collection (1.0 unless
+    changed). state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two
+    refreshes. bank_budget: bytes of query banks that the client holds in memory; for a larger bank, a search
+    on the server finds enough of a new row's nearest queries to compute its bias to 0.3% of tau.
+    sample_queries: share of queries sampled for online banks; None uses the share of each collection, False
+    samples none. A sample has the query's vector, its profile and the time; no search waits for it.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
             return None
         return step.work()
 
-    # -- rows in --------------------------------------------------------------------------------------
+    # -- writes ---------------------------------------------------------------------------------------
 
     def insert(
         self,
@@ -114,11 +117,11 @@ class HubnessClient(EscapedKeys, MilvusClient):
         bias: Bias = "compute",
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As MilvusClient.insert; each new row gets its bias from the bank, or with bias="pending" the mean
-        one until the next refresh.
+        """Insert rows as MilvusClient.insert does, and compute the bias of each from the bank.
 
-        Raises BankTooLarge where the bank neither fits into bank_budget nor can be searched instead, and
-        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank
+        neither fits into bank_budget nor can be searched on the server, and DimensionMismatch,
+        NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
         """
         return self._run(
             self._operations.write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
@@ -134,8 +137,10 @@ class HubnessClient(EscapedKeys, MilvusClient):
         bias: Bias = "compute",
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As MilvusClient.upsert; rows that bring a vector get its bias. A partial update without one keeps
-        the vector and the bias as they are. Raises as `insert` does."""
+        """Upsert rows as MilvusClient.upsert does, and compute the bias of rows that have a vector.
+
+        A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
+        """
         return self._run(
             self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
         )
@@ -149,9 +154,11 @@ class HubnessClient(EscapedKeys, MilvusClient):
         *,
         bias: Bias = "compute",
     ) -> list[str]:
-        """Write new rows of a corrected collection to Parquet files for a bulk import, each with its bias,
-        and return the paths. Raises as `insert` does, and UnsupportedOperation where biases are in a side
-        collection or a job works on the collection."""
+        """Write new rows of a corrected collection to Parquet files for a bulk import, and return the paths.
+
+        Each row has its bias. Raises as `insert` does, and UnsupportedOperation if the biases are in a side
+        collection or a job works on the collection.
+        """
         return self._run(
             self._operations.write_import_files(collection_name, data, Path(folder), bias, timeout)
         )
@@ -165,12 +172,12 @@ class HubnessClient(EscapedKeys, MilvusClient):
         partition_name: str | None = None,
         **kwargs: Any,
     ) -> dict[str, int]:
-        """As MilvusClient.delete."""
+        """Delete rows as MilvusClient.delete does."""
         return self._run(
             self._operations.delete(collection_name, ids, timeout, filter, partition_name, kwargs)
         )
 
-    # -- questions --------------------------------------------------------------------------------------
+    # -- searches and reads -----------------------------------------------------------------------------
 
     def search(
         self,
@@ -196,15 +203,16 @@ class HubnessClient(EscapedKeys, MilvusClient):
         with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.search, ranked by the corrected score.
+        """Search as MilvusClient.search does, ranked by the corrected score.
 
-        strength: w; 1 is the full correction, 0 the raw ranking and the raw scores. profile: the set of
-        biases to take, by name. rerank: fetch more raw candidates and rank those against the bank instead;
-        or, with a QuariReranker, more corrected ones, and rank those by what it has learned. candidates:
-        how many these are; None for what the re-ranker says.
-        with_raw_score: give each hit its uncorrected score as "raw_score". All are of no effect on a field
-        that carries no biases, but for a QuariReranker. Raises DimensionMismatch, InvalidInput,
-        InvalidParameter, and for a QuariReranker on such a field UnsupportedOperation.
+        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of
+        the bias profile. rerank: fetch more raw candidates and rank them against the bank; with a
+        QuariReranker, fetch more corrected candidates and rank them by its model. candidates: how many
+        candidates; None uses the number of the re-ranker. with_raw_score: give each hit its uncorrected score
+        as "raw_score". On a field that is not corrected, all of these have no effect, except a QuariReranker.
+
+        Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation for a QuariReranker
+        on a field that is not corrected.
         """
         options: dict[str, Any] = {
             "timeout": timeout,
@@ -264,7 +272,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         partition_names: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.query."""
+        """Query as MilvusClient.query does."""
         return self._run(
             self._operations.query(
                 collection_name, filter, output_fields, timeout, ids, partition_names, kwargs
@@ -280,7 +288,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         partition_names: list[str] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.get."""
+        """Get rows as MilvusClient.get does."""
         return self._run(
             self._operations.get(collection_name, ids, output_fields, timeout, partition_names, kwargs)
         )
@@ -299,11 +307,11 @@ class HubnessClient(EscapedKeys, MilvusClient):
         profile: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.hybrid_search, each request on a corrected field ranked by the corrected score.
+        """Search as MilvusClient.hybrid_search does, with corrected scores on corrected fields.
 
-        Where the server cannot weigh a corrected field as it weighs the user's metric, the requests are asked
-        one by one and merged here as Milvus merges them. Raises UnsupportedOperation where that needs a
-        ranker other than RRFRanker and WeightedRanker, or groups.
+        If the server cannot weigh a corrected field in the user's metric, the client sends the requests one
+        by one and merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a
+        ranker other than RRFRanker and WeightedRanker.
         """
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
         return self._run(
@@ -339,11 +347,10 @@ class HubnessClient(EscapedKeys, MilvusClient):
         with_raw_score: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.search_iterator, in the order of the corrected score; strength, profile and
-        with_raw_score as in `search`.
+        """Iterate as MilvusClient.search_iterator does, in the order of the corrected score.
 
-        Raises as `search` does, and UnsupportedOperation where the biases lie beside the vectors, unless the
-        strength is 0.
+        strength, profile and with_raw_score as in `search`. Raises as `search` does, and UnsupportedOperation
+        if the collection needs candidate re-ranking, unless the strength is 0.
         """
         options: dict[str, Any] = {
             "batch_size": batch_size,
@@ -380,7 +387,7 @@ class HubnessClient(EscapedKeys, MilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.query_iterator."""
+        """Iterate over a query as MilvusClient.query_iterator does."""
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "limit": limit,
@@ -394,28 +401,31 @@ class HubnessClient(EscapedKeys, MilvusClient):
     # -- descriptions -----------------------------------------------------------------------------------
 
     def hubness_state(self, collection_name: str, anns_field: str | None = None) -> CollectionState | None:
-        """What the collection knows about a field's biases now; None where that carries none, and where none
-        is named of several that do."""
+        """Read the state of a corrected field from the collection.
+
+        anns_field: the field; it may be None if only one field is corrected. Returns None if the field is not
+        corrected, and if no field is named but several are corrected.
+        """
         self._operations.forget(collection_name)
         return self._run(self._operations.cached_state(collection_name)).state_of(anns_field)
 
     def describe_collection(
         self, collection_name: str, timeout: float | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """As MilvusClient.describe_collection, of the collection as the user made it."""
+        """Describe the collection as MilvusClient.describe_collection does, as the user created it."""
         return self._run(self._operations.describe_collection(collection_name, timeout, kwargs))
 
     def describe_index(
         self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
-        """As MilvusClient.describe_index, with the user's metric."""
+        """Describe an index as MilvusClient.describe_index does, with the user's metric."""
         return self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
 
     def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> list[str]:
-        """As MilvusClient.list_indexes, without that of a second field that holds the augmented form."""
+        """List indexes as MilvusClient.list_indexes does, without that of a hidden vector field."""
         return self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
 
-    # -- what makes a remembered state wrong --------------------------------------------------------------
+    # -- operations that invalidate the cached state ------------------------------------------------------
 
     def create_collection(
         self,
@@ -433,9 +443,10 @@ class HubnessClient(EscapedKeys, MilvusClient):
         hubness: CorrectionConfig | Sequence[CorrectionConfig] | None = None,
         **kwargs: Any,
     ) -> None:
-        """As MilvusClient.create_collection. hubness: fields to correct from their first row on.
+        """Create a collection as MilvusClient.create_collection does.
 
-        Raises InvalidInput, InvalidParameter, DimensionMismatch, BankTooSmall; nothing is left then.
+        hubness: fields to correct from their first row on. Raises InvalidInput, InvalidParameter,
+        DimensionMismatch and BankTooSmall; none of these leaves a collection behind.
         """
         self._run(
             self._operations.create_collection(
@@ -459,13 +470,17 @@ class HubnessClient(EscapedKeys, MilvusClient):
     def create_index(
         self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
     ) -> None:
-        """As MilvusClient.create_index. Raises InvalidParameter for a corrected field and another metric than
-        it was corrected for."""
+        """Create an index as MilvusClient.create_index does.
+
+        Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
+        """
         self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
 
     def list_collections(self, *, include_internal: bool = False, **kwargs: Any) -> list[str]:
-        """As MilvusClient.list_collections, without the collections that this package creates beside the
-        user's. include_internal: with them."""
+        """List collections as MilvusClient.list_collections does, without internal ones.
+
+        include_internal: list the collections that this package created for its own use too.
+        """
         names = super().list_collections(**kwargs)
         return names if include_internal else self._run(self._operations.list_collections(names))
 
@@ -477,11 +492,14 @@ class HubnessClient(EscapedKeys, MilvusClient):
         include_internal: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.list_aliases, without those by which jobs write. include_internal: with them."""
+        """List aliases as MilvusClient.list_aliases does, without the aliases that jobs write through.
+
+        include_internal: list these too.
+        """
         return shown_aliases(super().list_aliases(collection_name, timeout, **kwargs), include_internal)
 
     def load_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> None:
-        """As MilvusClient.load_collection; load_fields need not name the hidden fields."""
+        """Load as MilvusClient.load_collection does; load_fields need not name the hidden fields."""
         self._run(self._operations.load("load_collection", (collection_name,), timeout, kwargs))
 
     def load_partitions(
@@ -491,28 +509,32 @@ class HubnessClient(EscapedKeys, MilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """As MilvusClient.load_partitions; load_fields need not name the hidden fields."""
+        """Load as MilvusClient.load_partitions does; load_fields need not name the hidden fields."""
         args = (collection_name, partition_names)
         self._run(self._operations.load("load_partitions", args, timeout, kwargs))
 
     def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
-        """As MilvusClient.drop_collection; its bank, biases and notes go too.
+        """Drop a collection as MilvusClient.drop_collection does.
 
-        Raises LeaseHeld while a job works on it, UnsupportedOperation while its writes go to a copy as well.
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it,
+        and UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.drop_collection(collection_name, call, timeout))
 
     def truncate_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
-        """As MilvusClient.truncate_collection, with the biases. Raises as `drop_collection` does, and
-        UnsupportedOperation where a refresh was stopped that would bring rows back."""
+        """Truncate a collection as MilvusClient.truncate_collection does, with its biases.
+
+        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the
+        rows.
+        """
         call = Ask("truncate_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.truncate_collection(collection_name, call, timeout))
 
     def drop_partition(
         self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
-        """As MilvusClient.drop_partition. Raises as `truncate_collection` does."""
+        """Drop a partition as MilvusClient.drop_partition does. Raises as `truncate_collection` does."""
         call = Ask("drop_partition", (collection_name, partition_name, timeout), kwargs)
         return self._run(self._operations.drop_partition(collection_name, call, timeout))
 
@@ -524,8 +546,11 @@ class HubnessClient(EscapedKeys, MilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.rename_collection. Raises as `truncate_collection` does, and UnsupportedOperation
-        for a corrected one and another database."""
+        """Rename a collection as MilvusClient.rename_collection does.
+
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another
+        database.
+        """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
         return self._run(self._operations.rename_collection(old_name, target_db, call, timeout))
 
@@ -539,25 +564,28 @@ class HubnessClient(EscapedKeys, MilvusClient):
         timeout: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        """As MilvusClient.restore_snapshot. Raises UnsupportedOperation for a corrected collection and
-        another database, and where its biases are in a side collection."""
+        """Restore a snapshot as MilvusClient.restore_snapshot does.
+
+        Raises UnsupportedOperation for a corrected collection if target_db_name is another database, or if
+        its biases are in a side collection.
+        """
         names = (snapshot_name, source_collection_name, target_collection_name)
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
         database = target_db_name if target_db_name != source_db_name else ""
         return self._run(self._operations.restore_snapshot(source_collection_name, database, call, timeout))
 
     def alter_alias(self, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.alter_alias."""
+        """Alter an alias as MilvusClient.alter_alias does."""
         self._operations.forget()
         return super().alter_alias(*args, **kwargs)
 
     def drop_alias(self, *args: Any, **kwargs: Any) -> Any:
-        """As MilvusClient.drop_alias."""
+        """Drop an alias as MilvusClient.drop_alias does."""
         self._operations.forget()
         return super().drop_alias(*args, **kwargs)
 
     def use_database(self, db_name: str, **kwargs: Any) -> None:
-        """As MilvusClient.use_database."""
+        """Switch the database as MilvusClient.use_database does."""
         super().use_database(db_name, **kwargs)
         if self._sampler is not None:
             self._sampler.discard()
@@ -566,12 +594,11 @@ class HubnessClient(EscapedKeys, MilvusClient):
 
     @property
     def hubness_samples(self) -> Sampled:
-        """What became of the queries that this client sampled for online banks."""
+        """Counts of the queries that this client sampled for online banks."""
         return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
 
     def close(self) -> None:
-        """As MilvusClient.close, once the queries that were sampled are written, for which it waits two
-        seconds at most."""
+        """Close as MilvusClient.close does, and wait at most two seconds to write the query samples."""
         if self._sampler is not None:
             self._sampler.close()
         super().close()

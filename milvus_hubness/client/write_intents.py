@@ -1,12 +1,12 @@
 """The write-intent log: writes noted before they are made, while a job rewrites rows. No I/O.
 
-A job reads a row, and writes it back with another bias; what a client did to the row in between is undone.
-So the client notes what it is about to do, and the job looks, after it wrote a row, for a note of it, and
-does again what that says (`operations.row_writer`). A note comes before its write: either it is there when
-the job looks, or the client's write comes after the job's, and stays.
+A job reads a row and writes it back with another bias, which undoes a client's write in between. So the
+client notes each write before it makes it. After the job has written a row, it looks for a note of that row
+and replays it (`operations.row_writer`). Because a note comes before its write, either the note exists when
+the job looks, or the client's write comes after the job's write and stays.
 
-Notes under one key are replaced in one step, so that there is one last note, of a row or of its deletion.
-Clients that write the same row in the same instant may find it as either of them wrote it.
+Notes under one key are replaced in one step, so there is one last note, of a row or of its deletion. If
+clients write the same row at the same instant, either of their writes may remain.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 
 
 class Matching(StateCache):
-    """Page by page."""
+    """Keys that match a filter, read page by page."""
 
     def _matching(
         self,
@@ -58,8 +58,10 @@ class Matching(StateCache):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[list[Key]]:
-        """The keys of the rows that a filter matches, in order. Raises StoreError where the server pages in
-        none."""
+        """Return the keys of the rows that a filter matches, in key order.
+
+        Raises StoreError if the server pages in another order.
+        """
         partitions = [partition_name] if partition_name else None
         template = {name: options[name] for name in ("filter_params",) if name in options}
 
@@ -67,7 +69,8 @@ class Matching(StateCache):
             args = (collection, filter, [key_field], timeout, None, partitions)
             return Ask("query", args, {**template, **how, "limit": limit})
 
-        # Pages follow the collection's consistency level whatever they ask for, and show what this has shown.
+        # Pages have the consistency level of the collection, not of the request; they show what this strongly
+        # consistent query has shown.
         yield ask(where, 1, STRONG)
         found: list[Key] = []
         while True:
@@ -82,17 +85,19 @@ class Matching(StateCache):
 
 
 def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
-    """`items` in lists of at most so many."""
+    """Return an iterator over `items` in lists of at most `size`."""
     return (list(items[start : start + size]) for start in range(0, len(items), size))
 
 
 NOTING_SECONDS = 30.0
-"""A note that took longer is noted again: half the time after which a job drops a row that no note names."""
+"""Notes that took longer are repeated: this is half the time after which a job drops a row that no note
+names.
+"""
 Row = dict[str, Any]
 
 
 class NotesWrites(Matching):
-    """A collection that announces no write-intent log costs no request more."""
+    """Notes of writes. A collection without a write-intent log costs no further request."""
 
     def _noted(
         self,
@@ -101,10 +106,12 @@ class NotesWrites(Matching):
         write: Callable[[CachedState], Operation[T]],
         again: Callable[[CachedState], Operation[T]],
     ) -> Operation[tuple[T, T, CachedState]]:
-        """write(known), which notes what it does where `cached` has a write-intent log; and again(known)
-        where it turns out that one was announced which this did not know of: it took so long that a job may
-        have been at work by then. Returns what the first and the last of them did, and what the collection
-        was known as; where it was not known to have a copy, as what it is known now."""
+        """Run write(cached), which notes its changes if `cached` has a write-intent log.
+
+        If a log was announced meanwhile that the write did not know, run again(cached): the write took so
+        long that a job may have started. Returns the results of the first and the last run, and the
+        collection state of the last run. If that state has no copy, the newest state is returned instead.
+        """
 
         def keeping(
             call: Callable[[CachedState], Operation[T]],
@@ -125,8 +132,11 @@ class NotesWrites(Matching):
     def _cached_after(
         self, collection: str, cached: CachedState, timeout: float | None
     ) -> Operation[CachedState]:
-        """What the collection says of itself after a write by what was `cached`; that again where it cannot
-        be asked, and where it has a copy, which may be taking its name."""
+        """Return the collection state after a write that used `cached`.
+
+        Returns `cached` itself if the state cannot be read, and if the collection has a copy, which may be
+        taking its name.
+        """
         if now := self._remembered(collection):
             return now
         if cached.dual_write is not None:
@@ -148,8 +158,11 @@ class NotesWrites(Matching):
         timeout: float | None,
         options: Mapping[str, Any],
     ) -> Operation[None]:
-        """Note rows as they are to be stored. What are none, or lack their keys, is for Milvus to judge; and
-        rows whose keys it is about to make were read by no job. Raises WriteIntentFailed."""
+        """Note rows as they are to be stored. Raises WriteIntentFailed.
+
+        Milvus judges values that are not rows or have no keys. Rows whose keys the server creates need no
+        note, because no job can have read them before.
+        """
         intent_log = cached.intent_log
         if intent_log is None or (intent_log.auto_id and method == "insert"):
             return
@@ -175,7 +188,7 @@ class NotesWrites(Matching):
                 yield from self._point(
                     intent_log, dict(zip(keys, names, strict=True)), partition_name, timeout, changed
                 )
-                # A job drops rows that no note names after a while: such a one may have been among these.
+                # A job drops rows that no note names after a while; these may have been among them.
                 if time.monotonic() - began < NOTING_SECONDS:
                     return
 
@@ -191,10 +204,13 @@ class NotesWrites(Matching):
         timeout: float | None,
         options: Mapping[str, Any],
     ) -> Operation[dict[Key, set[str]]]:
-        """Note the whole rows that a partial update makes: of what was last noted of them, else of what the
-        collection holds, which then no job has read before a client wrote it. It is read first, so that
-        whoever wrote it has been noted. Returns for each key the fields that this changes, and that partial
-        updates noted just before it do."""
+        """Note the whole rows that a partial update produces.
+
+        Each is based on the last noted row, or else on the row of the collection, which no job has then read
+        before a client wrote it. The collection is read first, so that the writer of that row has noted it.
+        Returns for each key the fields that this update changes, together with those of the partial updates
+        noted just before it.
+        """
         changes: dict[Key, set[str]] = {}
         key_field, within = cached.key_field, partition_of(intent_log, partition_name) or partition_name
         for part in parts(named, ROWS_PER_REQUEST):
@@ -229,7 +245,7 @@ class NotesWrites(Matching):
         partition_name: str | None,
         timeout: float | None,
     ) -> Operation[dict[Key, Row]]:
-        """Rows as they are stored, by a field that tells them apart."""
+        """Return rows as they are stored, by a field with unique values."""
         if not values:
             return {}
         description = yield Ask("describe_collection", (collection, timeout))
@@ -274,8 +290,10 @@ class NotesWrites(Matching):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        """delete of what a filter matches, by the keys that it matches now, as Milvus does too. Raises
-        WriteIntentFailed."""
+        """Delete the rows that a filter matches, by the keys that match now, as Milvus does.
+
+        Raises WriteIntentFailed.
+        """
         further = {name: value for name, value in options.items() if name not in ("filter_params", "pks")}
         answers: list[Any] = []
         for partition in (yield from self._partitions(intent_log, collection, partition_name, timeout)):
@@ -292,7 +310,7 @@ class NotesWrites(Matching):
     def _partitions(
         self, intent_log: WriteIntentLog, collection: str, partition_name: str | None, timeout: float | None
     ) -> Operation[list[str | None]]:
-        """Those whose rows a deletion is of, as far as it matters."""
+        """Return the partitions of a deletion, as far as they matter."""
         if partition_name or not intent_log.by_partition:
             return [partition_name]
         return list((yield Ask("list_partitions", (collection, timeout))))
@@ -313,8 +331,10 @@ class NotesWrites(Matching):
         timeout: float | None,
         changed: Mapping[Key, Collection[str]] = MappingProxyType({}),
     ) -> Operation[None]:
-        """Have these keys stand for the rows of these names; for none, where a name is empty. changed: the
-        fields that partial updates change."""
+        """Note that these keys refer to the rows of these names; an empty name notes a deletion.
+
+        changed: the fields that partial updates change.
+        """
         lines = [
             line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()
         ]
@@ -322,7 +342,11 @@ class NotesWrites(Matching):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
     def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
-        """What pymilvus itself refuses of the rows, it would have refused of the write, in the same words."""
+        """Run a note.
+
+        Rows that pymilvus itself refuses raise its own error, the same as the write would. Raises
+        WriteIntentFailed.
+        """
         try:
             yield from note
         except (MilvusException, grpc.RpcError) as error:
@@ -337,7 +361,10 @@ class NotesWrites(Matching):
 
 
 def _together(answers: Sequence[Any]) -> Any:
-    """One answer of several deletions: how many rows they took, or, of old servers, their keys."""
+    """Combine the answers of several deletions.
+
+    The result has the number of deleted rows or, from old servers, their keys.
+    """
     if any(isinstance(answer, list) for answer in answers):
         return [key for answer in answers for key in answer]
     if len(answers) == 1:

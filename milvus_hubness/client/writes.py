@@ -1,4 +1,4 @@
-"""`insert`, `upsert` and `create_collection`. No I/O."""
+"""`insert`, `upsert` and `create_collection`, without I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
 
 
 class Writing(Biasing, NotesWrites):
-    """What changes a collection."""
+    """Operations that change a collection."""
 
     def _written(
         self,
@@ -43,12 +43,12 @@ class Writing(Biasing, NotesWrites):
         *,
         valid: bool = True,
     ) -> Operation[tuple[dict[str, Any], CachedState]]:
-        """insert or upsert, each row that brings a vector with its bias. Returns also what the collection was
-        known as when it took them, or is known as since.
+        """Insert or upsert rows, with a bias for each row that has a vector.
 
-        valid: refuse rows without a direction under COSINE or with NaN, instead of giving them bias 0. Where
-        biases go into a side collection and that fails, the rows are in, their biases are not, and the
-        failure is raised. Raises WriteIntentFailed where nothing was written, as it could not be noted.
+        Returns the answer, and the collection state that the write used, or a newer one. valid: refuse rows
+        without a direction under COSINE or with NaN, instead of giving them bias 0. If a write to a side
+        collection fails, the rows are written, their biases are not, and the error is raised. Raises
+        WriteIntentFailed if the write could not be noted; nothing is written then.
         """
 
         inserted = method == "insert"
@@ -76,7 +76,7 @@ class Writing(Biasing, NotesWrites):
 
             return call
 
-        # The rows are written by then: what fails from there on must not write them again.
+        # The rows are written at this point: a later failure must not write them again.
         (written, _), (_, upserts), cached = yield from self._noted(
             collection, timeout, by(method), self._repeating(collection, method, by, options)
         )
@@ -99,7 +99,10 @@ class Writing(Biasing, NotesWrites):
         are_new: bool,
         valid: bool = True,
     ) -> Operation[tuple[Any, list[tuple[RerankingRewrite, dict[int, Floats], int]]]]:
-        """Rows as they are stored; and what goes into side collections, with their biases and epoch."""
+        """Return the rows as they are stored, and the entries of side collections.
+
+        The entries have their biases and epoch.
+        """
         rows = [data] if isinstance(data, dict) else data
         stored = data
         side_biases: list[tuple[RerankingRewrite, dict[int, Floats], int]] = []
@@ -125,9 +128,9 @@ class Writing(Biasing, NotesWrites):
         bias: Bias,
         timeout: float | None,
     ) -> Operation[list[str]]:
-        """Write rows as the collection stores them to Parquet files, and return the paths of these.
+        """Write rows as the collection stores them to Parquet files, and return their paths.
 
-        Raises UnsupportedOperation where an import would miss a side collection, a copy or notes;
+        Raises UnsupportedOperation if an import would miss a side collection, a copy or the write-intent log;
         InvalidInput for a collection that is not corrected and for rows without a corrected vector.
         """
         self.forget(collection)
@@ -168,8 +171,10 @@ class Writing(Biasing, NotesWrites):
         by: Callable[[str], Callable[[CachedState], Operation[T]]],
         options: Mapping[str, Any],
     ) -> Callable[[CachedState], Operation[T]]:
-        """The same write once more, by which no row comes to be there twice. Raises WriteIntentFailed where
-        it would add to what it added."""
+        """Return the same write for a repetition, which creates no duplicate row.
+
+        The repetition raises WriteIntentFailed if it would add to a value twice.
+        """
         if not options.get("field_ops"):
             return by("upsert" if method == "insert" else method)
 
@@ -191,8 +196,10 @@ class Writing(Biasing, NotesWrites):
         partition_name: str | None,
         options: Mapping[str, Any],
     ) -> Callable[[CachedState], Operation[dict[str, int]]]:
-        """delete; biases in a side collection go with the rows where these are named by key, and otherwise
-        with the next refresh."""
+        """Delete rows. Biases in a side collection are deleted too if the rows are named by key.
+
+        Otherwise the next refresh removes these biases.
+        """
 
         def call(cached: CachedState) -> Operation[dict[str, int]]:
             keys = [*_listed(options.get("pks")), *_listed(ids)]
@@ -220,7 +227,7 @@ class Writing(Biasing, NotesWrites):
         timeout: float | None,
         options: Mapping[str, Any],
     ) -> Operation[None]:
-        """create_collection, with banks and states for the fields that `hubness` names."""
+        """Create a collection, with banks and states for the fields of `hubness`."""
         self.forget()
         if hubness is None:
             yield Ask("create_collection", (collection,), {**new.as_given(), "timeout": timeout, **options})
@@ -254,15 +261,18 @@ class Writing(Biasing, NotesWrites):
     def create_index(
         self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[None]:
-        """create_index, on corrected fields for the metric that serves them."""
+        """Create indexes; on corrected fields with the metric of the augmented vectors."""
         cached = yield from self.cached_state(collection, timeout)
         served = new_collections.served_indexes(index, cached.states) if cached.states else index
         yield Ask("create_index", (collection, served, timeout), dict(options))
 
 
 def _put(cached: CachedState, write: Ask) -> Operation[dict[str, Any]]:
-    """The write; a partial update several times while a job rewrites rows. It may be doing a deletion again
-    that is over by now: until it sees the later note, the row that is to be updated is away."""
+    """Write rows; repeat a partial update several times while a job rewrites rows.
+
+    The job may be replaying an outdated deletion: until it sees the later note, the row of the update is
+    missing.
+    """
     in_part = write.options.get("partial_update") or write.options.get("field_ops")
     for _ in range(PUT_BACK_TRIES if in_part and cached.intent_log is not None else 0):
         try:
@@ -276,16 +286,16 @@ def _put(cached: CachedState, write: Ask) -> Operation[dict[str, Any]]:
 
 
 def _listed(keys: Any) -> list[Any]:
-    """Keys as pymilvus takes them; what are none is for pymilvus to refuse."""
+    """Return keys as a list; an empty list for invalid keys, which pymilvus refuses."""
     if isinstance(keys, int | str):
         return [keys]
     return keys if isinstance(keys, list) and all(isinstance(key, int | str) for key in keys) else []
 
 
 def _bring_vectors(rows: Any, field: str) -> bool:
-    """Whether these are rows that bring a vector of this field: what is none is for Milvus to judge.
+    """Whether these are rows that have a vector of this field. Milvus judges values that are not rows.
 
-    Raises DataNotMatchException, as pymilvus does, where only some do.
+    Raises DataNotMatchException, as pymilvus does, if only some rows have the vector.
     """
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         return False

@@ -1,13 +1,14 @@
 """Vectors as float matrices, their lengths and their mean, and the metrics. No I/O.
 
-Distances do not change when all vectors move alike, but ½‖r‖² in float32 does: where a gallery lies 100 times
-as far from zero as its rows from each other, 13 bits of it are lost. So half squares are those of r − c and
-queries are sent as q − c, c the mean. A row is stored as r − a, where a holds those numbers of c
+Distances do not change when all vectors move by the same offset, but ½‖r‖² in float32 does: if a gallery is
+100 times as far from zero as its rows are from each other, ½‖r‖² loses 13 bits. So half squares are those of
+r − c and queries are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is
+the number of c if
 
-    that lie so far from zero that all rows have numbers between half and twice as large, or 0,
+    that number is so far from zero that all rows have numbers between half and twice as large, or 0,
 
-as float32 and both half precisions subtract such numbers without rounding (Sterbenz), and 0 elsewhere. So
-rows come back bit for bit, but −0 as 0.
+and 0 otherwise. float32 and both half precisions subtract such numbers without rounding (Sterbenz). So rows
+are read back bit for bit, except that −0 becomes 0.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ Floats = npt.NDArray[np.float32]
 
 
 def _packed(vectors: Any, width: int) -> Floats | None:
-    """(n, width) lists of as many Python numbers each, in half of numpy's time; None for anything else, and
-    for numbers that no float32 holds."""
+    """Pack lists of `width` Python numbers each, float32 (n, width), in half of NumPy's time.
+
+    Returns None for anything else, and for numbers that do not fit into float32.
+    """
     if not isinstance(vectors, list) or not vectors:
         return None
     if not all(type(row) is list and len(row) == width for row in vectors):
@@ -45,12 +48,16 @@ def _packed(vectors: Any, width: int) -> Floats | None:
 
 
 def matrix(vectors: Any, width: int, what: str) -> Floats:
-    """(n, width) float32. Raises DimensionMismatch, and InvalidInput for what is no rows of numbers."""
+    """Return `vectors` as float32 (n, width).
+
+    what: the name of the vectors in error messages. Raises DimensionMismatch, and InvalidInput if they are
+    not rows of real numbers.
+    """
     if _is_complex(vectors):
         raise InvalidInput(f"{what} must hold real numbers, not complex ones")
     try:
         if isinstance(vectors, list) and len(vectors) == 1 and isinstance(vectors[0], np.ndarray):
-            rows = np.asarray(vectors[0], np.float32)[None]  # in half the time
+            rows = np.asarray(vectors[0], np.float32)[None]  # This takes half the time.
         else:
             packed = _packed(vectors, width)
             rows = np.asarray(vectors if packed is None else packed, np.float32)
@@ -64,54 +71,59 @@ def matrix(vectors: Any, width: int, what: str) -> Floats:
 
 
 def _is_complex(vectors: Any) -> bool:
-    """Whether numpy would drop an imaginary part; it refuses lists of Python's complex numbers by itself."""
+    """Whether NumPy would drop an imaginary part; NumPy itself rejects lists of Python's complex numbers."""
     if isinstance(vectors, list):
         return any(isinstance(row, np.ndarray) and row.dtype.kind == "c" for row in vectors)
     return isinstance(vectors, np.ndarray) and vectors.dtype.kind == "c"
 
 
 def lengths_of(rows: Floats) -> npt.NDArray[np.float64]:
-    """(n,) of rows (n, d)."""
+    """Return the lengths of rows (n, d), float64 (n,)."""
     return np.sqrt(2 * half_squares64(rows))
 
 
 def half_squares(rows: Floats) -> Floats:
-    """(n,) ½‖r‖² of rows (n, d), computed in float64."""
+    """Return ½‖r‖² of rows (n, d), float32 (n,), computed in float64."""
     return half_squares64(rows).astype(np.float32)
 
 
 def half_squares64(rows: Floats) -> npt.NDArray[np.float64]:
-    """As `half_squares`, unrounded."""
+    """Return ½‖r‖² of rows (n, d) as float64 (n,), unrounded."""
     wide = rows.astype(np.float64)
     return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))
 
 
 MOST_NUMBERS = 5_120
-"""In a mean: a migration's record, of 65,535 bytes at most, holds it twice, as text."""
+"""Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as
+text."""
 
 MEASURED_ROWS = 10_000
-"""At most so many, spread evenly, tell the mean."""
+"""Largest number of rows, spread evenly, from which the mean is computed."""
 
 FAR = 8
-"""So many times farther from zero than from the mean are all but a few numbers of a dimension that is stored
-without its mean."""
+"""Least ratio of |mean| to the spread around it for a dimension that is stored without its mean: all but a
+few numbers of such a dimension are that many times farther from zero than from the mean.
+"""
 
 LEAST_FAR = 2.0**-14
-"""Smaller numbers may be too small for float16 to subtract them without rounding."""
+"""Smallest number of a mean that is subtracted: float16 may round when it subtracts smaller ones."""
 
 
 class Mean(NamedTuple):
-    """seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0."""
+    """A mean of the gallery.
+
+    seen_from: (d,) c. taken_off: (d,) a, in each dimension the number of c, or 0.
+    """
 
     seen_from: Floats
     taken_off: Floats
 
 
 def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
-    """The mean of finite rows (n, d) as text; empty where half squares lose next to nothing without it.
+    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it.
 
-    Of each dimension numbers beyond the 1st and 99th percentile count as these. Rounded to as many bits as
-    the rows have. taken_off: whether rows may be stored without it.
+    In each dimension, numbers beyond the 1st and 99th percentile are clipped to these. The mean is rounded to
+    as many bits as the rows have. taken_off: whether rows may be stored without the mean.
     """
     some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
     if not some.any() or some.shape[1] > MOST_NUMBERS:
@@ -127,7 +139,7 @@ def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
-    """(n, d) which numbers of rows (n, d) may be rounded when these (d,) are taken off."""
+    """Return which numbers of rows (n, d) may be rounded when `taken_off` (d,) is subtracted, bool (n, d)."""
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = rows / taken_off.astype(np.float64)
     kept = (taken_off == 0) | (rows == 0) | ~np.isfinite(rows) | ((shares >= 0.5) & (shares <= 2))
@@ -135,12 +147,18 @@ def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
 
 
 def as_text(mean: Floats, far: npt.NDArray[np.bool_]) -> str:
-    """Of a mean (d,) and (d,) whether rows are stored without it: base64 of d float32 and d bits."""
+    """Return a mean as text: base64 of d float32 and d bits.
+
+    mean: (d,). far: (d,) whether rows are stored without it.
+    """
     return base64.b64encode(mean.astype("<f4").tobytes() + np.packbits(far).tobytes()).decode()
 
 
 def mean_in(text: str, dim: int) -> Mean:
-    """What `as_text` wrote; zeros for an empty text. Raises InvalidParameter for anything else."""
+    """Read the text that `as_text` returns; zeros for an empty text.
+
+    Raises InvalidParameter for anything else.
+    """
     if not text:
         return Mean(np.zeros(dim, np.float32), np.zeros(dim, np.float32))
     try:
@@ -157,7 +175,7 @@ def mean_in(text: str, dim: int) -> Mean:
 
 
 def _rounded_as(rows: Floats, mean: Floats) -> Floats:
-    """The mean with as many bits as there are in any number of the rows, but no fewer than bfloat16 has."""
+    """Round the mean to as many bits as any number of the rows has, but to no fewer than bfloat16 has."""
     used = int(np.bitwise_or.reduce(np.ascontiguousarray(rows).view(np.uint32), axis=None))
     step = np.uint32(min(used & -used, 2**16))
     return np.asarray(((mean.view(np.uint32) + step // 2) & ~(step - np.uint32(1))).view(np.float32))
@@ -171,18 +189,23 @@ UNIT_TOLERANCE = 2.5e-7
 LEAST_LENGTH = 1e-9
 
 SPREADS = 3
-"""s² over the range of half squares: an item links to others as if it lay at most a third further out."""
+"""s² over the range of half squares: the graph then places an item at most a third farther away than it
+is."""
 
 QUERY_SCALE = 4
-"""v is scaled by so much more than u: to the products among stored vectors it adds a sixteenth of what u adds
-beyond their distance."""
+"""Factor on the scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of
+what u adds beyond their distance.
+"""
 
 GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
-"""λ. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
+"""λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
 
 
 def as_metric(name: str) -> Metric:
-    """`name` as one of IP, COSINE, L2, in any case; raises InvalidParameter otherwise."""
+    """Return `name` as one of IP, COSINE, L2.
+
+    Case does not matter. Raises InvalidParameter for other names.
+    """
     if name.upper() not in get_args(Metric):
         raise InvalidParameter(f"metric {name!r} cannot be corrected: use one of IP, COSINE, L2")
     return cast(Metric, name.upper())

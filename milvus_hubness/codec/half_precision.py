@@ -1,12 +1,13 @@
-"""float16 and bfloat16 vector fields: their bytes, and how the rows of a layout fill them. No I/O.
+"""float16 and bfloat16 vector fields: their bytes, and the storage format of augmented vectors. No I/O.
 
-    stored   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >    for  < r , n_0 , n_1 … 0 >,  n = h + l
-    asked    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >    for  < q , w_0 , w_1 … 0 >,  w = u + v
+    vector   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >    for  < r , n_0 , n_1 … 0 >,  n = h + l
+    query    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >    for  < q , w_0 , w_1 … 0 >,  w = u + v
 
-The numbers behind a vector (½‖r‖² and the biases) decide between neighbours whose scores are closer than a
-half is fine. So each is stored as two halves, what the first leaves of it in the second, as is its weight:
-the product u(h + l) + v·h is n·w to 16 bits in bfloat16 and to 22 in float16. The last h is damped, so that a
-graph, which is built on the products of stored vectors, does not count it twice.
+The numbers after a vector (½‖r‖² and the biases) decide between neighbours whose scores differ by less than
+the precision of half-precision numbers. So each number is stored as two half-precision numbers, the second
+with the remainder of the first, and so is its weight: the product u(h + l) + v·h is n·w to 16 bits in
+bfloat16 and to 22 in float16. The last h is divided by 16, so that a graph, which is built on the inner
+products of stored vectors, does not count it twice.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 
 BYTES: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
 COLUMNS: dict[Dtype, int] = {"float32": 1, "float16": 3, "bfloat16": 3}
-"""What a number of ours takes of a field."""
+"""Columns of a field for one number after the vector."""
 DAMPING = np.float32(16)
 SPACING: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""One unit in the last place of a number, in shares of it: at most this."""
+"""Upper bound of one unit in the last place, relative to the number."""
 SMALLEST: dict[Dtype, float] = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
-"""What numbers near zero are told apart by."""
+"""Smallest difference of numbers near zero."""
 
 _UPPER_HALF = np.uint32(0xFFFF0000)
 _QUIET_NAN = np.uint32(0x7FC00000)
 
 
 def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """The nearest numbers of that type, ties to even, as float32 of the same shape.
+    """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape.
 
-    Raises InvalidInput where a finite number is beyond the largest.
+    Raises InvalidInput if a finite number exceeds the largest number of the dtype.
     """
     exact = np.ascontiguousarray(values, np.float32)
     if dtype == "float32":
@@ -54,8 +55,11 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 
 
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
-    """What pymilvus takes as the vectors (n, w) of a field, in rows and as the data of searches: arrays of
-    float32, or the bytes of halves. Raises InvalidInput where a number does not fit."""
+    """Return vectors (n, w) as pymilvus takes them in rows and as search data.
+
+    These are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number does
+    not fit.
+    """
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))
     nearest = rounded(rows, dtype)
@@ -65,13 +69,16 @@ def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
 
 
 def returned(rows: Floats, dtype: Dtype) -> list[Any]:
-    """Vectors (n, w) as pymilvus gives them: lists of numbers, or the bytes of halves."""
+    """Return vectors (n, w) as pymilvus returns them: lists of numbers, or bytes."""
     return rows.tolist() if dtype == "float32" else encode(rows, dtype)
 
 
 def unpacked(value: Any, dtype: Dtype) -> Any:
-    """One vector as numbers: (w,) float32 where it is the bytes of halves, alone or inside a list as
-    pymilvus's queries give them, else as it is. Raises InvalidInput for an odd number of bytes."""
+    """Return one vector as numbers.
+
+    The bytes of half-precision numbers become float32 (w,); anything else is unchanged. The bytes may be
+    inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes.
+    """
     if dtype == "float32":
         return value
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
@@ -86,8 +93,10 @@ def unpacked(value: Any, dtype: Dtype) -> Any:
 
 
 def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
-    """(n, w) float32 of n vectors as pymilvus gives or takes them. Raises InvalidInput where they are no rows
-    of numbers, or of bytes, of one length."""
+    """Return n vectors, as pymilvus returns or takes them, as float32 (n, w).
+
+    Raises InvalidInput if they are not rows of numbers, or of bytes, of one length.
+    """
     numbers = [unpacked(value, dtype) for value in values]
     try:
         return np.asarray(numbers, np.float32)
@@ -96,18 +105,21 @@ def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
 
 
 def kept(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
-    """What two halves keep of each number, float32 of the same shape; the same again of that."""
+    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape.
+
+    The function is idempotent.
+    """
     coarse, left = _halved(np.asarray(numbers, np.float32), dtype)
     return cast(Floats, coarse + left)
 
 
 @dataclass(frozen=True)
 class StorageFormat:
-    """How rows of float32 < r (dim) , numbers of ours , 0 … 0 >, their width a multiple of `multiple_of`, lie
-    in a field of type `dtype`. Without numbers it is the vectors alone.
+    """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 > in a field of type `dtype`.
 
-    A form with room for more numbers reads and writes the same where its width is the same. Raises
-    InvalidParameter where they find no room in Milvus's widest field.
+    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of: the width is
+    a multiple of it. A format with room for more numbers encodes and decodes the same if its width is the
+    same. Raises InvalidParameter if the width exceeds that of Milvus's widest field.
     """
 
     dtype: Dtype
@@ -124,29 +136,32 @@ class StorageFormat:
 
     @property
     def width(self) -> int:
-        """Of the field."""
+        """Width of the field."""
         return self._aligned(COLUMNS[self.dtype])
 
     def encode_rows(self, rows: Floats) -> list[Any]:
-        """What pymilvus takes for rows to be stored. Raises InvalidInput where a number does not fit."""
+        """Return rows as pymilvus stores them. Raises InvalidInput if a number does not fit."""
         return encode(self.split(rows), self.dtype)
 
     def encode_queries(self, rows: Floats) -> list[Any]:
-        """What pymilvus takes for queries of stored rows. Raises as `stored` does."""
+        """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
         if self._is_plain:
             return encode(rows, self.dtype)
         coarse, left = _halved(self._numbers(rows), self.dtype)
         return encode(self._filled(rows, coarse, coarse, DAMPING * left), self.dtype)
 
     def split(self, rows: Floats) -> Floats:
-        """(n, width) float32: the rows in the columns of the field."""
+        """Return float32 (n, width): the rows in the columns of the field."""
         if self._is_plain:
             return rows
         coarse, left = _halved(self._numbers(rows), self.dtype)
         return self._filled(rows, coarse, left, rounded(coarse / DAMPING, self.dtype))
 
     def joined(self, fields: Floats) -> Floats:
-        """What `split` made these of (n, width): vectors rounded to the type, numbers to two of it."""
+        """Return the rows from which `split` made `fields` (n, width).
+
+        Vectors are rounded to the dtype, each number to the sum of two of it.
+        """
         if self._is_plain:
             return fields
         rows = np.zeros((len(fields), self._aligned(1)), np.float32)
@@ -161,7 +176,7 @@ class StorageFormat:
 
     @property
     def _held(self) -> int:
-        """How many of the rows' columns behind the vector the field holds."""
+        """Number of columns after the vector that the field contains."""
         return min(self._aligned(1) - self.dim, (self.width - self.dim) // 3)
 
     def _numbers(self, rows: Floats) -> Floats:
@@ -180,7 +195,7 @@ class StorageFormat:
 
 
 def _halved(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
-    """Each number as one of that type, and what is left of it as another."""
+    """Return each number rounded to `dtype`, and the remainder rounded to `dtype`."""
     coarse = rounded(numbers, dtype)
     with np.errstate(invalid="ignore"):
         left = numbers - coarse

@@ -1,16 +1,17 @@
 """Index hints: columns that are zero in every query and place similar items near each other. No I/O.
 
-An index divides items into cells (IVF), or links them (HNSW), by how they lie among each other. Where
-queries are of another modality or language, the items that one query looks for lie in many cells, and few
-links lead from one to the next: raw searches are saved by the hubs, which are few; corrected ones are not.
-So an item carries, in COLUMNS further columns,
+An index divides items into cells (IVF), or links them (HNSW), by their positions among each other. If queries
+are of another modality or language, the items that one query looks for are in many cells, and few links lead
+from one to the next. Raw searches still find the hubs, which are few; corrected searches suffer. So an item
+has, in COLUMNS further columns,
 
-    reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the main axes of the bank,
+    reach · c/‖c‖,    c = the mean of its NEAR nearest bank queries in the main axes of the bank.
 
-by which the product of two items grows with how much the same queries ask for both, and the distance shrinks.
-The query holds 0 there: no score changes. That graphs for cross-modal search are better built by the queries
-that they will serve, RoarGraph shows (Chen et al., PVLDB 17, 2024); here the vectors bring this to an index
-that knows nothing of queries. benchmarks/cells.py and benchmarks/link.py show what the columns are worth.
+They raise the inner product of two items, and shrink their distance, the more the same queries want both. The
+query has 0 in these columns, so no score changes. RoarGraph shows that graphs for cross-modal search improve
+if the queries that they will serve take part in the construction (Chen et al., PVLDB 17, 2024); here the
+vectors bring this to an index that does not know the queries. benchmarks/cells.py and benchmarks/link.py
+measure the effect of the columns.
 """
 
 from __future__ import annotations
@@ -25,33 +26,43 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidParameter
 
 COLUMNS, FEWEST = 13, 8
-"""As many as the width has to spare, from FEWEST to COLUMNS: fewer are worth little, more nothing."""
+"""Most and fewest locality hint columns.
+
+A layout has as many as its width has to spare, up to COLUMNS, and none if that is below FEWEST: fewer columns
+have little effect, more have none.
+"""
 
 MOST_NUMBERS = 15_360
-"""In the axes of all columns: a migration's record, of 65,535 bytes at most, holds them twice, as text."""
+"""Largest count of numbers in the axes of all columns: a migration record of at most 65,535 bytes contains
+them twice, as text.
+"""
 
 NEAR = 32
 FEWEST_QUERIES = 4 * NEAR
-"""In a smaller bank the nearest queries of all items are much the same."""
+"""Smallest bank for locality hints: in a smaller one the nearest queries of all items are much the same."""
 
 LANDMARKS = 8_192
-"""Among so many queries, spread evenly over the bank, the nearest are looked for."""
+"""Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched
+among."""
 
 REACH = 0.5
-"""reach, in lengths of an item."""
+"""`reach`, in lengths of an item."""
 
 _LARGEST = 127
 
 
 def evenly(bank: Floats) -> Floats:
-    """At most LANDMARKS rows of the bank (m, d), of length 1."""
+    """Return at most LANDMARKS rows of the bank (m, d), spread evenly and scaled to length 1."""
     some = bank if len(bank) <= LANDMARKS else bank[np.linspace(0, len(bank) - 1, LANDMARKS).astype(np.int64)]
     return np.asarray(_unit(some), np.float32)
 
 
 def hint_directions(bank: Floats, count: int) -> str:
-    """The `count` main axes of a bank (m, d), count ≤ d, the foremost last, as text: d·count bytes in base64.
-    Such small numbers are enough, as the columns need not be those axes, but the same for all items."""
+    """Return the `count` main axes of a bank (m, d) as text, the most important last.
+
+    count ≤ d. The text is d·count bytes in base64. The low precision is enough: the columns need not be
+    exactly the main axes, only the same for all items.
+    """
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
     directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
@@ -59,22 +70,25 @@ def hint_directions(bank: Floats, count: int) -> str:
 
 
 def foremost(text: str, dim: int, count: int) -> str:
-    """Of such axes at most the `count` foremost; none where fewer than FEWEST are left."""
+    """Return the `count` most important axes of `text`; an empty text if count is below FEWEST."""
     return _as_text(_numbers(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
 def directions_in(text: str, dim: int) -> Floats:
-    """(dim, c) what `hint_directions` wrote. Raises InvalidParameter for anything else."""
+    """Read the axes that `hint_directions` returns, (dim, c). Raises InvalidParameter for anything else."""
     return np.asarray(_numbers(text, dim) / _LARGEST, np.float32)
 
 
 def lying(landmarks: Floats, directions: Floats) -> Floats:
-    """(m, c) where queries (m, d) lie along the axes, as seen from their mean."""
+    """Return the coordinates of queries (m, d) along the axes, relative to their mean, (m, c)."""
     return np.asarray((landmarks - landmarks.mean(axis=0)) @ directions, np.float32)
 
 
 def columns(near: Floats, reach: float) -> Floats:
-    """(n, c) the columns of items whose nearest queries lie there (n, NEAR, c)."""
+    """Return the locality hint columns of items, (n, c).
+
+    near: (n, NEAR, c) the coordinates of each item's nearest queries.
+    """
     return np.asarray(reach * _unit(near.mean(axis=1)), np.float32)
 
 

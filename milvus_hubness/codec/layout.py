@@ -1,4 +1,4 @@
-"""The columns of the augmented vector <r, b> and the augmented query <q, -w>. No I/O."""
+"""The columns of the augmented vector <r, b> and the augmented query <q, −w>. No I/O."""
 
 from __future__ import annotations
 
@@ -46,16 +46,19 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVecto
 
 @dataclass(frozen=True)
 class Layout:
-    """How vectors of one field are stored and asked.
+    """The columns of augmented vectors and augmented queries of one field.
 
-    dim: the user's dimension d. metric: the user's metric. slots: columns kept for biases; a refresh fills an
-    idle one and then switches to it. multiple_of: the width divides by it (16 keeps the SIMD path; product
-    quantisation with m sub-vectors needs lcm(16, m)). offset, scale: m and s of augmented form, for L2 only;
-    s is a power of two, so that biases are stored and asked exactly. mean: c as `means` writes it, for L2
-    only. anchor, pull: a and p of the graph hint column; it takes the last one, which the width must have to
-    spare, and there is none where a is 0. locality_hints, reach: the axes and the length of the locality hint
-    columns, which the width must have to spare too, for IP and COSINE only; there are none where the axes are
-    empty."""
+    dim: the user's dimension d. metric: the user's metric. slots: columns for biases; a refresh fills a
+    standby slot and then switches to it. multiple_of: the width is a multiple of it (16 suits SIMD code;
+    product quantisation with m sub-vectors needs lcm(16, m)). offset, scale: m and s, for L2 only; s is a
+    power of two, so that biases and their weights are stored and sent exactly. mean: c as `arrays.mean_of`
+    returns it, for L2 only. anchor, pull: a and p of the graph hint column, which takes the last column; the
+    width must have one to spare; there is no such column if a is 0. locality_hints, reach: the axes and the
+    length of the locality hint columns, for IP and COSINE only; the width must have these to spare too; there
+    are none if the axes are empty.
+
+    Raises InvalidParameter for values that do not fit together.
+    """
 
     dim: int
     metric: Metric
@@ -114,17 +117,17 @@ class Layout:
 
     @property
     def spare(self) -> int:
-        """Columns that the slots leave."""
+        """Number of columns after the slots."""
         return self.width - self.first_slot - self.slots
 
     @cached_property
     def locality_directions(self) -> Floats:
-        """(d, c) the axes of the c locality hint columns."""
+        """(d, c) axes of the c locality hint columns."""
         return directions_in(self.locality_hints, self.dim)
 
     @property
     def locality_hint_count(self) -> int:
-        """c, how many locality hint columns there are."""
+        """c, the number of locality hint columns."""
         return len(self.locality_directions.T)
 
     @cached_property
@@ -133,16 +136,16 @@ class Layout:
 
     @cached_property
     def _left_on(self) -> npt.NDArray[np.float64]:
-        """(d,) o, of the mean what stored rows have."""
+        """(d,) o, the part of the mean that stored rows contain."""
         return np.subtract(*self._mean, dtype=np.float64)
 
     @cached_property
     def _query_offset(self) -> float:
-        """m′: typical of ½‖r − c‖² as m − s² is of ½‖r‖²."""
+        """m′: typical for ½‖r − c‖², as m − s² is for ½‖r‖²."""
         return self.offset - self.scale**2 - 0.5 * float(self._left_on @ self._left_on)
 
     def rows(self, vectors: npt.ArrayLike) -> Floats:
-        """`vectors` as (n, d) float32. Raises DimensionMismatch, InvalidInput."""
+        """Return `vectors` as float32 (n, d). Raises DimensionMismatch, InvalidInput."""
         return matrix(vectors, self.dim, "vectors")
 
     def measured_on(
@@ -154,21 +157,24 @@ class Layout:
         locality_hints: bool = False,
         taken_off: bool = True,
     ) -> Layout:
-        """This layout with the constants under which an index finds most.
+        """Return this layout with the constants under which an index finds most.
 
-        vectors (n, d): items, or a sample of them; invalid rows are left out. queries (m, d): of the bank,
+        vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries,
         for locality hint columns, and for IP, where their lengths may differ from those of the items.
 
-        mean, under L2: see `with_mean`, and there taken_off. offset, scale, under L2: with H the median of
+        mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of
         ½‖r‖² and R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H +
-        3R, and m = H + s². R bounds the term that distorts the graph; H does, where all rows are of one
-        length, what others will bring. Percentiles, since scores are rounded in proportion to s²: no single
-        long row costs all others their accuracy. anchor, pull: a the power of two at the median length, under
-        L2 s; p = LINK/a, under IP times the median length of the items over that of the queries, as biases
-        grow with the queries. There is no graph hint column where it is not wanted, or where the width has
-        none to spare. locality_hints, reach: the main axes of the queries, and REACH times the median length
-        of the items, where such columns are wanted, the width has enough of them to spare, d ≤ 1,920, there
-        are FEWEST_QUERIES, and the metric is not L2."""
+        3R, and m = H + s². R bounds the term that distorts the graph; if all rows have one length, H bounds
+        the distortion by later rows. Percentiles are used because scores are rounded in proportion to s²: a
+        single long row must not cost all others their accuracy.
+
+        anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a;
+        under IP it is multiplied by the median length of the items over that of the queries, as biases grow
+        with the queries. There is no graph hint column if `graph_hint` is false or the width has no column to
+        spare. locality_hints, reach: the main axes of the queries, and REACH times the median length of the
+        items, if `locality_hints` is true, the width has enough columns to spare, d ≤ 1,920, there are
+        FEWEST_QUERIES queries, and the metric is not L2.
+        """
         rows = self.rows(vectors)
         rows = rows[~self.invalid(rows)]
         found = self.with_mean(rows, taken_off=taken_off)
@@ -196,8 +202,11 @@ class Layout:
         return replace(found, anchor=anchor, pull=pull)
 
     def with_mean(self, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
-        """This layout with the mean of vectors (n, d) under L2, where half squares need it; invalid rows are
-        left out. taken_off: whether rows may be stored without it, as where they are like these."""
+        """Return this layout with the mean of vectors (n, d) under L2, if half squares need it.
+
+        Invalid rows are left out. taken_off: whether rows may be stored without the mean, which suits rows
+        similar to these.
+        """
         if self.metric != "L2":
             return self
         rows = self.rows(vectors)
@@ -205,24 +214,27 @@ class Layout:
 
     @property
     def taken_off(self) -> Floats:
-        """(d,) a, of the mean what stored rows are without."""
+        """(d,) a, the part of the mean that stored rows do not contain."""
         return self._mean.taken_off
 
     def lost(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """(n, d) which numbers of vectors (n, d) would not be read back bit for bit."""
+        """Return which numbers of vectors (n, d) would not be read back bit for bit, bool (n, d)."""
         return lost(self.rows(vectors), self._mean.taken_off)
 
     def norms(self, vectors: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """(n,) lengths that COSINE divides by; exactly 1.0 where a row is already unit to float32 accuracy.
+        """Return the lengths that COSINE divides by, (n,).
 
-        Such rows are stored, and read back, bit for bit.
+        The length is exactly 1.0 if a row is a unit vector to float32 accuracy. Such rows are stored and read
+        back bit for bit.
         """
         lengths = lengths_of(self.rows(vectors))
         return np.where(np.abs(lengths - 1) <= UNIT_TOLERANCE, 1.0, lengths)
 
     def reduce_items(self, vectors: npt.ArrayLike) -> Floats:
-        """(n, d) or, under L2, (n, d+2): gallery vectors whose inner product with reduced queries is the
-        similarity that biases are estimated on (q·r, cosine, or −½‖q−r‖²)."""
+        """Return gallery vectors for the similarity of the bias estimate, (n, d), under L2 (n, d+2).
+
+        Their inner product with reduced queries is the similarity: q·r, the cosine, or −½‖q−r‖².
+        """
         rows = self._seen(self.rows(vectors))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -231,7 +243,7 @@ class Layout:
         return rows
 
     def reduce_queries(self, queries: npt.ArrayLike) -> Floats:
-        """(m, d) or, under L2, (m, d+2): the counterpart of `reduce_items`."""
+        """Return the counterpart of `reduce_items` for queries: (m, d), under L2 (m, d+2)."""
         rows = self._seen(self.rows(queries))
         if self.metric == "COSINE":
             return self._unit(rows)
@@ -242,11 +254,11 @@ class Layout:
     def augment(
         self, vectors: npt.ArrayLike, biases: npt.ArrayLike, locality_hints: npt.ArrayLike | None = None
     ) -> Floats:
-        """(n, width) stored vectors.
+        """Return augmented vectors, float32 (n, width).
 
-        vectors (n, d) float32. biases (n,) for the same bias in every slot, or (n, slots). cells (n, c): what
-        the locality hint columns hold, see `Correction.cells`; zeros unless given.
-        Rows without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
+        vectors: (n, d) float32. biases: (n,) for the same bias in every slot, or (n, slots). locality_hints:
+        (n, c) numbers of the locality hint columns, see `Correction.locality_hints`; zeros if None. Rows
+        without a direction under COSINE stay zero. Raises DimensionMismatch, InvalidInput.
         """
         rows = self.rows(vectors)
         slots = np.asarray(biases, np.float32)
@@ -271,7 +283,7 @@ class Layout:
         return stored
 
     def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
-        """(n, width) the stored vectors with other biases (n,) in the slots that are named."""
+        """Return the stored vectors with the given biases (n,) in the named slots, (n, width)."""
         changed = self._stored(stored).copy()
         for slot, column in biases.items():
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
@@ -279,8 +291,8 @@ class Layout:
         return changed
 
     def with_locality_hints(self, stored: npt.ArrayLike, locality_hints: npt.ArrayLike) -> Floats:
-        """(n, width) the stored vectors with other numbers (n, c) in the locality hint columns, if there are
-        any."""
+        """Return the stored vectors with other locality hints (n, c), if there are such columns, (n,
+        width)."""
         if not self.locality_hints:
             return self._stored(stored)
         changed = self._stored(stored).copy()
@@ -290,11 +302,11 @@ class Layout:
         return changed
 
     def held_locality_hints(self, stored: npt.ArrayLike) -> Floats:
-        """(n, c) what the locality hint columns of stored vectors hold."""
+        """Return the numbers in the locality hint columns of stored vectors, (n, c)."""
         return self._stored(stored)[:, self._locality_hint_columns]
 
     def lacks_locality_hints(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """(n,) true where rows that could have something in the locality hint columns have nothing there."""
+        """Return true for rows whose locality hint columns are empty but could be filled, bool (n,)."""
         rows = self._stored(stored)
         if not self.locality_hints:
             return np.zeros(len(rows), np.bool_)
@@ -304,11 +316,12 @@ class Layout:
     def encode_queries(
         self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
     ) -> Floats:
-        """(m, width) queries whose inner product with stored vectors is s(q, r) − strength·b(r), under L2
-        above that by what `scores` takes off again.
+        """Return augmented queries, (m, width).
 
-        queries (m, d) float32. strength: one number, or one for each query; 0 asks for the raw ranking.
-        Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
+        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an
+        amount that `scores` subtracts. queries: (m, d) float32. strength: one number, or one for each query;
+        0 gives the raw ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and
+        NonFiniteVectors naming the queries.
         """
         rows = self.rows(queries)
         weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
@@ -326,11 +339,11 @@ class Layout:
     def encode_query(
         self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
     ) -> tuple[bytes, float] | None:
-        """One query of d Python numbers, or (d,) float32, as `wrap` has it but for a factor: as float32
-        bytes, and that factor.
+        """Encode one query as `encode_queries` does, up to a factor.
 
-        Takes a fraction of its time: of what a search waits for, numpy's share is large where it does little.
-        None for L2, and for what is no d finite numbers of an ordinary length.
+        Returns the augmented query as float32 bytes, and that factor. query: d Python numbers, or float32
+        (d,). This takes a fraction of the time, because it avoids the overhead of NumPy for a single query.
+        Returns None under L2, and if the query is not d finite numbers of an ordinary length.
         """
         if len(query) != self.dim or self.metric == "L2":
             return None
@@ -355,10 +368,10 @@ class Layout:
             return None
 
     def decode_vectors(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
-        """(n, d) the vectors that went into `augment`.
+        """Return the vectors that `augment` encoded, (n, d).
 
-        norms (n,): what `norms` gave for them, needed under COSINE. Exact where the norm is 1 and for IP and,
-        but for what `lost` names, L2, else within one unit in the last place.
+        norms: (n,) the result of `norms` for these vectors, needed under COSINE. Exact if the norm is 1, for
+        IP and, except for the numbers of `lost`, for L2; otherwise within one unit in the last place.
         """
         rows = self._stored(stored)[:, : self.dim]
         if self.metric != "COSINE":
@@ -370,16 +383,17 @@ class Layout:
         return (rows * lengths[:, None]).astype(np.float32)
 
     def biases(self, stored: npt.ArrayLike, slot: int = 0) -> Floats:
-        """(n,) the biases in one slot of stored vectors."""
+        """Return the biases in one slot of stored vectors, (n,)."""
         return self._stored(stored)[:, self.first_slot + slot] * np.float32(self.scale)
 
     def scores(
         self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
     ) -> npt.NDArray[np.float64]:
-        """(m, k) inner products of stored and asked vectors as scores of the user's metric.
+        """Convert inner products (m, k) to scores of the user's metric.
 
-        queries (m, d) as the user gave them. IP and COSINE: s − w·b, the product itself. L2: the squared
-        distance ‖q−r‖² + 2w·b, which is never below 0 where w = 0.
+        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP and
+        COSINE: s − w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is never below 0 if
+        w = 0.
         """
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
@@ -389,14 +403,17 @@ class Layout:
         return np.where(raw, np.maximum(distances, 0), distances)
 
     def products(self, scores: npt.ArrayLike, query: npt.ArrayLike) -> npt.NDArray[np.float64]:
-        """The inner products that stand behind scores of one query (d,): the inverse of `scores`."""
+        """Convert scores of one query (d,) to inner products: the inverse of `scores`."""
         values = np.asarray(scores, np.float64)
         if self.metric != "L2":
             return values
         return float(self._above(self.rows(np.asarray(query)[None, :]))[0]) - values / 2
 
     def require_finite(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """`vectors` as (n, d) float32. Raises DimensionMismatch, and NonFiniteVectors naming the rows."""
+        """Return `vectors` as float32 (n, d).
+
+        Raises DimensionMismatch, and NonFiniteVectors naming the rows.
+        """
         rows = self.rows(vectors)
         if math.isfinite(np.vdot(rows, rows)):
             return rows
@@ -406,9 +423,9 @@ class Layout:
         return rows
 
     def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
-        """`vectors` as (n, d) float32, fit to be inserted.
+        """Return `vectors` as float32 (n, d), valid for insertion.
 
-        Raises as `require_finite`, and under COSINE ZeroVectors naming the rows.
+        Raises as `require_finite` does, and under COSINE ZeroVectors naming the rows.
         """
         rows = self.require_finite(vectors, what)
         zero = np.flatnonzero(self.invalid(rows))
@@ -419,7 +436,7 @@ class Layout:
         return rows
 
     def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """(n,) true where no bias can be computed: NaN, infinity, or a zero vector under COSINE."""
+        """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool (n,)."""
         rows = self.rows(vectors)
         finite = np.isfinite(rows).all(axis=1)
         return cast(
@@ -427,20 +444,20 @@ class Layout:
         )
 
     def _seen(self, rows: Floats) -> Floats:
-        """(n, d) rows as seen from the mean."""
+        """Return the rows relative to the mean, (n, d)."""
         return rows - self._mean.seen_from if self.mean else rows
 
     def _kept(self, rows: Floats) -> Floats:
-        """(n, d) rows as they are stored."""
+        """Return the rows as they are stored, (n, d)."""
         return rows - self.taken_off if self.mean else rows
 
     def _above(self, queries: Floats) -> npt.NDArray[np.float64]:
-        """(m,) by how much products of queries (m, d) under L2 are above −½‖q−r‖²."""
+        """Return by how much inner products of queries (m, d) under L2 exceed −½‖q−r‖², (m,)."""
         seen = self._seen(queries)
         return half_squares64(seen) + seen.astype(np.float64) @ self._left_on + self._query_offset
 
     def _graph_hint(self, stored: Floats) -> None:
-        """Set the graph hint column of (n, width) stored vectors by their slots, in place."""
+        """Set the graph hint column of (n, width) stored vectors from their slots, in place."""
         if self.anchor:
             mean = stored[:, self._slot_columns].mean(axis=1, dtype=np.float64) * self.scale
             stored[:, -1] = self.anchor - self.pull * mean
@@ -458,7 +475,10 @@ class Layout:
         return matrix(vectors, self.width, "stored vectors")
 
     def _asked(self, queries: Floats) -> npt.NDArray[np.floating]:
-        """(m, d), or (d,) of one query: what is asked of the vectors themselves. One takes fewer steps."""
+        """Return the part of the augmented query that multiplies the vector itself, (m, d).
+
+        One query of COSINE takes fewer steps.
+        """
         if self.metric != "COSINE" or len(queries) > 1:
             rows = self.require_finite(queries, "query")
             return self._unit(rows) if self.metric == "COSINE" else self._seen(rows)

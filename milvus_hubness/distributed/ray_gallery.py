@@ -31,11 +31,12 @@ RETRIES = 3
 class RayGallery:
     """Shards of one gallery, on the Ray cluster that this process is connected to.
 
-    shards: each an array (n, d), which is put into Ray's object store, or a function that a worker calls to
-    read it where it lies, so that no machine holds them all; it must give the same items in the same order
-    every time. gpus, cpus: what Ray sets aside for each task; with a GPU, tasks compute on it. A task whose
-    worker dies is done again, up to `retries` times, and what a worker raises is raised here.
-    Raises InvalidInput without shards, InvalidParameter, and MissingExtra where Ray is not installed.
+    shards: each an array (n, d), which is put into Ray's object store, or a function by which a worker reads
+    it from its own storage, so that no machine holds them all; it must return the same items in the same
+    order every time. gpus, cpus: what Ray reserves for each task; with a GPU, tasks compute on it. retries:
+    if a worker dies, its task runs again up to that many times. Errors of workers are raised here.
+
+    Raises InvalidInput without shards, InvalidParameter, and MissingExtra if Ray is not installed.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class RayGallery:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """As the estimator's own `fit` on all shards together, up to rounding; start: as there.
+        """Fit as the estimator's own `fit` does on all shards together, up to rounding; start: as there.
 
-        Sinkhorn and its dual-bank form, alone or in a Blend, are iterated over the shards; of the others only
-        those with a temperature learn from the gallery, on up to 20,000 items of all shards. Raises what the
-        estimator's `fit` raises.
+        Sinkhorn and its dual-bank form, alone or in a Blend, iterate over the shards. Of the other
+        estimators, only those with a temperature use the gallery, up to 20,000 items of all shards. Raises
+        the errors of the estimator's `fit`.
         """
         bank = QueryBank.of(bank)
         if isinstance(estimator, Blend):
@@ -90,7 +91,7 @@ class RayGallery:
         return self._balanced(estimator, bank, target_bank, start)
 
     def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
-        """(n,) float32 biases of each shard's items, in the order of the shards, as they are done.
+        """Yield biases of each shard's items, float32 (n,), in the order of the shards.
 
         target_bank: that of the fit, for estimators that compare with it.
         """
@@ -107,7 +108,7 @@ class RayGallery:
         target_bank: BankLike | None,
         start: npt.ArrayLike | None,
     ) -> FittedBias:
-        """The iteration of `estimators.sinkhorn`, a round of tasks for each."""
+        """Run the iteration of `estimators.sinkhorn`, with a round of tasks per step."""
         shards = list(self._shards)
         if isinstance(estimator, DualBankSinkhorn):
             shards.append(self._ray.put(require_target_bank(bank, target_bank, "DualBankSinkhorn")))
@@ -142,7 +143,7 @@ class RayGallery:
         return replace(fitted, diagnostics=fitted.diagnostics._replace(**ended))
 
     def _sample(self, bank: QueryBank) -> Vectors:
-        """Items spread evenly over each shard."""
+        """Return items spread evenly over each shard."""
         run = self._remote(distributed_shards.sample)
         most = -(-ITEMS // len(self._shards))
         return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
@@ -152,8 +153,11 @@ class RayGallery:
 
 
 def connected() -> Any:
-    """The module ray, connected: to the cluster that this process is connected to already, else to that of
-    $RAY_ADDRESS, else to one of this machine's cores, which ends with the process. Raises MissingExtra."""
+    """Return the module ray, connected to a cluster.
+
+    It is the cluster that this process is connected to already, else that of $RAY_ADDRESS, else one of this
+    machine's cores, which ends with the process. Raises MissingExtra.
+    """
     try:
         import ray
     except ImportError as error:
@@ -171,8 +175,11 @@ def fit_on_ray(
     target_bank: BankLike | None = None,
     start: npt.ArrayLike | None = None,
 ) -> FittedBias:
-    """As the estimator's own `fit`, up to rounding, a shard of the gallery (n, d) for each core of the
-    cluster. Raises what that raises."""
+    """Fit as the estimator's own `fit` does, up to rounding, with one shard of the gallery (n, d) per core of
+    the cluster.
+
+    Raises the errors of that `fit`.
+    """
     cores = _cores(connected())
     if gallery is None:
         return estimator.fit(bank, target_bank=target_bank)
@@ -181,9 +188,9 @@ def fit_on_ray(
 
 
 class RayBiases:
-    """The biases of a fit, told by Ray workers; bank and potentials are sent to them once.
+    """The biases of a fit, computed by Ray workers; bank and potentials are sent to them once.
 
-    target_bank: that of the fit, for estimators that compare with it. A task whose worker dies is done again,
+    target_bank: that of the fit, for estimators that compare with it. If a worker dies, its task runs again
     up to three times. Raises MissingExtra.
     """
 
@@ -194,7 +201,9 @@ class RayBiases:
         self._fit = [self._ray.put(each) for each in whole]
 
     def __call__(self, items: Vectors) -> Vectors:
-        """(n,) float32 of items (n, d), n ≥ 1, a part of them for each core of the cluster."""
+        """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core of the
+        cluster.
+        """
         shards = np.array_split(items, min(_cores(self._ray), len(items)))
         found = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
         return np.concatenate(found)

@@ -1,8 +1,8 @@
-"""The work on one shard of the gallery. It does not know of Ray.
+"""The work on one shard of the gallery, without Ray.
 
-Sinkhorn over shards: each gives log-sum-exps over its own items, which add up to those over all of them, as
-exp(L/τ) of the whole is the sum of those of the parts. A step keeps nothing from one iteration to the next,
-so that it can be done again elsewhere.
+For Sinkhorn, each shard gives log-sum-exps over its own items. They add up to those over all items, as
+exp(L/τ) of the whole is the sum of those of the parts. A step stores nothing from one iteration to the next,
+so it can run again elsewhere.
 """
 
 from __future__ import annotations
@@ -23,25 +23,33 @@ Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
 class Sums(NamedTuple):
-    """Of one shard: its items, and (m,) float64 τ·log Σ_j exp((s_ij + g_j)/τ) of each query over them."""
+    """The result of one shard: its number of items, and τ·log Σ_j exp((s_ij + g_j)/τ) of each query over
+    them, float64 (m,).
+    """
 
     items: int
     logsumexps: Doubles
 
 
 def read(shard: Shard, bank: QueryBank) -> Vectors:
-    """The items of a shard, (n, d) float32; raises InvalidInput where there are none, DimensionMismatch."""
+    """Return the items of a shard, float32 (n, d).
+
+    Raises InvalidInput if there are none, DimensionMismatch.
+    """
     return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
 
 
 def sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
-    """At most so many items of a shard, spread evenly."""
+    """Return at most `most` items of a shard, spread evenly."""
     items = read(shard, bank)
     return items[np.linspace(0, len(items) - 1, min(most, len(items)), dtype=np.int64)]
 
 
 def step(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> Sums:
-    """The sums under the item potentials g that follow from those of the bank, f (m,), or under g = 0."""
+    """Return the sums under the item potentials g that follow from those of the bank, f (m,).
+
+    Without f, the sums are under g = 0.
+    """
     items = read(shard, bank)
     g = np.zeros(len(items), np.float32)
     if f is not None:
@@ -50,7 +58,7 @@ def step(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: s
 
 
 def joined(sums: Sequence[Sums], tau: float) -> Doubles:
-    """(m,) float64 bank potentials f from the sums of all shards."""
+    """Return bank potentials f from the sums of all shards, float64 (m,)."""
     parts = np.stack([each.logsumexps for each in sums])
     largest = parts.max(0)
     potentials: Doubles = -(largest + tau * np.log(np.exp((parts - largest) / tau).sum(0)))
@@ -60,6 +68,6 @@ def joined(sums: Sequence[Sums], tau: float) -> Doubles:
 def biases(
     shard: Shard, bank: QueryBank, estimator: Estimator, potentials: Vectors, targets: QueryBank | None
 ) -> Vectors:
-    """(n,) float32 biases of the items of a shard under a fit that has these potentials (m, p)."""
+    """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32 (n,)."""
     fitted = restore(estimator, bank, potentials, target_bank=targets)
     return fitted.bias(read(shard, bank))

@@ -1,4 +1,4 @@
-"""Every method as one number per item, to be subtracted."""
+"""Estimators: each method computes one number per item, which is subtracted from its scores."""
 
 from milvus_hubness.estimators.base import Estimator, FittedBias, Transport, restore
 from milvus_hubness.estimators.blend import Blend

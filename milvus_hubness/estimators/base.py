@@ -1,8 +1,8 @@
 """The estimator and the fitted estimator: their base classes, inputs and temperatures.
 
-Vectors of twice the length score four times as high, so that no tau suits every collection. An estimator with
-a temperature gets its tau when it is fitted: temperature · spread. The fitted estimator has both; its tau is
-kept with the biases, and the next fit measures the spread again.
+Vectors of twice the length score four times as high, so no tau suits every collection. An estimator with a
+temperature gets its tau in the fit: temperature · spread. The fitted estimator has both; its tau is stored
+with the biases, and the next fit measures the spread again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,20 @@ TEMPERATURE_OF = {
     "tau_query": "temperature_query",
     "tau_target": "temperature_target",
 }
-"""The parameter in units of the spread, by that in units of the score."""
+"""The parameter in units of the spread, by the parameter in units of the score."""
 
 QUERIES, ITEMS = 1_000, 20_000
-"""How many of each the spread is measured on, at most."""
+"""Largest numbers of queries and items that the spread is measured on."""
 
 Kind = TypeVar("Kind")
 
 
 def score_spread(bank: QueryBank, gallery: Vectors) -> float:
-    """Return the standard deviation of a bank query's scores over the items, the root mean square of
-    1,000 queries and 20,000 items of the gallery (n, d), spread evenly; 0 where all items score alike."""
+    """Return the standard deviation of a bank query's scores over the items.
+
+    It is the root mean square over up to 1,000 queries and 20,000 items of the gallery (n, d), spread evenly;
+    0 if all items score alike.
+    """
     queries, items = _evenly(bank.vectors, QUERIES), _evenly(gallery, ITEMS)
     centred = items - items.mean(0)
     spread = np.sqrt(np.mean((queries @ (centred.T @ centred / len(items))) * queries, 0).sum())
@@ -43,8 +46,10 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
 
 
 def set_temperatures(estimator: Any, defaults: Mapping[str, float]) -> None:
-    """Check each tau and temperature of a dataclass under construction; where neither is given, set the
-    default of that temperature. Raises InvalidParameter."""
+    """Check each tau and temperature of a dataclass under construction.
+
+    If neither is set, set the default of that temperature. Raises InvalidParameter.
+    """
     for tau, temperature in _pairs(estimator):
         given = [name for name in (tau, temperature) if getattr(estimator, name) is not None]
         for name in given:
@@ -61,8 +66,8 @@ def has_temperature(estimator: Any) -> bool:
 def measured(estimator: Kind, bank: QueryBank, gallery: npt.ArrayLike | None) -> Kind:
     """Return the estimator with the taus of its temperatures on this bank and gallery (n, d).
 
-    Where all items score alike every tau ranks them alike: then the unit is the root mean square score, or 1
-    where all scores are 0. Raises InvalidInput without a gallery where there is a temperature.
+    If all items score alike, every tau ranks them alike: then the unit is the root mean square score, or 1 if
+    all scores are 0. Raises InvalidInput if there is a temperature but no gallery.
     """
     if not has_temperature(estimator):
         return estimator
@@ -86,22 +91,23 @@ def measured(estimator: Kind, bank: QueryBank, gallery: npt.ArrayLike | None) ->
 
 
 def unmeasured(estimator: Kind) -> Kind:
-    """Return the estimator as before its fit: without the taus that follow from temperatures, and without the
-    number of items."""
+    """Return the estimator as before its fit: without the number of items and the taus that follow from
+    temperatures.
+    """
     pairs, counted = _pairs(estimator), getattr(estimator, "items", None) is not None
     changes = {tau: None for tau, name in pairs if getattr(estimator, name) is not None}
     return _replaced(estimator, changes | ({"items": None} if counted else {}))
 
 
 def at_its_tau(estimator: Kind) -> Kind:
-    """Return the estimator without its temperatures. Raises InvalidParameter where one has no tau yet."""
+    """Return the estimator without its temperatures. Raises InvalidParameter if one has no tau yet."""
     for tau, _ in _pairs(estimator):
         tau_of(estimator, tau)
     return _replaced(estimator, {temperature: None for _, temperature in _pairs(estimator)})
 
 
 def tau_of(estimator: Any, name: str = "tau") -> float:
-    """Return that tau. Raises InvalidParameter where no fit has measured it yet."""
+    """Return that tau. Raises InvalidParameter if no fit has measured it yet."""
     tau: float | None = getattr(estimator, name)
     if tau is None:
         raise InvalidParameter(f"{estimator!r} has no {name} yet: fit it, or take the estimator of the fit")
@@ -109,7 +115,7 @@ def tau_of(estimator: Any, name: str = "tau") -> float:
 
 
 def _pairs(estimator: Any) -> list[tuple[str, str]]:
-    """The names of each tau and its temperature."""
+    """Return the names of each tau and its temperature."""
     names = {field.name for field in fields(estimator)}
     return [pair for pair in TEMPERATURE_OF.items() if pair[0] in names]
 
@@ -126,7 +132,7 @@ def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
 
 @runtime_checkable
 class Estimator(Protocol):
-    """One number per item, to be subtracted from its scores; a frozen dataclass of its parameters.
+    """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
 
     needs_gallery, needs_target_bank: whether `fit` raises InvalidInput without one.
     """
@@ -143,13 +149,16 @@ class Estimator(Protocol):
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for what it is given."""
+        """Fit the estimator.
+
+        Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for invalid arguments.
+        """
         ...
 
 
 @runtime_checkable
 class Transport(Estimator, Protocol):
-    """An estimator that finds `potentials` numbers per bank query by iterating over the gallery."""
+    """An estimator that computes `potentials` numbers per bank query by iterating over the gallery."""
 
     @property
     def potentials(self) -> int: ...
@@ -162,7 +171,10 @@ class Transport(Estimator, Protocol):
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """As any estimator; start: potentials (|bank|, p) of an earlier fit on this bank, to begin from."""
+        """Fit as any estimator does.
+
+        start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point.
+        """
         ...
 
     def restore(
@@ -172,7 +184,7 @@ class Transport(Estimator, Protocol):
         *,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """The fit that had these potentials, without its gallery."""
+        """Restore the fit that had these potentials, without its gallery."""
         ...
 
 
@@ -184,22 +196,22 @@ class FromNearest(Estimator, Protocol):
     def needs(self) -> Needs: ...
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Biases (m,) of the items of which these are the nearest queries and the nearest targets, and by how
-        much they may be too small.
+        """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
 
-        The error is 0 where all rows were seen. Raises BankTooSmall for fewer nearest than the formula takes,
-        InvalidInput without targets where `needs` asks for some.
+        The bounds say by how much the biases may be too small; they are 0 if all rows were seen. Raises
+        BankTooSmall if there are fewer nearest rows than the formula takes, InvalidInput without targets if
+        `needs` asks for some.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class FittedBias:
-    """An estimator that has seen its bank: b(r) for any vector r, a new one or one of the gallery.
+    """An estimator after its fit: b(r) for any vector r, of the gallery or new.
 
-    estimator: with the tau that a temperature led to. diagnostics: the estimator's named tuple. potentials:
-    (|bank|, p) float32, what has to be kept beside the bank to restore the fit without the gallery; p = 0
-    where the bank alone is enough.
+    estimator: with the tau that follows from a temperature. diagnostics: the estimator's named tuple.
+    potentials: (|bank|, p) float32, the numbers stored with the bank to restore the fit without the gallery;
+    p = 0 if the bank alone is enough.
     """
 
     estimator: Estimator
@@ -210,15 +222,18 @@ class FittedBias:
     new_formula: Callable[[Vectors], npt.NDArray[Any]] | None = field(default=None, repr=False)
 
     def bias(self, vectors: npt.ArrayLike) -> Vectors:
-        """(n,) float32 biases, to be subtracted, of vectors (n, d) in the bank's dimension.
+        """Return biases of vectors (n, d) in the bank's dimension, to be subtracted, float32 (n,).
 
         Raises InvalidInput (not 2-D, not numbers), DimensionMismatch and NonFiniteVectors.
         """
         return self._told(self.formula, vectors)
 
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
-        """As `bias`, of items that join those of the fit together: for an estimator that balances the bank
-        against its items, they leave room for each other, in whatever order they come."""
+        """Return biases as `bias` does, of items that were added together after the fit.
+
+        For an estimator that balances the bank against its items, the new items leave room for each other, in
+        any order.
+        """
         return self._told(self.new_formula or self.formula, vectors)
 
     def _told(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
@@ -230,14 +245,14 @@ class FittedBias:
 
 
 class BankDiagnostics(NamedTuple):
-    """Of an estimator that needs only its bank."""
+    """Diagnostics of an estimator that needs only its bank."""
 
     bank_size: int
     dim: int
 
 
 class TwoBankDiagnostics(NamedTuple):
-    """Of an estimator that needs a target bank beside its bank."""
+    """Diagnostics of an estimator that needs a target bank and its bank."""
 
     bank_size: int
     target_bank_size: int
@@ -255,9 +270,9 @@ def restore(
     *,
     target_bank: BankLike | None = None,
 ) -> FittedBias:
-    """The `FittedBias` of an earlier fit, from its bank and its potentials, without the gallery.
+    """Return the `FittedBias` of an earlier fit, from its bank and its potentials, without the gallery.
 
-    estimator: that of the fit. Raises InvalidParameter for one with a temperature and no tau yet.
+    estimator: that of the fit. Raises InvalidParameter for an estimator with a temperature and no tau yet.
     """
     if isinstance(estimator, Transport):
         return estimator.restore(bank, potentials, target_bank=target_bank)
@@ -276,7 +291,10 @@ class TargetBank(QueryBank):
 
 
 def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -> Vectors:
-    """`potentials` as float32 (|bank|, columns); raises InvalidInput for another shape, NonFiniteVectors."""
+    """Return `potentials` as float32 (|bank|, columns).
+
+    Raises InvalidInput for another shape, NonFiniteVectors.
+    """
     shape = np.shape(potentials)
     if shape != (len(bank), columns):
         raise InvalidInput(f"potentials must have shape ({len(bank)}, {columns}), not {shape}")
@@ -284,14 +302,14 @@ def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -
 
 
 def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) -> Vectors:
-    """The gallery as float32 (n, d), n ≥ 1; raises InvalidInput without one, DimensionMismatch."""
+    """Return the gallery as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
     if gallery is None:
         raise InvalidInput(f"{who} is fitted on the gallery: pass gallery=…")
     return _beside(bank, as_vectors(gallery, "the gallery"), "the gallery")
 
 
 def require_target_bank(bank: QueryBank, target_bank: BankLike | None, who: str) -> Vectors:
-    """The target bank as float32 (n, d), n ≥ 1; raises InvalidInput without one, DimensionMismatch."""
+    """Return the target bank as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
     if target_bank is None:
         raise InvalidInput(f"{who} needs a bank of items beside that of queries: pass target_bank=…")
     if isinstance(target_bank, QueryBank):
@@ -300,7 +318,7 @@ def require_target_bank(bank: QueryBank, target_bank: BankLike | None, who: str)
 
 
 def require_asking_targets(bank: QueryBank, target_bank: BankLike | None, who: str) -> Vectors:
-    """As `require_target_bank`, the targets as queries."""
+    """Return the targets as queries; otherwise as `require_target_bank`."""
     items = require_target_bank(bank, target_bank, who)
     return target_bank.asking if isinstance(target_bank, TargetBank) else items
 

@@ -1,4 +1,4 @@
-"""A convex mix of estimators: b(r) = Σ_e w_e · b_e(r), w_e ≥ 0, Σ_e w_e = 1. Of this package."""
+"""A convex mix of estimators: b(r) = Σ_e w_e · b_e(r), w_e ≥ 0, Σ_e w_e = 1. A method of this package."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from milvus_hubness.kernels.operands import finite_number
 
 
 class BlendDiagnostics(NamedTuple):
-    """What each part said, in their order."""
+    """Diagnostics of the parts, in their order."""
 
     parts: tuple[Any, ...]
 
@@ -36,9 +36,9 @@ class BlendDiagnostics(NamedTuple):
 class Blend:
     """b(r) = Σ_e w_e · b_e(r) over fitted estimators e.
 
-    estimators: at least one. weights: one each, not negative, with sum 1. The default, ½ NNN(16, 0.85) +
-    ½ Sinkhorn(temperature=0.5), is the choice where no labelled pairs say better: on the seven embedding
-    tasks it was chosen on it was never below the uncorrected search, which no single method managed.
+    estimators: at least one. weights: one each, not negative, with sum 1. The default, ½ NNN(16, 0.85) + ½
+    Sinkhorn(temperature=0.5), is the choice without labelled pairs: on the seven embedding tasks that it was
+    chosen on, it was never worse than the uncorrected search, unlike every single method.
     """
 
     estimators: Sequence[Estimator] = (NNN(16, 0.85), Sinkhorn())
@@ -75,7 +75,7 @@ class Blend:
 
     @property
     def needs(self) -> Needs:
-        """What any part needs. Raises InvalidParameter where a part is not `FromNearest`."""
+        """The largest needs of the parts. Raises InvalidParameter if a part is not `FromNearest`."""
         each = [_from_nearest(part).needs for part in self.estimators]
         return Needs(
             queries=max(needs.queries for needs in each),
@@ -93,7 +93,7 @@ class Blend:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """Fits every part; start: potentials (|bank|, p) of an earlier fit. Raises what the parts raise."""
+        """Fit every part; start: potentials (|bank|, p) of an earlier fit. Raises the errors of the parts."""
         bank = QueryBank.of(bank)
         before = None if start is None else check_potentials(bank, start, self.potentials)
         parts = []
@@ -112,7 +112,7 @@ class Blend:
         *,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """The fit that had these potentials (|bank|, p). Raises what the parts raise."""
+        """Restore the fit that had these potentials (|bank|, p). Raises the errors of the parts."""
         bank = QueryBank.of(bank)
         kept = check_potentials(bank, potentials, self.potentials)
         parts = [
@@ -121,8 +121,10 @@ class Blend:
         return self._fitted(bank, parts)
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Σ_e w_e of what each part says, and of its error. Raises what the parts raise, and InvalidParameter
-        where one is not `FromNearest`."""
+        """Return Σ_e w_e of the parts' biases, and of their errors.
+
+        Raises the errors of the parts, and InvalidParameter if one is not `FromNearest`.
+        """
         parts = [
             _from_nearest(part).from_nearest(queries.with_columns(columns), targets)
             for part, columns in self._parts()
@@ -134,7 +136,7 @@ class Blend:
         )
 
     def _parts(self) -> Iterator[tuple[Estimator, slice]]:
-        """Each estimator with its columns of the potentials."""
+        """Yield each estimator with its columns of the potentials."""
         start = 0
         for part in self.estimators:
             end = start + _potentials(part)

@@ -19,7 +19,8 @@ from milvus_hubness.kernels.operands import whole_number
 class CSLS:
     """b(r) = ½ · mean of the k largest inner products of r with the bank.
 
-    CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r): half of it, less the query's own term, which moves no ranking.
+    CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r). b(r) is half of it, without the query's own term, which changes
+    no ranking.
     """
 
     k: int = 10
@@ -43,7 +44,7 @@ class CSLS:
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Raises BankTooSmall if the bank holds fewer than k queries."""
+        """Fit on the bank. Raises BankTooSmall if the bank has fewer than k queries."""
         bank = QueryBank.of(bank)
         bank.require(at_least=self.k)
         return FittedBias(
@@ -55,5 +56,5 @@ class CSLS:
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Exact. Raises BankTooSmall for fewer than k nearest."""
+        """Return exact biases. Raises BankTooSmall for fewer than k nearest."""
         return Bounded(0.5 * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))

@@ -18,8 +18,8 @@ from milvus_hubness.kernels.operands import finite_number
 class DistributionNormalization:
     """b(r) = lam · mean(bank) · r.
 
-    The paper takes lam = ½ of the mean off both sides, (q − lam·μ_q)·(r − lam·μ_r); what that does beyond
-    b(r) depends on the query alone and moves no ranking.
+    The paper subtracts lam = ½ of the mean from both sides, (q − lam·μ_q)·(r − lam·μ_r). Its terms other than
+    b(r) depend on the query alone and change no ranking.
     """
 
     lam: float = 0.5
@@ -32,7 +32,7 @@ class DistributionNormalization:
 
     @property
     def needs(self) -> Needs:
-        """The mean of all queries and none of the nearest."""
+        """The mean of all queries, and no nearest ones."""
         return Needs(mean=True)
 
     def fit(
@@ -42,7 +42,7 @@ class DistributionNormalization:
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Only the bank's mean is kept."""
+        """Fit on the bank, of which only the mean is used."""
         bank = QueryBank.of(bank)
         mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
         return FittedBias(
@@ -54,5 +54,5 @@ class DistributionNormalization:
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Exact: mean(bank) · r is the mean score."""
+        """Return exact biases: mean(bank) · r is the mean score."""
         return Bounded(self.lam * queries.means, np.zeros(len(queries.means)))

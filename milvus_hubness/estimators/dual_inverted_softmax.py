@@ -30,9 +30,9 @@ class DualInvertedSoftmax:
     q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query + tau_target): the
     paper multiplies the two inverted softmaxes, and λ times the logarithm of the product is s − b.
 
-    tau_query, tau_target: in units of the score. temperature_query, temperature_target: in units of the
-    spread of the bank's scores, in place of them; 0.5 and 25 where neither is given. The larger the second,
-    the less the target bank counts: at equal ones items that are much alike lose their own queries.
+    tau_query, tau_target: in units of the score. temperature_query, temperature_target: used in place of
+    them, in units of the spread of the bank's scores; 0.5 and 25 by default. The larger the second, the less
+    the target bank counts: if both are equal, very similar items lose their own queries.
     """
 
     tau_query: float | None = None
@@ -48,12 +48,12 @@ class DualInvertedSoftmax:
 
     @property
     def needs_gallery(self) -> bool:
-        """Only to measure the spread of scores."""
+        """True only to measure the spread of scores."""
         return has_temperature(self)
 
     @property
     def needs(self) -> Needs:
-        """The nearest queries and the nearest targets, as many as the error asks for."""
+        """The nearest queries and the nearest targets, as many as the error requires."""
         least = ACCURACY * min(self._taus[:2])
         return Needs(queries=LEADING, targets=LEADING, tolerance=least)
 
@@ -64,8 +64,11 @@ class DualInvertedSoftmax:
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Raises InvalidInput without a target bank, or without a gallery where there is a temperature, and
-        DimensionMismatch if one does not fit the bank."""
+        """Fit on the bank and the target bank.
+
+        Raises InvalidInput without a target bank, or without a gallery if there is a temperature, and
+        DimensionMismatch if one does not fit the bank.
+        """
         bank = QueryBank.of(bank)
         targets = require_asking_targets(bank, target_bank, "DualInvertedSoftmax")
         fitted = measured(self, bank, gallery)
@@ -80,7 +83,10 @@ class DualInvertedSoftmax:
         return FittedBias(fitted, bank, formula, diagnostics, no_potentials(bank))
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """As `InvertedSoftmax.from_nearest` over both banks. Raises InvalidInput without targets."""
+        """Return bounded biases over both banks, as in `InvertedSoftmax.from_nearest`.
+
+        Raises InvalidInput without targets.
+        """
         if targets is None:
             raise InvalidInput("DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…")
         query, target, share = self._taus
@@ -93,6 +99,6 @@ class DualInvertedSoftmax:
 
     @property
     def _taus(self) -> tuple[float, float, float]:
-        """tau_query, tau_target, and λ / tau_query; the share of the targets is what is left of 1."""
+        """tau_query, tau_target, and λ / tau_query; the share of the targets is the rest of 1."""
         query, target = tau_of(self, "tau_query"), tau_of(self, "tau_target")
         return query, target, target / (query + target)

@@ -26,8 +26,9 @@ class InvertedSoftmax:
     """b(r) = tau · log Σ_i exp(s(q_i, r) / tau) over the bank.
 
     The paper divides exp(s/tau) by that sum; tau times the logarithm of the quotient is s − b.
+
     tau: in units of the score; 0.05 is the paper's β = 20. Towards 0, only the nearest bank query counts.
-    temperature: in units of the spread of scores, in place of tau; 0.5 where neither is given.
+    temperature: used in place of tau, in units of the spread of scores; 0.5 by default.
     """
 
     tau: float | None = None
@@ -41,12 +42,12 @@ class InvertedSoftmax:
 
     @property
     def needs_gallery(self) -> bool:
-        """Only to measure the spread of scores."""
+        """True only to measure the spread of scores."""
         return has_temperature(self)
 
     @property
     def needs(self) -> Needs:
-        """The nearest queries, as many as the error asks for."""
+        """The nearest queries, as many as the error requires."""
         return Needs(queries=LEADING, tolerance=ACCURACY * tau_of(self))
 
     def fit(
@@ -56,8 +57,10 @@ class InvertedSoftmax:
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Of the gallery only the spread of its scores counts. Raises InvalidInput without one where there
-        is a temperature."""
+        """Fit on the bank; the gallery is only used to measure the spread of its scores.
+
+        Raises InvalidInput without a gallery if there is a temperature.
+        """
         bank = QueryBank.of(bank)
         fitted = measured(self, bank, gallery)
         tau = tau_of(fitted)
@@ -70,5 +73,8 @@ class InvertedSoftmax:
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """The sum over the nearest, and what n − N others that score as the last of these would add."""
+        """Return the log-sum-exp over the nearest.
+
+        The error bound assumes that the n − N others score as the last of these.
+        """
         return bounded_logsumexp(queries, tau_of(self))

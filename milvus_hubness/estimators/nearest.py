@@ -1,8 +1,8 @@
 """Biases from the nearest bank rows of an item alone, for banks that are searched instead of held in memory.
 
-A log-sum-exp is dominated by its largest terms: those seen are summed, and the others are bounded by the
-score of the last one seen (as in Mussmann and Ermon, Learning and Inference via Maximum Inner Product Search,
-ICML 2016, with a bound that always holds in place of their estimate from a sample):
+The largest terms dominate a log-sum-exp: those seen are summed, and the others are bounded by the score of
+the last one seen (as in Mussmann and Ermon, Learning and Inference via Maximum Inner Product Search, ICML
+2016, with a bound that always holds in place of their estimate from a sample):
 
     S = Σ_seen exp((s_i + f_i)/τ)     T = exp(s_N/τ) · Σ_unseen exp(f_i/τ)     τ log S ≤ b(r) ≤ τ log(S + T)
 """
@@ -22,26 +22,28 @@ from milvus_hubness.errors import BankTooSmall
 Doubles = npt.NDArray[np.float64]
 
 LEADING = 64
-"""How many terms of a log-sum-exp to look at first."""
+"""Number of terms of a log-sum-exp that are requested first."""
 
 ROUNDS = 5
-"""How often new items' room and biases are computed from one another."""
+"""Number of rounds in which the room and the biases of new items are computed from one another."""
 
 ROUNDING = 1e-9
-"""The least share of Σ exp(f_i/τ) that the unseen are taken to have: it is a difference of float64 sums."""
+"""Smallest share of Σ exp(f_i/τ) assumed for the unseen rows: the share is a difference of float64 sums."""
 
 
 ACCURACY = 1 / 300
-"""Error of a bias from the nearest rows, as a share of tau: by that share is the sum off whose logarithm the
-bias is."""
+"""Error of a bias from the nearest rows, as a share of tau.
+
+It equals the relative error of the sum whose logarithm is the bias.
+"""
 
 
 class Needs(NamedTuple):
-    """What an estimator has to know of a bank to tell biases.
+    """The part of a bank that an estimator needs to compute biases.
 
-    queries, targets: how many of the nearest queries, and of the target bank's nearest items, to look at
-    first; 0 for none. mean: whether the mean over all queries. temperatures: τ of each column of potentials.
-    tolerance: by how much a bias may be off, in units of the score.
+    queries, targets: how many of the nearest queries, and of the target bank's nearest items, to request
+    first; 0 for none. mean: whether it needs the mean over all queries. temperatures: τ of each column of
+    potentials. tolerance: largest error of a bias, in units of the score.
     """
 
     queries: int = 0
@@ -52,7 +54,10 @@ class Needs(NamedTuple):
 
 
 class Bounded(NamedTuple):
-    """biases (m,) and errors (m,), by which each is at most too small: 0 where it is exact. Both float64."""
+    """Biases (m,) and errors (m,), both float64.
+
+    An error is the amount by which a bias is at most too small: 0 if it is exact.
+    """
 
     biases: Doubles
     errors: Doubles
@@ -60,12 +65,12 @@ class Bounded(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """What is known of m items from the N nearest of a bank's rows.
+    """The N nearest rows of a bank for m items.
 
     scores: (m, N) float64 inner products, falling along each row. rest: how many rows of the bank are not
-    among them; none scores above the last. means: (m,) float64 mean inner product with the whole bank, where
-    it was needed. potentials: (m, N, p) float64 of the rows seen, and masses: (p,) float64 τ·log Σ exp(f_i/τ)
-    over the whole bank; p = 0 where there are none. are_new: whether the items came after the fit.
+    among them; none of these scores above the last. means: (m,) float64 mean inner product with the whole
+    bank, if needed. potentials: (m, N, p) float64 of the rows seen, and masses: (p,) float64 τ·log Σ
+    exp(f_i/τ) over the whole bank; p = 0 if there are none. are_new: whether the items came after the fit.
     """
 
     scores: Doubles
@@ -76,14 +81,14 @@ class Nearest:
     are_new: bool = False
 
     def with_columns(self, columns: slice) -> Nearest:
-        """The same with these columns of the potentials only."""
+        """Return this with only these columns of the potentials."""
         return replace(self, potentials=self.potentials[..., columns], masses=self.masses[columns])
 
 
 def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt.ArrayLike) -> Doubles:
-    """(p,) float64 τ·log Σ_i exp(f_i/τ) of potentials (n, p), n ≥ 1, and of those that gave `before` (p,).
+    """Return τ·log Σ_i exp(f_i/τ) of potentials (n, p), n ≥ 1, and of those summed in `before`, float64 (p,).
 
-    temperatures: (p,) the τ of each column. before: −inf to begin with.
+    temperatures: (p,) the τ of each column. before: (p,) −inf at the start.
     """
     # exp(before/τ) is one more term.
     rows = np.vstack([np.asarray(potentials, np.float64), np.asarray(before, np.float64)])
@@ -94,7 +99,7 @@ def masses(potentials: npt.ArrayLike, temperatures: Sequence[float], before: npt
 
 
 def mean_of_largest(nearest: Nearest, k: int) -> Doubles:
-    """(m,) float64 mean of the k largest scores. Raises BankTooSmall where fewer were seen."""
+    """Return the mean of the k largest scores, float64 (m,). Raises BankTooSmall if fewer were seen."""
     seen = nearest.scores.shape[1]
     if seen < k:
         raise BankTooSmall(f"the {k} nearest are needed, and {seen} were found")
@@ -103,8 +108,10 @@ def mean_of_largest(nearest: Nearest, k: int) -> Doubles:
 
 
 def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
-    """τ·log Σ_i exp((s_i + f_i)/τ) over the rows seen, f_i = 0 without potentials and else their only column,
-    and what the others can add to it."""
+    """Return τ·log Σ_i exp((s_i + f_i)/τ) over the rows seen, and a bound of what the others can add.
+
+    f_i is 0 without potentials, and otherwise their only column.
+    """
     scores, values = nearest.scores, nearest.scores
     with np.errstate(over="ignore", divide="ignore"):
         if nearest.potentials.shape[-1]:
@@ -123,9 +130,10 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
 
 
 def own_room(nearest: Nearest, tau: float, share: float) -> Doubles:
-    """(m,) by how much less the bias is of an item that came after the fit, alone: see `balance.with_room`.
+    """Return by how much the bias of a single new item is smaller, (m,).
 
-    Of the rows that were not seen it takes next to nothing. share: rows of the bank over items of the fit.
+    It is an item that came after the fit; see `sinkhorn.with_room`. Its share of the unseen rows is
+    negligible. share: rows of the bank over items of the fit.
     """
     values = nearest.scores + nearest.potentials[..., 0]
     size = values.shape[1] + nearest.rest

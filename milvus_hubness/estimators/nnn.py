@@ -17,8 +17,11 @@ from milvus_hubness.kernels.operands import finite_number, whole_number
 
 
 class NNNDiagnostics(NamedTuple):
-    """kernel: the exact one that the device has, or what `ApproximateBank` chose. mean_error, max_error: of
-    the bias, 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search, on them."""
+    """Diagnostics of NNN.
+
+    kernel: the exact one of the device, or the choice of `ApproximateBank`. mean_error, max_error: of the
+    bias; 0 if exact, else measured on `sampled` vectors. recall: of the tuned bank search, on them.
+    """
 
     bank_size: int
     dim: int
@@ -33,10 +36,10 @@ class NNNDiagnostics(NamedTuple):
 class NNN:
     """b(r) = alpha · mean of the k largest inner products of r with the bank.
 
-    k: how many bank queries count, 1 ≤ k ≤ |bank|. Small k for a bank from another domain.
-    alpha: share of that mean to subtract; the paper sweeps 0.25 … 1.5.
-    kernel: "dense" is exact; "approximate" searches an index of the bank, tuned on the gallery until biases
-    are off by 1% of their standard deviation on average, or is exact where that is faster.
+    k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain. alpha: share
+    of that mean to subtract; the paper sweeps 0.25 … 1.5. kernel: "dense" is exact; "approximate" searches an
+    index of the bank, tuned on the gallery until the mean error of the biases is 1% of their standard
+    deviation, or is exact if that is faster.
     """
 
     k: int = 128
@@ -65,11 +68,10 @@ class NNN:
         gallery: npt.ArrayLike | None = None,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """Nothing is learned from the gallery: a new item's bias never needs a refit.
+        """Fit on the bank. The fit learns nothing from the gallery, so new items never need a refit.
 
-        The error of an approximate kernel is measured on the gallery, or on the bank where there is none.
-        Raises BankTooSmall if the bank holds fewer than k queries, InvalidInput for fewer than 32 items to
-        tune on.
+        The error of an approximate kernel is measured on the gallery, or on the bank if there is none. Raises
+        BankTooSmall if the bank has fewer than k queries, InvalidInput for fewer than 32 items to tune on.
         """
         bank = QueryBank.of(bank)
         bank.require(at_least=self.k)
@@ -85,7 +87,7 @@ class NNN:
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Exact. Raises BankTooSmall for fewer than k nearest."""
+        """Return exact biases. Raises BankTooSmall for fewer than k nearest."""
         return Bounded(self.alpha * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))
 
     def _fit_approximate(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:

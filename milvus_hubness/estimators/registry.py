@@ -1,4 +1,4 @@
-"""Estimators as plain dictionaries and back, so that a collection's state can carry them as JSON."""
+"""Estimators as plain dictionaries and back, for the JSON of a collection state."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ METHODS = {name.lower(): name for name in ESTIMATORS} | {
     "sn": "Sinkhorn",
     "dbsn": "DualBankSinkhorn",
 }
-"""The classes by the names that people write, in any case."""
+"""The classes by their user-facing names; case does not matter."""
 
 
 def class_name(method: str) -> str:
-    """The name in ESTIMATORS of a method as people write it. Raises InvalidParameter."""
+    """Return the name in ESTIMATORS of a method as users write it. Raises InvalidParameter."""
     if method.lower() not in METHODS:
         raise InvalidParameter(f"no method {method!r}: use one of {', '.join(METHODS)}")
     return METHODS[method.lower()]
 
 
 def to_dict(estimator: Estimator) -> dict[str, Any]:
-    """{"name": "NNN", "k": 128, …}: the class and its parameters, without the device, and without
-    each tau, temperature or number of items that is not known; fit for JSON.
+    """Return {"name": "NNN", "k": 128, …}: the class and its parameters, fit for JSON.
 
-    Raises InvalidParameter for an estimator that is not one of this package's.
+    The device is left out, and so is each tau, temperature or number of items that is not set. Raises
+    InvalidParameter for an estimator that is not one of this package's.
     """
     name = type(estimator).__name__
     if ESTIMATORS.get(name) is not type(estimator):
@@ -72,9 +72,11 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
 
 
 def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest:
-    """The estimator that `to_dict` described, to run on `device`; parameters left out have their defaults.
+    """Return the estimator that `to_dict` described, to run on `device`.
 
-    Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
+    Missing parameters have their defaults.
+
+        Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
     """
     if not isinstance(values, Mapping):
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
@@ -99,13 +101,16 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest
 
 
 def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
-    """Return whether `to_dict` described this estimator, whatever a fit has found for it."""
+    """Return whether `to_dict` described this estimator, apart from values measured in a fit."""
     return _unmeasured(estimator) == _unmeasured(from_dict(values))
 
 
 def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dictionary of an estimator with some parameters changed: a tau takes the place of its
-    temperature, and a temperature that of its tau. Raises InvalidParameter where both are given."""
+    """Return the dictionary of an estimator with some parameters changed.
+
+    A tau replaces its temperature, and a temperature replaces its tau. Raises InvalidParameter if both are in
+    `changes`.
+    """
     changed = dict(values)
     for tau, temperature in TEMPERATURE_OF.items():
         if tau in changes and temperature in changes:

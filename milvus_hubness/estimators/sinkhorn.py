@@ -1,7 +1,7 @@
 """Sinkhorn Normalization (SN) and Dual-bank Sinkhorn Normalization (DBSN): Pan et al., ACM Multimedia 2025.
 
-All scores are computed once and kept where they fit into memory, else computed again in every step; where
-there are too many even for that, an estimator turns to the nearest pairs.
+All scores are computed once and stored if they fit into memory; otherwise every step computes them again. If
+there are too many even for that, an estimator uses the nearest pairs only.
 """
 
 from __future__ import annotations
@@ -50,9 +50,12 @@ MOST_RECOMPUTED = {"cpu": 2e10, "cuda": 2e12}
 
 
 def scores_for(m: int, n: int, device: torch.device) -> Scores:
-    """How to have the scores of m × n pairs: kept in float32 where that fits into 1 GiB, or 0.6 of the free
-    memory of a CUDA device, kept in float16 where that does, and else recomputed in every step; but "sparse"
-    from 2·10^10 pairs on, 2·10^12 on CUDA, where an iteration would take minutes."""
+    """Return how to provide the scores of m × n pairs.
+
+    They are stored in float32 if that fits into 1 GiB, or into 0.6 of the free memory of a CUDA device; else
+    in float16 if that fits; else every step recomputes them. From 2·10^10 pairs on, 2·10^12 on CUDA, where an
+    iteration would take minutes, the result is "sparse".
+    """
     on_cuda = device.type == "cuda"
     memory = CUDA_SHARE * torch.cuda.mem_get_info(device)[0] if on_cuda else CPU_CACHE
     if 4 * m * n <= memory:
@@ -78,11 +81,12 @@ class Balance(NamedTuple):
 def balance(
     bank_step: Step, item_step: Step, g: torch.Tensor, tau: float, iterations: int, tol: float
 ) -> Balance:
-    """Potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals, from those of the items.
+    """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals.
 
-    bank_step: f from g, −tau · log Σ_j exp((s_ij + g_j) / tau). item_step: g from f, likewise over i.
-    Each iteration sets f and then g, so the items' marginal is met and the bank's is off by the error
-    reported. Ends when that is at most `tol`, or after `iterations`.
+    The iteration starts from g, the potentials of the items. bank_step: f from g, −tau · log Σ_j exp((s_ij +
+    g_j) / tau). item_step: g from f, likewise over i. Each iteration sets f and then g, so the items'
+    marginal is exact and the bank's has the reported error. Ends when that is at most `tol`, or after
+    `iterations`.
     """
     f = bank_step(g)
     for done in range(1, iterations + 1):
@@ -97,13 +101,13 @@ def balance(
 
 
 def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, share: float) -> torch.Tensor:
-    """Potentials of the bank (m,) under which new items get biases that leave room for each other.
+    """Return potentials of the bank (m,) under which new items get biases that leave room for each other.
 
-    bank_step, item_step: over the new items. f (m,): of the fit. share: m over the items of the fit. The
-    weight e^(−f_i/τ) of a query is what the fitted items take of it, times the share; with what new ones
+    bank_step, item_step: over the new items. f: (m,) of the fit. share: m over the items of the fit. The
+    weight e^(−f_i/τ) of a query is what the fitted items take of it, times the share. With what new items
     take, Σ_j e^((s_ij − b_j)/τ) and b_j = τ log Σ_i e^((s_ij + f'_i)/τ), it is e^(−f'_i/τ). A refit would
-    lower the biases of the fitted items too, in the mean by as much as it lowers the potentials: they stay
-    here, and the mean of the potentials with them.
+    also lower the biases of the fitted items, on average by as much as it lowers the potentials. Here these
+    biases stay, and so does the mean of the potentials.
     """
     room = f
     for _ in range(ROUNDS):
@@ -115,8 +119,10 @@ def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, sha
 def cached_steps(
     bank: torch.Tensor, items: torch.Tensor, tau: float, dtype: torch.dtype
 ) -> tuple[Step, Step]:
-    """The two steps over every pair, whose scores are kept, in float32 or, off by up to 2^-12 of each, in
-    float16."""
+    """Return the two steps over every pair, with stored scores.
+
+    The scores are in float32 or, with an error of up to 2^-12 of each, in float16.
+    """
     scores = cached_scores(bank, items, dtype)
     return (
         lambda g: -cached_logsumexp(scores, tau, g),
@@ -127,9 +133,9 @@ def cached_steps(
 def dense_steps(
     bank: torch.Tensor, items: torch.Tensor, tau: float, device: str | None = None
 ) -> tuple[Step, Step]:
-    """The two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory.
+    """Return the two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory.
 
-    device: where, as the kernels take it; that of the bank unless given.
+    device: as the kernels take it; by default that of the bank.
     """
     device = device or str(bank.device)
     return (
@@ -139,7 +145,8 @@ def dense_steps(
 
 
 def sparse_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, neighbors: int) -> tuple[Step, Step]:
-    """The two steps over each item's and each query's nearest only, in O((m + n) · neighbors) memory."""
+    """Return the two steps over each item's and each query's nearest only, in O((m + n) · neighbors)
+    memory."""
     device, m, n = str(bank.device), len(bank), len(items)
     near_items = topk(items, bank, min(neighbors, m), device=device)
     near_bank = topk(bank, items, min(neighbors, n), device=device)
@@ -173,10 +180,10 @@ KEPT = {"float32": torch.float32, "float16": torch.float16}
 
 
 class SinkhornDiagnostics(NamedTuple):
-    """How the iteration ended; all of it None for a fit restored from its potentials.
+    """The end of the iteration; all of it None for a fit restored from its potentials.
 
-    items: gallery items (and target bank) it ran over. marginal_error: Σ_i |marginal of bank query i − 1/m|,
-    between 0 and 2. converged: whether that is at most tol. scores: how those of the iteration were had.
+    items: gallery items (and target bank) of the iteration. marginal_error: Σ_i |marginal of bank query i −
+    1/m|, between 0 and 2. converged: whether that is at most tol. scores: how the iteration got its scores.
     """
 
     bank_size: int
@@ -193,15 +200,16 @@ class Sinkhorn:
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
     f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every
-    query gives, and every item gets, the same. `FittedBias.new_bias` tells those of items that came later,
-    which the formula alone corrects too much, since the others have not made room for them.
+    query gives the same, and every item gets the same. `FittedBias.new_bias` computes the biases of items
+    that came later. The formula alone corrects such items too much, since the others have not made room for
+    them.
 
-    tau: in units of the score. temperature: in units of the spread of scores, in place of tau; 0.5 where
-    neither is given. iterations: at most so many; the paper's results need 10, not convergence. tol: ends
-    earlier at this error of the bank's marginal. neighbors: run all iterations but the last on the scores of
-    each item's and each bank query's nearest only: O((|gallery| + |bank|) · neighbors) memory, less time.
-    Unless given, as `balance.scores_for` has it: all scores, or 64 neighbors where those are too many. items:
-    how many a fit ran over, which sets it.
+    tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by
+    default. iterations: largest number of them; the paper's results need 10, not convergence. tol: the
+    iteration ends earlier at this error of the bank's marginal. neighbors: run all iterations but the last
+    only on the scores of each item's and each bank query's nearest, in O((|gallery| + |bank|) · neighbors)
+    memory and less time; by default `scores_for` decides: all scores, or 64 neighbors if those are too many.
+    items: the number of items of a fit, which sets it.
     """
 
     tau: float | None = None
@@ -227,7 +235,7 @@ class Sinkhorn:
 
     @property
     def needs(self) -> Needs:
-        """The nearest queries with their potentials, as many as the error asks for."""
+        """The nearest queries with their potentials, as many as the error requires."""
         tau = tau_of(self)
         return Needs(queries=LEADING, temperatures=(tau,), tolerance=ACCURACY * tau)
 
@@ -239,9 +247,10 @@ class Sinkhorn:
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """start: potentials (|bank|, 1) of an earlier fit on this bank, to begin from.
+        """Fit on the bank and the gallery.
 
-        Raises InvalidInput without a gallery or for a start of another shape, DimensionMismatch.
+        start: potentials (|bank|, 1) of an earlier fit on this bank, as a starting point. Raises InvalidInput
+        without a gallery or for a start of another shape, DimensionMismatch.
         """
         bank = QueryBank.of(bank)
         items = require_gallery(bank, gallery, "Sinkhorn")
@@ -254,14 +263,16 @@ class Sinkhorn:
         *,
         target_bank: BankLike | None = None,
     ) -> FittedBias:
-        """The fit that had these potentials (|bank|, 1). Raises InvalidInput for another shape."""
+        """Restore the fit that had these potentials (|bank|, 1). Raises InvalidInput for another shape."""
         bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
         return self._fitted(bank, check_potentials(bank, potentials, 1), diagnostics)
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """The sum over the nearest, less the room of a new item, and what the others would add if all scored
-        as the last of these."""
+        """Return the log-sum-exp over the nearest, less the room of a new item.
+
+        The error bound assumes that all others score as the last of these.
+        """
         found = bounded_logsumexp(queries, tau_of(self))
         if not queries.are_new:
             return found
@@ -295,7 +306,8 @@ class Sinkhorn:
     def _steps(
         self, bank: QueryBank, items: Vectors
     ) -> tuple[torch.Tensor, torch.Tensor, Scores, tuple[Step, Step]]:
-        """Bank and items on the device, how to have their scores, and the steps over all of these."""
+        """Return bank and items on the device, the way to get their scores, and the steps over all of
+        these."""
         device, tau = resolve_device(self.device), tau_of(self)
         queries, columns = (as_tensor(part, torch.float32, device) for part in (bank.vectors, items))
         scores: Scores = "sparse" if self.neighbors else scores_for(len(queries), len(columns), device)
@@ -327,9 +339,10 @@ class Sinkhorn:
 
 @dataclass(frozen=True)
 class DualBankSinkhorn(Sinkhorn):
-    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items elsewhere.
+    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside the
+    gallery.
 
-    The target bank holds items of the gallery's kind, best those that the bank's queries ask for.
+    The target bank has items of the gallery's kind, ideally those that the bank's queries ask for.
     """
 
     needs_target_bank: ClassVar[bool] = True
@@ -342,7 +355,7 @@ class DualBankSinkhorn(Sinkhorn):
         target_bank: BankLike | None = None,
         start: npt.ArrayLike | None = None,
     ) -> FittedBias:
-        """As `Sinkhorn.fit`; raises InvalidInput without a target bank too."""
+        """Fit as `Sinkhorn.fit` does; raises InvalidInput without a target bank too."""
         bank = QueryBank.of(bank)
         items = require_gallery(bank, gallery, "DualBankSinkhorn")
         targets = require_target_bank(bank, target_bank, "DualBankSinkhorn")

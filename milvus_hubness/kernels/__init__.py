@@ -1,4 +1,4 @@
-"""The two primitives that every estimator is made of, and their relatives."""
+"""The two primitives of the estimators, top-k mean and log-sum-exp, and related functions."""
 
 from milvus_hubness.kernels.approximate import ApproximateBank
 from milvus_hubness.kernels.operands import kernel_on, resolve_device

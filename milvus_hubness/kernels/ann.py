@@ -1,10 +1,11 @@
-"""The index types of Milvus built in process with FAISS.
+"""The index types of Milvus, built in process with FAISS.
 
-What a collection does not say has Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32, nbits 8,
-and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW with
-M 18 and efConstruction 240 that milvus.yaml names (autoIndex.params.build). Indexes without a counterpart
-in FAISS become their nearest relative. Refinement by exact vectors (refine, reorder) is left out. Product
-quantisers learn from at most 16 rows a centroid in 10 rounds, Knowhere's from 256 in 25, which takes minutes.
+Parameters that a collection does not set have Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32,
+nbits 8, and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW
+with M 18 and efConstruction 240 that milvus.yaml names (autoIndex.params.build). Index types without a
+counterpart in FAISS become the most similar one. Refinement by exact vectors (refine, reorder) is left out.
+Product quantisers learn from at most 16 rows per centroid in 10 rounds; Knowhere's learn from 256 in 25,
+which takes minutes.
 """
 
 from __future__ import annotations
@@ -46,16 +47,16 @@ SCALAR_QUANTIZERS = {
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """kind: a key of DEFAULTS. params: all of its build parameters, by Milvus' names."""
+    """An index to build. kind: a key of DEFAULTS. params: all of its build parameters, by Milvus' names."""
 
     kind: str
     params: Mapping[str, Any]
 
     @classmethod
     def of(cls, index_type: str, index_params: Mapping[str, Any]) -> IndexSpec:
-        """What is built for a Milvus index type, in any case, and its parameters, numbers also as text.
+        """Return the index to build for a Milvus index type and its parameters.
 
-        Raises InvalidParameter for a parameter out of range.
+        Case does not matter; numbers may be text. Raises InvalidParameter for a parameter out of range.
         """
         name = index_type.upper()
         kind = name if name in DEFAULTS else _relative(name)
@@ -66,18 +67,20 @@ class IndexSpec:
 
     @property
     def search_parameter(self) -> SearchParameter | None:
-        """What widens a search."""
+        """The parameter that widens a search."""
         if self.kind == "FLAT":
             return None
         return "ef" if "M" in self.params else "nprobe"
 
     def default_value(self, k: int) -> int | None:
-        """The search parameter that Milvus takes for k answers where the user gives none."""
+        """Return Milvus' default of the search parameter for k answers."""
         return {"ef": max(k, EF), "nprobe": NPROBE, None: None}[self.search_parameter]
 
     def for_sample(self, rows: int, rows_total: int) -> IndexSpec:
-        """The same for `rows` out of `rows_total` rows: IVF cells hold as many rows as in the whole, and
-        product quantisation has no more centroids than rows."""
+        """Return this index for `rows` out of `rows_total` rows.
+
+        IVF cells have as many rows as in the whole, and product quantisation has no more centroids than rows.
+        """
         params = dict(self.params)
         if "nlist" in params:
             params["nlist"] = min(rows, max(1, round(params["nlist"] * rows / rows_total)))
@@ -89,8 +92,8 @@ class IndexSpec:
 class AnnIndex:
     """A FAISS index over rows (n, width) float32, by inner product or by Euclidean distance.
 
-    k-means starts from FAISS's own seed, as it does in Milvus; a graph is the same again on one OpenMP thread
-    only. Raises InvalidParameter where m does not divide the width, FaissConflict.
+    k-means starts from FAISS's own seed, as in Milvus; a graph is reproducible only on one OpenMP thread.
+    Raises InvalidParameter if m does not divide the width, FaissConflict.
     """
 
     def __init__(
@@ -110,9 +113,9 @@ class AnnIndex:
     def search(
         self, queries: npt.NDArray[np.float32], k: int, value: int | None = None
     ) -> npt.NDArray[np.int64]:
-        """(m, k) numbers of the rows found for queries (m, width), best first, −1 where there are none.
+        """Return the numbers of the rows found for queries (m, width), best first, −1 for none, (m, k).
 
-        value: of the search parameter, unless given what Milvus takes by default; ef is at least k.
+        value: of the search parameter, by default that of Milvus; ef is at least k.
         """
         if value is None:
             value = self.spec.default_value(k)
@@ -146,8 +149,10 @@ class AnnIndex:
         return index
 
     def _search_on_codes(self, graph: Any, rows: npt.NDArray[np.float32]) -> None:
-        """As in Knowhere the graph links exact vectors and is searched on codes; FAISS's own IndexHNSWPQ
-        links by distances between codes, which it knows for L2 only."""
+        """Make the graph link exact vectors but search on codes, as in Knowhere.
+
+        FAISS's own IndexHNSWPQ links by distances between codes, which it supports for L2 only.
+        """
         params = self.spec.params
         codes = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], self._metric)
         _shorten_training(codes.pq.cp)
@@ -179,7 +184,7 @@ class AnnIndex:
 
 
 def _relative(name: str) -> str:
-    """The kind nearest to an index type that FAISS does not have, or has under another name."""
+    """Return the kind most similar to an index type that FAISS does not have, or has under another name."""
     if "BRUTE_FORCE" in name:
         return "FLAT"
     if "IVF_PQ" in name:

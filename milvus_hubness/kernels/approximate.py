@@ -1,10 +1,10 @@
 """Approximate top-k means: an index over the bank, tuned until its error is small enough.
 
-Bank and gallery lie apart, on two sides of the modality gap, which k-means over the bank knows nothing of. As
-s(q, r) = (q − μ)·r + μ·r, the bank may be moved by any μ without a change to the order of its rows: that, the
-kind of index and how widely it looks are tried on a sample of the gallery, and the fastest that is near
-enough is taken. Where none is faster than the exact kernel, that is. "routed" is this package's own, which
-finds no neighbours but estimates their mean; "ivf" and "hnsw" are FAISS's.
+Bank and gallery are on two sides of the modality gap, which k-means over the bank does not take into account.
+As s(q, r) = (q − μ)·r + μ·r, the bank may be shifted by any μ without a change to the order of its rows. That
+shift, the kind of index and the width of its search are tried on a sample of the gallery, and the fastest
+choice that is accurate enough wins. If none is faster than the exact kernel, the exact kernel wins. "routed"
+is this package's own index, which finds no neighbours but estimates their mean; "ivf" and "hnsw" are FAISS's.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ TRAINING_POINTS_PER_LIST = 25
 GRAPH_LINKS, GRAPH_WIDTH = 16, 80
 ROUTED_SHARES = (0.02, 0.03, 0.045, 0.065, 0.1, 0.15, 0.25)
 LEAST_ROUTED = 2_000
-"""Rows of a bank that are worth being parted into lists."""
+"""Smallest bank that is divided into lists."""
 
 TIMED = 8192
 ROWS_AT_ONCE = 1 << 16
 
 
 class Tuned(NamedTuple):
-    """What was chosen, and how it did on the half of the sample that it was not chosen on.
+    """The chosen kernel, and its results on the half of the sample that it was not chosen on.
 
-    kind: "exact" where no index was both near enough and faster. moved: whether the bank's mean was taken
-    off. width: nprobe or ef, for "routed" the thousandths of the bank that a row looks at on average, 0 for
-    "exact". recall: share of the k nearest found, or in the lists looked into. mean_error, max_error: of the
-    means, in units of the score; share: mean_error as a share of the standard deviation of the exact means.
-    speedup: seconds of the exact kernel over seconds of this one, on up to 8,192 rows.
+    kind: "exact" if no index was both accurate enough and faster. moved: whether the bank's mean was
+    subtracted. width: nprobe or ef; for "routed" the thousandths of the bank that a row reads on average; 0
+    for "exact". recall: share of the k nearest that were found, or that are in the lists read. mean_error,
+    max_error: of the means, in units of the score; share: mean_error as a share of the standard deviation of
+    the exact means. speedup: seconds of the exact kernel over seconds of this one, on up to 8,192 rows.
     """
 
     kind: Kind
@@ -68,12 +68,12 @@ class Tuned(NamedTuple):
 
 
 class ApproximateBank:
-    """Means of the k largest inner products with a bank B (m, d), for many rows like those of X (n, d).
+    """Means of the k largest inner products with a bank B (m, d), for many rows similar to those of X (n, d).
 
-    error: largest mean |Δ| of the means that will do, as a share of their standard deviation. kinds: the
-    indexes to try. measured: how many rows the errors told of were measured on. With faiss-gpu the inverted
-    lists lie on the device that `device` names. Raises what `topk_mean` raises, InvalidInput for fewer than
-    32 rows of X, InvalidParameter, FaissConflict.
+    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. kinds: the
+    indexes to try. measured: how many rows the reported errors were measured on. With faiss-gpu the inverted
+    lists are on the device that `device` names. Raises as `topk_mean` does, InvalidInput for fewer than 32
+    rows of X, InvalidParameter, FaissConflict.
     """
 
     def __init__(
@@ -111,8 +111,10 @@ class ApproximateBank:
         del self._timed
 
     def values(self, X: Matrix) -> Array:
-        """(n,) float32 means of the k largest found for rows X (n, d); a row for which fewer than k are is
-        computed exactly. Raises DimensionMismatch, InvalidInput."""
+        """Return means of the k largest found for rows X (n, d), float32 (n,).
+
+        A row with fewer than k results is computed exactly. Raises DimensionMismatch, InvalidInput.
+        """
         operands = Operands.of(X, self._bank, "cpu")
         values = np.empty(X.shape[0], np.float32)
         for part, x in operands.rows(ROWS_AT_ONCE):
@@ -120,7 +122,9 @@ class ApproximateBank:
         return values
 
     def _chosen(self, sample: Array, error: float, kinds: tuple[Tried, ...]) -> Tuned:
-        """The fastest near enough on the first half of the sample, as measured on the second."""
+        """Return the fastest choice that is accurate enough on the first half of the sample, as measured on
+        the second half.
+        """
         self.tuned = Tuned("exact", False, 0, 1.0, 0.0, 0.0, 0.0, 1.0)
         exact, nearest = (np.asarray(each) for each in topk(sample, self._bank, self.k, device="cpu"))
         means, half = exact.mean(1, dtype=np.float64), len(sample) // 2
@@ -150,7 +154,8 @@ class ApproximateBank:
         return best
 
     def _tries(self, kinds: tuple[Tried, ...], sample: Array, exact: Array) -> Iterator[Tuned]:
-        """What may be near enough, of each kind the narrowest first; no more of it after `_enough` is set."""
+        """Yield choices that may be accurate enough, each kind from narrow to wide, until `_enough` is
+        set."""
         for kind in kinds:
             for moved in (False, True) if kind != "routed" else (False,):
                 self._enough = False
@@ -160,7 +165,7 @@ class ApproximateBank:
                         break
 
     def _prepared(self, kind: Tried, moved: bool, sample: Array, exact: Array) -> Iterator[int]:
-        """The widths to try, the index built and the routing learned for each."""
+        """Yield the widths to try, after the index is built and the routing of each width learned."""
         if kind != "routed":
             self._index = self._built(kind, moved)
             yield from self._widths(kind)
@@ -172,7 +177,7 @@ class ApproximateBank:
                 yield round(1000 * share)
 
     def _seconds(self, how: Tuned) -> float:
-        """That the means of the timed rows take, the second time."""
+        """Return the seconds that the means of the timed rows take in the second run."""
         for _ in range(2):
             started = time.perf_counter()
             self._means(self._timed, how)
@@ -204,7 +209,7 @@ class ApproximateBank:
         return index
 
     def _on_device(self, index: Any) -> Any:
-        """On the GPU where FAISS has been built for it and one was asked for."""
+        """Return the index on the GPU, if FAISS supports it and `device` names one."""
         if not self._device.startswith("cuda") or not hasattr(self._faiss, "StandardGpuResources"):
             return index
         number = int(self._device.partition(":")[2] or 0)
@@ -216,7 +221,7 @@ class ApproximateBank:
         return max(1, min(int(8 * sqrt(size)), size // TRAINING_POINTS_PER_LIST))
 
     def _widths(self, kind: str) -> Iterator[int]:
-        """From narrow to wide, each half as wide again as the one before."""
+        """Yield widths from narrow to wide, each half as wide again as the one before."""
         width, most = (self.k, len(self._bank)) if kind == "hnsw" else (1, self._lists)
         while width < most:
             yield width
@@ -224,7 +229,10 @@ class ApproximateBank:
         yield most
 
     def _means(self, rows: Array, how: Tuned) -> tuple[Array, Array]:
-        """(n,) means and (n, k) columns of what is found, (n, 0) where nothing is looked for."""
+        """Return means (n,) and columns (n, k) of the results.
+
+        The columns are (n, 0) if the kernel does not find rows.
+        """
         if how.kind == "exact":
             found = topk_mean(rows, self._bank, self.k, device="cpu")
             return np.asarray(found), np.empty((len(rows), 0), np.int64)

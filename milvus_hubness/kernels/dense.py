@@ -10,7 +10,7 @@ from milvus_hubness.kernels.operands import TILE_SIZE, Operands, full_precision,
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
-    """(n,) means of the k largest products, 1 ≤ k ≤ m; the k values are summed in float64."""
+    """Return means of the k largest products, (n,), 1 ≤ k ≤ m; the k values are summed in float64."""
     means = operands.empty(operands.X.shape[0])
     if k == len(operands.bank):
         center = operands.bank.mean(0, dtype=torch.float64)
@@ -24,7 +24,7 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
 
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (n, k), falling, and indices (n, k) int64 of the k largest products."""
+    """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
     rows, columns = operands.tile_shape(columns=k, spare_columns=k)
@@ -36,7 +36,7 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[torch.Tensor]:
-    """(n,) tau · log Σ_i exp((x·b_i + w_i) / tau), under a running maximum and summed in float64."""
+    """Return tau · log Σ_i exp((x·b_i + w_i) / tau), (n,), under a running maximum and summed in float64."""
     result = operands.empty(operands.X.shape[0])
     rows, columns = operands.tile_shape()
     for part, x in operands.rows(rows):
@@ -46,7 +46,10 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
 
 
 def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Tensor) -> torch.Tensor:
-    """tau · log Σ exp(s / tau) along the rows of all tiles (n, p), which are written over; `like`: (n,)."""
+    """Return tau · log Σ exp(s / tau) along the rows of all tiles (n, p), which are overwritten.
+
+    `like`: (n,).
+    """
     largest = like.new_full((len(like), 1), torch.finfo(like.dtype).min)
     total = like.new_zeros((len(like), 1), dtype=torch.float64)
     for scores in tiles:
@@ -60,7 +63,7 @@ def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Ten
 def _running_topk(
     x: torch.Tensor, columns: Iterable[tuple[slice, torch.Tensor]], k: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The k largest of x @ tile over all tiles (d, p) and their places, both (len(x), k), unsorted."""
+    """Return the k largest of x @ tile over all tiles (d, p) and their places, both (len(x), k), unsorted."""
     best = x.new_empty(len(x), 0)
     places = best.long()
     for part, tile in columns:
@@ -75,7 +78,8 @@ def _running_topk(
 
 
 def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """(n, m) inner products of X (n, d) and B (m, d), on one device, kept in `dtype`, float32 or float16."""
+    """Return inner products of X (n, d) and B (m, d), on one device, (n, m) in `dtype`, float32 or
+    float16."""
     scores = X.new_empty(len(X), len(B), dtype=dtype)
     size = max(1, TILE_SIZE[X.device.type] // len(B))
     with full_precision(X.device):
@@ -85,9 +89,9 @@ def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch
 
 
 def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
-    """(n,) float32 tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed.
+    """Return tau · log Σ_j exp((s_ij + w_j) / tau) of scores (n, m), as they are or transposed, float32 (n,).
 
-    weights: (m,) float32. Nothing as large as the scores is made.
+    weights: (m,) float32. Needs no memory as large as the scores.
     """
     if kernel_on(scores.device) == "fused":
         from milvus_hubness.kernels import fused

@@ -1,17 +1,18 @@
-"""The two primitives in Triton: they write no score to memory but those that may be among the k largest.
+"""The two primitives in Triton: they write only those scores to memory that may be among the k largest.
 
-X (n, d) and B (m, d) are contiguous, of one dtype, and may be larger than 32-bit offsets reach. The bank is
-parted into `splits`, programs of their own, of which each takes every splits-th tile.
+X (n, d) and B (m, d) are contiguous, of one dtype, and may exceed the range of 32-bit offsets. The bank is
+divided into `splits`, each a separate program that takes every splits-th tile.
 
-log-sum-exp: |x·b| ≤ ‖x‖·max‖b‖ bounds every exponent, so one shift per row does for the whole bank, partial
-sums are additive over parts of the bank, and no maximum has to be kept. A row whose sum
-falls so low that terms may have been lost to underflow is done again under a running maximum.
+log-sum-exp: |x·b| ≤ ‖x‖·max‖b‖ bounds every exponent. So one shift per row is enough for the whole bank,
+partial sums are additive over parts of the bank, and no running maximum is needed. If the sum of a row falls
+so low that terms may have been lost to underflow, the row is computed again under a running maximum.
 
-top-k: a random sample of the bank tells a threshold that somewhat more than k scores reach; these are kept,
-counted, and selected among. A row for which they are fewer than k, or more than there is room for, is done
-again by the dense kernel. The sample costs the same for every k, and so, nearly, do the survivors.
+top-k: a random sample of the bank gives a threshold that somewhat more than k scores reach. These scores are
+stored and counted, and the k largest are selected among them. If a row has fewer than k of them, or more than
+there is room for, the dense kernel computes it again. The sample costs the same for every k, and the
+survivors cost nearly the same.
 
-Both operands are float32, multiplied in three TF32 passes, or both bfloat16 or both float16; products are
+Both operands are float32, multiplied in three TF32 passes, or both are bfloat16 or both float16; products are
 accumulated in float32.
 """
 
@@ -30,7 +31,9 @@ from milvus_hubness.kernels.operands import Operands
 
 
 class Threshold(NamedTuple):
-    """The `rank`-th largest of `sample` scores of a row; `room` for as many as may reach it."""
+    """A threshold: the `rank`-th largest of `sample` scores of a row, with `room` for the scores that may
+    reach it.
+    """
 
     sample: int
     rank: int
@@ -38,11 +41,12 @@ class Threshold(NamedTuple):
 
 
 def threshold_for(k: int, m: int, sample: int, most: int | None = None) -> Threshold | None:
-    """How to find the k largest of m scores; None where it is of no use, as where k is close to m, or where
-    more than `most` may reach the threshold.
+    """Return the threshold for the k largest of m scores; None if a threshold does not help.
 
-    Of the k largest k·sample/m are expected in the sample, a Poisson number: the rank lies four standard
-    deviations and four above. The room is for five standard deviations more than are expected to reach it.
+    It does not help if k is close to m, or if more than `most` scores may reach it. The sample has an
+    expected k·sample/m of the k largest, a Poisson number: the rank is that number plus four standard
+    deviations plus four. The room is for five standard deviations more than the expected number of scores
+    that reach it.
     """
     expected = k * sample / m
     rank = ceil(expected + 4 * sqrt(expected) + 4)
@@ -60,7 +64,7 @@ def _scores(
     x_ptr, b_ptr, rows, columns, n, m, d,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """(BM, BN) float32 inner products; those of rows past n and of columns past m repeat the last one."""
+    """Return inner products, (BM, BN) float32; rows from n and columns from m repeat the last one."""
     x_rows = x_ptr + tl.minimum(rows, n - 1).to(tl.int64)[:, None] * d
     b_rows = b_ptr + tl.minimum(columns, m - 1).to(tl.int64)[None, :] * d
     scores = tl.zeros((BM, BN), tl.float32)
@@ -81,7 +85,10 @@ def sum_exponentials(
     x_ptr, b_ptr, w_ptr, shift_ptr, sum_ptr, n, m, d, scale,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """sum_ptr (splits, n): Σ_i 2^(scale·x·b_i + w_i − shift) over the split; w_i and shift in powers of 2."""
+    """Compute sum_ptr (splits, n): Σ_i 2^(scale·x·b_i + w_i − shift) over the split.
+
+    w_i and shift are in powers of 2.
+    """
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     shift = tl.load(shift_ptr + rows, mask=rows < n, other=-LOWEST)
@@ -99,7 +106,10 @@ def sum_under_maximum(
     x_ptr, b_ptr, w_ptr, max_ptr, sum_ptr, n, m, d, scale,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """As `sum_exponentials`, but the shift is the split's own maximum, max_ptr (splits, n)."""
+    """Compute sums as `sum_exponentials` does.
+
+    The shift is the split's own maximum, written to max_ptr (splits, n).
+    """
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     largest = tl.full((BM,), LOWEST, tl.float32)
@@ -123,7 +133,7 @@ def sum_cached(
     s_ptr, w_ptr, max_ptr, sum_ptr, n, m, row_stride, column_stride, scale,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """As `sum_under_maximum`, of scores (n, m) that were written to memory, by rows or by columns."""
+    """Compute sums as `sum_under_maximum` does, from stored scores (n, m), by rows or by columns."""
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     s_rows = s_ptr + rows.to(tl.int64)[:, None] * row_stride
@@ -150,10 +160,10 @@ def keep_survivors(
     INDICES: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """The scores of at least a row's threshold, and their columns: value_ptr and index_ptr (n, room).
+    """Store the scores that reach a row's threshold, and their columns, in value_ptr and index_ptr (n, room).
 
-    count_ptr (n,), 0 before: how many there were, also where that is more than the room, and some are lost.
-    Survivors are rare, so that a place is taken for each by an atomic addition; n · room < 2^31.
+    count_ptr: (n,), 0 before; the number of such scores, even if it exceeds the room and some are lost.
+    Survivors are rare, so an atomic addition takes a place for each of them; n · room < 2^31.
     """
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -173,9 +183,10 @@ def keep_survivors(
 
 @triton.jit
 def mean_of_largest(value_ptr, mean_ptr, width, k, WIDTH: tl.constexpr):
-    """mean_ptr (n,) float64: of the k largest of value_ptr (n, width), −inf where nothing is; WIDTH ≥ width.
+    """Compute mean_ptr (n,) float64: the mean of the k largest of value_ptr (n, width).
 
-    The k-th largest is found bit by bit in the integers that are ordered as the floats are.
+    Empty places are −inf; WIDTH ≥ width. The k-th largest is found bit by bit in integers that have the same
+    order as the floats.
     """
     row = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
@@ -206,7 +217,8 @@ LOG2E = 1 / log(2)
 
 
 class Tile(NamedTuple):
-    """Rows of X, of B, and columns of both, that a program multiplies at once, and how it is compiled."""
+    """Rows of X, rows of B, and columns of both that a program multiplies at once, and its compiler
+    options."""
 
     BM: int
     BN: int
@@ -225,7 +237,7 @@ KEEPING = {
     torch.float16: Tile(128, 128, 64, 8, 3),
     torch.float32: Tile(64, 64, 32, 4, 3),
 }
-"""None of these spills registers when compiled for the H100 and the H200."""
+"""No entry spills registers when compiled for the H100 and the H200."""
 
 CACHED_TILE = (16, 256)
 
@@ -234,7 +246,7 @@ CACHED_TILE = (16, 256)
 
 
 def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[torch.Tensor]:
-    """(n,) float32 tau · log Σ_i exp((x·b_i + w_i) / tau), weights (m,) float32 on the device."""
+    """Return tau · log Σ_i exp((x·b_i + w_i) / tau), float32 (n,); weights (m,) float32 on the device."""
     if tau < LEAST_TAU:
         return dense.logsumexp(operands.in_full(), tau, weights)
     result = operands.empty(operands.X.shape[0])
@@ -271,7 +283,7 @@ def _under_maximum(X: torch.Tensor, B: torch.Tensor, scale: float, weights: torc
 
 
 def _joined(largest: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
-    """log-sum-exps (n,) of splits from the maximum and the sum under it of each, both (splits, n)."""
+    """Return log-sum-exps (n,) from the maxima of the splits and the sums under them, both (splits, n)."""
     above = largest.amax(0)
     above = torch.where(above.isinf(), 0.0, above)
     total = (sums.double() * torch.exp2((largest - above).double())).sum(0)
@@ -287,8 +299,10 @@ def _launch(
     sums: torch.Tensor,
     scale: float,
 ) -> None:
-    """Fills sums (splits, n); executor: the shift (n,) that the kernel reads, or the maxima that it
-    writes."""
+    """Fill sums (splits, n).
+
+    second: the shift (n,) that the kernel reads, or the maxima that it writes.
+    """
     tile = SUMMING[X.dtype]
     with _on(X.device):
         kernel[triton.cdiv(len(X), tile.BM), len(sums)](
@@ -297,8 +311,10 @@ def _launch(
 
 
 def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
-    """(n,) float32 tau · log Σ_i exp((s_ij + w_j) / tau) of scores (n, m), of any strides, in float16 or
-    float32; weights (m,)."""
+    """Return tau · log Σ_i exp((s_ij + w_j) / tau) of scores (n, m), float32 (n,).
+
+    The scores have any strides, in float16 or float32; weights (m,).
+    """
     n, m = scores.shape
     scale = LOG2E / tau
     BM, BN = CACHED_TILE if scores.stride(1) == 1 else CACHED_TILE[::-1]
@@ -317,9 +333,9 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
 
 
 class Survivors(NamedTuple):
-    """Of some rows, all scores that reached the threshold, and where `exact` the k largest are among them.
+    """The scores of some rows that reached the threshold; if `exact`, the k largest are among them.
 
-    values (rows, room) float32, −inf where there are none; indices (rows, room) int32, empty if not wanted.
+    values: (rows, room) float32, −inf in empty places. indices: (rows, room) int32, empty if not requested.
     """
 
     part: slice
@@ -329,7 +345,7 @@ class Survivors(NamedTuple):
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
-    """(n,) means of the k largest products, summed in float64."""
+    """Return means of the k largest products, (n,), summed in float64."""
     threshold = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
     means = operands.empty(operands.X.shape[0])
     for part, x in operands.rows(ROWS):
@@ -350,7 +366,7 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
 
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (n, k), falling, and indices (n, k) int64 of the k largest products."""
+    """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
     threshold = threshold_for(k, len(operands.bank), SAMPLE, MOST_SURVIVORS)
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
@@ -371,7 +387,10 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _survivors(
     X: torch.Tensor, B: torch.Tensor, k: int, threshold: Threshold | None, *, indices: bool
 ) -> Iterator[Survivors]:
-    """Rows of X a part at a time, as many as their survivors have memory; none without a way."""
+    """Yield survivors of rows of X, as many rows at a time as fit into memory.
+
+    Yield nothing without a threshold.
+    """
     if threshold is None:
         return
     m, tile = len(B), KEEPING[X.dtype]
@@ -395,17 +414,18 @@ def _survivors(
 
 
 def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tensor:
-    """(rows,) float32 rank-th largest products with the sample (d, s)."""
+    """Return the rank-th largest products with the sample (d, s), float32 (rows,)."""
     at_once = max(1, SAMPLE_SCORES_AT_ONCE // sample.shape[1])
     parts = [(part @ sample).topk(rank, dim=1).values[:, -1] for part in torch.split(x, at_once)]
     return torch.cat(parts).float()
 
 
-# -- how it is spread ---------------------------------------------------------------------------------------
+# -- launch parameters --------------------------------------------------------------------------------------
 
 
 def _splits(n: int, m: int, tile: Tile, device: torch.device) -> int:
-    """Parts of the bank, so many that the device has enough to do, of eight tiles at least."""
+    """Return the number of parts of the bank: enough to keep the device busy, each of at least eight
+    tiles."""
     row_blocks = -(-n // tile.BM)
     return max(1, min(PROGRAMS[device.type] // row_blocks, m // (8 * tile.BN)))
 
@@ -416,5 +436,5 @@ def _options(X: torch.Tensor, tile: Tile) -> dict[str, Any]:
 
 
 def _on(device: torch.device) -> Any:
-    """Triton launches on the current device."""
+    """Return a context in which Triton launches on `device`: it launches on the current device."""
     return torch.cuda.device(device if device.type == "cuda" else -1)

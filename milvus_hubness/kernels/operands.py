@@ -24,15 +24,17 @@ from milvus_hubness.errors import DimensionMismatch, EmptyBank, FaissConflict, I
 
 SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
 USUAL = {2: 1 << 20, 3: 16 << 20}
-"""Bytes that a level is taken to have where the system does not tell, as outside Linux."""
+"""Assumed cache sizes in bytes where the system does not report them, as outside Linux."""
 
 UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 @cache
 def cache_bytes(level: int, system: Path = SYSTEM) -> int:
-    """Bytes of the cache of data of this level, 2 or 3, that the first core has or shares, from Linux's
-    sysfs; those of `USUAL` where it does not tell."""
+    """Return the bytes of the data cache of this level, 2 or 3, of the first core, from Linux's sysfs.
+
+    Returns those of `USUAL` if the system does not report them.
+    """
     for index in sorted(system.glob("index*")):
         try:
             result, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
@@ -49,10 +51,10 @@ _STARTING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """`work` on each of `tasks`, whichever thread is free; each of torch's operations has one thread there.
+    """Run `work` on each of `tasks` in threads; each of torch's operations uses one thread there.
 
-    tasks are drawn by one thread at a time. With one thread it is done in this one, with torch as it is set.
-    What `work` raises is raised here.
+    Tasks are drawn by one thread at a time. With one thread, the work runs in the current thread, with
+    torch's settings unchanged. Errors of `work` are raised here.
     """
     if threads == 1:
         for task in tasks:
@@ -61,8 +63,8 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
     drawing, started, outside = Lock(), Barrier(threads + 1), torch.get_num_threads()
 
     def worker() -> None:
-        torch.get_num_threads()  # the first call in a thread sets it to what all new threads have
-        torch.set_num_threads(1)  # which this changes too
+        torch.get_num_threads()  # The first call in a thread sets the count of new threads.
+        torch.set_num_threads(1)  # This changes that count too.
         started.wait()
         while True:
             with drawing:
@@ -82,7 +84,7 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
 
 @cache
 def import_faiss() -> Any:
-    """The faiss module; raises FaissConflict if two distributions have written it over each other."""
+    """Return the faiss module. Raises FaissConflict if two distributions have overwritten each other."""
     installed = {str(distribution.name).lower().replace("_", "-") for distribution in distributions()}
     gpu = sorted(name for name in installed if name.startswith("faiss-gpu"))
     if gpu and "faiss-cpu" in installed:
@@ -96,7 +98,10 @@ def import_faiss() -> Any:
 
 
 def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
-    """`value` as an int; raises InvalidParameter if it is no whole number (True is none) or out of range."""
+    """Return `value` as an int.
+
+    Raises InvalidParameter if it is not an integer (True is not) or out of range.
+    """
     upper = "" if at_most is None else f" and at most {at_most}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < at_least or (at_most is not None and value > at_most):
@@ -105,21 +110,21 @@ def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | Non
 
 
 def finite_number(name: str, value: Any) -> float:
-    """`value` as a float; raises InvalidParameter if it is no number, NaN or infinite."""
+    """Return `value` as a float. Raises InvalidParameter if it is not a number, NaN or infinite."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
         raise InvalidParameter(f"{name} must be a finite number, not {value!r}")
     return float(value)
 
 
 def positive_number(name: str, value: Any) -> float:
-    """`value` as a float; raises InvalidParameter if it is no finite number above 0."""
+    """Return `value` as a float. Raises InvalidParameter if it is not a finite number above 0."""
     if finite_number(name, value) <= 0:
         raise InvalidParameter(f"{name} must be above 0, not {value!r}")
     return float(value)
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raises InvalidParameter unless `value` is among `cached`."""
+    """Raise InvalidParameter unless `value` is one of `known`."""
     if value not in known:
         raise InvalidParameter(f"{name} are among {', '.join(known)}, not {value!r}")
 
@@ -130,8 +135,11 @@ ALL_DEVICES = "cuda:all"
 
 
 def kernel_on(device: torch.device) -> Kernel:
-    """What computes the primitives there: "fused" on CUDA from capability 8.0 on where Triton is installed,
-    "screened" on a CPU that multiplies bfloat16 natively where FAISS is, else "dense"."""
+    """Return the kernel for the primitives on a device.
+
+    It is "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
+    bfloat16 natively if FAISS is installed, and otherwise "dense".
+    """
     if device.type == "cuda":
         capable = torch.cuda.get_device_capability(device) >= (8, 0)
         return "fused" if capable and _is_installed("triton") else "dense"
@@ -151,17 +159,17 @@ def multiplies_bfloat16() -> bool:
 
 
 def cuda_devices() -> list[str]:
-    """The names of all CUDA devices; raises InvalidParameter where there is none."""
+    """Return the names of all CUDA devices. Raises InvalidParameter if there is none."""
     resolve_device("cuda")
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def resolve_device(device: str = "auto") -> torch.device:
-    """The torch device that "auto", "cpu", "cuda" or "cuda:1" stands for; "auto" is CUDA where there is one.
+    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA
+    device.
 
-    "cuda:all", which the primitives spread their rows over, stands for the current one of them.
-
-    Raises InvalidParameter for any other name, and for a CUDA device that this machine does not have.
+    "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises
+    InvalidParameter for any other name, and for a CUDA device that this machine does not have.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
@@ -184,7 +192,9 @@ def resolve_device(device: str = "auto") -> torch.device:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Inside, float32 products are float32 products: no TF32, no bfloat16, no autocast; and no gradients."""
+    """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no
+    gradients.
+    """
     with torch.no_grad(), torch.autocast(device.type, enabled=False), _without_shortcuts(device):
         yield
 
@@ -207,7 +217,9 @@ def _without_shortcuts(device: torch.device) -> Iterator[None]:
 
 
 def _precision_setting(device: torch.device) -> _Setting:
-    """How to read and write the precision of float32 products, and the values that mean all of it."""
+    """Return functions that read and set the precision of float32 products, and the values for full
+    precision.
+    """
     library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     backend: Any = getattr(library, "matmul", None)
     if hasattr(backend, "fp32_precision"):
@@ -225,9 +237,9 @@ TILE_SIZE = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 @dataclass(frozen=True)
 class Operands:
-    """X (n, d), still where the caller has it, and B (m, d) on the device in the dtype of the arithmetic.
+    """X (n, d) on the caller's device, and B (m, d) on the kernel's device in the dtype of the arithmetic.
 
-    kernel: the module that is to compute with them.
+    kernel: the module that computes with them.
     """
 
     X: Matrix
@@ -236,11 +248,12 @@ class Operands:
 
     @classmethod
     def of(cls, X: Matrix, B: Matrix, device: str) -> Operands:
-        """Float64 if both are, else float32; for the fused kernel bfloat16 or float16 where both are tensors
-        of it, whose products it adds up in float32. On CUDA if X is there already and `device` is "auto".
+        """Prepare operands for a device.
 
-        Raises InvalidInput unless both are 2-D arrays or tensors of real numbers, DimensionMismatch if
-        they differ in width, and EmptyBank if B has no rows.
+        The dtype is float64 if both are float64, else float32; the fused kernel takes bfloat16 or float16 if
+        both are tensors of it, and accumulates products in float32. With device "auto", tensors X on CUDA
+        stay there. Raises InvalidInput unless both are 2-D arrays or tensors of real numbers,
+        DimensionMismatch if they differ in width, and EmptyBank if B has no rows.
         """
         _check_matrix("X", X)
         _check_matrix("B", B)
@@ -265,42 +278,42 @@ class Operands:
         return self.bank.device
 
     def tile_shape(self, *, columns: int = 1, spare_columns: int = 0) -> tuple[int, int]:
-        """Rows of X and of B per tile: at least `columns` of B, beside room for `spare_columns` more."""
+        """Return rows of X and of B per tile: at least `columns` of B, with room for `spare_columns` more."""
         n, m = self.X.shape[0], self.bank.shape[0]
         size = TILE_SIZE[self.device.type]
         wide = min(m, max(columns, size // max(1, min(n, isqrt(size)))))
         return max(1, size // (wide + spare_columns)), wide
 
     def rows(self, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """X in tiles of `size` rows, on the device."""
+        """Yield X in tiles of `size` rows, on the device."""
         for start in range(0, self.X.shape[0], size):
             part = slice(start, start + size)
             yield part, as_tensor(self.X[part], self.bank.dtype, self.device)
 
     def columns(self, size: int) -> Iterator[tuple[slice, torch.Tensor]]:
-        """B transposed, in tiles of `size` columns."""
+        """Yield B transposed, in tiles of `size` columns."""
         for start in range(0, self.bank.shape[0], size):
             part = slice(start, start + size)
             yield part, self.bank[part].T
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Room for a result, where X is."""
+        """Return an empty result tensor on the device of X."""
         where = self.X.device if isinstance(self.X, torch.Tensor) else "cpu"
         result = torch.float32 if self.bank.dtype in HALVES else self.bank.dtype
         return torch.empty(shape, dtype=dtype or result, device=where)
 
     def in_full(self, rows: Matrix | None = None) -> Operands:
-        """For the dense kernel, in float32 at least: X or these rows of it, and the bank."""
+        """Return operands for the dense kernel, in at least float32: X or these rows of it, and the bank."""
         bank = self.bank.float() if self.bank.dtype in HALVES else self.bank
         return Operands(self.X if rows is None else rows, bank)
 
     def as_given(self, result: torch.Tensor) -> Matrix:
-        """`result` as what X came as: an array or a tensor."""
+        """Return `result` in the type of X: an array or a tensor."""
         return result if isinstance(self.X, torch.Tensor) else result.numpy()
 
 
 def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """`M` on the device in `dtype`; it shares memory with M where it can, so it must not be written to."""
+    """Return `M` on the device in `dtype`. It may share memory with M, so it must not be written to."""
     if isinstance(M, torch.Tensor):
         return M.detach().to(device=device, dtype=dtype)
     native = np.ascontiguousarray(M, dtype=np.float64 if dtype == torch.float64 else np.float32)
@@ -308,7 +321,7 @@ def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tens
 
 
 class _Lent:
-    """An array's memory with a writable label: torch warns of read-only arrays, and these are only read."""
+    """An array's memory, labelled writable: torch warns about read-only arrays, and these are only read."""
 
     def __init__(self, array: Array) -> None:
         self.array = array

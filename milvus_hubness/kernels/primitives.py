@@ -1,8 +1,8 @@
-"""The two primitives: the k largest inner products and the log-sum-exp of them, by the fittest kernel.
+"""The two primitives: the k largest inner products and their log-sum-exp, by the fastest kernel.
 
-On CUDA that is `fused` (Triton), on a CPU that multiplies bfloat16 natively `screened`. Where those do not
-apply, for float64, and for shapes that they are not made for, it is `dense` (torch). `kernel_on` says which a
-device has. All are exact up to the rounding of float32.
+On CUDA that is `fused` (Triton), on a CPU that multiplies bfloat16 natively `screened`. If these do not
+apply, for float64, and for shapes that they are not made for, it is `dense` (torch). `kernel_on` returns the
+kernel of a device. All are exact up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from milvus_hubness.kernels.operands import (
 
 
 class TopK(NamedTuple):
-    """values (n, k), falling along each row, and indices (n, k), int64, of the rows of B they belong to.
+    """The k largest inner products of each row.
 
-    Both are arrays where X is an array and tensors where X is a tensor.
+    values: (n, k), falling along each row. indices: (n, k) int64, the rows of B. Both are arrays if X is an
+    array and tensors if X is a tensor.
     """
 
     values: Any
@@ -45,11 +46,11 @@ def topk_mean(X: torch.Tensor, B: Matrix, k: int, *, device: str = ...) -> torch
 @overload
 def topk_mean(X: Array, B: Matrix, k: int, *, device: str = ...) -> Array: ...
 def topk_mean(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> Matrix:
-    """Mean of the k largest inner products of each row of X with the rows of B.
+    """Return the mean of the k largest inner products of each row of X with the rows of B.
 
-    X (n, d) and B (m, d): arrays or tensors of finite numbers; 1 ≤ k ≤ m. Returns (n,), an array for an
-    array and a tensor on X's device for a tensor, float64 if X and B both are, else float32. Never holds
-    more of the n × m products than a tile; the k values are summed in float64.
+    X (n, d) and B (m, d): arrays or tensors of finite numbers; 1 ≤ k ≤ m. Returns (n,), an array for an array
+    and a tensor on X's device for a tensor, float64 if X and B both are, else float32. Never holds more of
+    the n × m products than a tile; the k values are summed in float64.
 
     Raises InvalidInput (not 2-D), DimensionMismatch, EmptyBank, BankTooSmall (k > m), InvalidParameter.
     """
@@ -58,10 +59,10 @@ def topk_mean(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> Matrix:
 
 
 def topk(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> TopK:
-    """The k largest inner products of each row of X (n, d) with the rows of B (m, d), 1 ≤ k ≤ m.
+    """Return the k largest inner products of each row of X (n, d) with the rows of B (m, d), 1 ≤ k ≤ m.
 
-    Every smaller k is in it too: the mean for k' ≤ k is that of the first k' values. Inputs, kinds of
-    result, memory and errors are those of `topk_mean`; equal values come in no particular order.
+    The result includes that of every smaller k: the mean for k' ≤ k is that of the first k' values. Inputs,
+    types of result, memory and errors are those of `topk_mean`; equal values come in no particular order.
     """
     return TopK(*_spread("topk", X, B, device, lambda bank: (check_k(k, bank),)))
 
@@ -77,12 +78,12 @@ def logsumexp(
 def logsumexp(
     X: Matrix, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto"
 ) -> Matrix:
-    """tau · log Σ_i exp((x·b_i + w_i) / tau) for each row x of X; the largest x·b_i + w_i as tau goes to 0.
+    """Return tau · log Σ_i exp((x·b_i + w_i) / tau) for each row x of X.
 
-    X (n, d) and B (m, d): arrays or tensors of finite numbers; tau > 0; weights (m,), 0 unless given, −inf
-    leaves a row of B out. Returns (n,) of the kind and dtype that `topk_mean` returns, in the same memory.
-
-    Raises what `topk_mean` raises; DimensionMismatch also for weights of another length.
+    It tends to the largest x·b_i + w_i as tau goes to 0. X (n, d) and B (m, d): arrays or tensors of finite
+    numbers; tau > 0; weights (m,), 0 by default; −inf leaves a row of B out. Returns (n,) of the type and
+    dtype that `topk_mean` returns, in the same memory. Raises as `topk_mean` does; DimensionMismatch also for
+    weights of another length.
     """
     check = partial(_check_logsumexp, tau, weights)
     soft: Matrix = _spread("logsumexp", X, B, device, check)[0]
@@ -90,7 +91,7 @@ def logsumexp(
 
 
 def check_k(k: int, bank: torch.Tensor) -> int:
-    """`k` as an int; raises InvalidParameter below 1 and BankTooSmall above the bank's rows."""
+    """Return `k` as an int. Raises InvalidParameter below 1 and BankTooSmall above the bank's rows."""
     k = whole_number("k", k)
     if k > len(bank):
         raise BankTooSmall(f"k = {k} nearest were asked for and the bank has {len(bank)}")
@@ -98,7 +99,7 @@ def check_k(k: int, bank: torch.Tensor) -> int:
 
 
 def _check_logsumexp(tau: float, weights: Matrix | None, bank: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """tau, and the weights in the dtype of the result."""
+    """Return tau, and the weights in the dtype of the result."""
     dtype = torch.float64 if bank.dtype == torch.float64 else torch.float32
     tau = max(positive_number("tau", tau), torch.finfo(dtype).tiny)
     if weights is None:
@@ -111,8 +112,10 @@ def _check_logsumexp(tau: float, weights: Matrix | None, bank: torch.Tensor) -> 
 def _spread(
     name: str, X: Matrix, B: Matrix, device: str, check: Callable[[torch.Tensor], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
-    """What the function `name` of the kernels gives for X, B and the arguments that `check` returns; for all
-    devices at once each gets a share of X's rows, and all of B."""
+    """Return the result of the kernels' function `name` for X, B and the arguments that `check` returns.
+
+    For all devices at once, each device gets a share of X's rows and all of B.
+    """
     places = cuda_devices() if device == ALL_DEVICES else [device]
     if len(places) < 2:
         return _on_one(name, X, B, places[0], check)

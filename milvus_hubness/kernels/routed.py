@@ -1,13 +1,12 @@
 """Top-k means from the nearest lists of a bank, estimated without finding the k.
 
-For any t the mean of the k largest of some scores s is at most t + A(t)/k, where A(t) = Σ max(0, s − t), and
-it is that where t is the k-th largest (Rockafellar and Uryasev, Optimization of Conditional Value-at-Risk,
-2000, theorem 1); around it the error is of second order. So A is summed up at a few t near the place where
-the k-th largest is expected, and taken to fall exponentially between: the least of t + A(t)/k has a closed
-form there. The place is told by a row's products with the centres of all lists, and then by the nearest
-hundredth of the bank. All rows that look into a list are multiplied with it at once, which is many times
-faster than row by row, and nothing is sorted. What the lists left out are short of on average is learned from
-a sample.
+For any t the mean of the k largest of some scores s is at most t + A(t)/k, where A(t) = Σ max(0, s − t), with
+equality if t is the k-th largest (Rockafellar and Uryasev, Optimization of Conditional Value-at-Risk, 2000,
+theorem 1); around it the error is of second order. So A is summed at a few t near the expected k-th largest
+score, and assumed to fall exponentially between them: the minimum of t + A(t)/k then has a closed form. The
+expected score comes from a row's products with the centres of all lists, and then from the nearest hundredth
+of the bank. All rows that read a list are multiplied with it at once, which is many times faster than row by
+row, and nothing is sorted. The mean effect of the lists that are left out is learned from a sample.
 """
 
 from __future__ import annotations
@@ -23,17 +22,21 @@ from milvus_hubness.kernels.operands import Array, import_faiss, multiplies_bflo
 ROWS_PER_LIST = 40
 TRAINING_POINTS_PER_LIST, ROUNDS = 20, 6
 WHOLE_ROWS, WHOLE_COLUMNS, WHOLE_DIM = 64, 16, 32
-"""Sizes are rounded up to multiples of these, so that few different products are asked for."""
+"""Sizes are rounded up to multiples of these, so that products have few different shapes."""
 
 MOST_AT_ONCE, ROUTED_AT_ONCE = 1 << 24, 1 << 20
-"""Products with the centres that are kept as marks, and those that are held as numbers."""
+"""Largest numbers of products with the centres in memory: in the dtype of the lists, and as float32."""
 
 FIRST_SHARE = 0.01
 FIRST_STEPS, STEPS = (-1.2, 0.0, 1.2), (-1.0, 1.0)
-"""Where A is summed up, in standard deviations of the expected k-th largest from the true one."""
+"""Points at which A is summed, relative to the expected k-th largest score, in standard deviations of its
+error.
+"""
 
 FARTHEST = 2.0
-"""Rows whose k-th largest seems to lie so many of the first of these outside are left to the exact kernel."""
+"""Rows whose estimated k-th largest score is this many standard deviations outside the first points use the
+exact kernel.
+"""
 
 FAR = -8.0
 SHARPNESS = (1, 2, 4)
@@ -41,9 +44,11 @@ LEAST_LEARNED, LEAST_SPREAD = 16, 1e-5
 
 
 class Look(NamedTuple):
-    """Into lists whose centroid lies no farther than `reach` below the place (a score) expected of a row's
-    k-th largest. steps: around it, where A is summed up. weights: (4,) of 1, the place found, the width of
-    the fall there and the place expected, which give what is looked for."""
+    """One pass over the lists whose centroid scores at most `reach` below the expected k-th largest of a row.
+
+    steps: points around that score at which A is summed. weights: (4,) of 1, the estimated score, the width
+    of the fall there and the expected score; together they give the result.
+    """
 
     reach: float
     steps: tuple[float, ...]
@@ -51,8 +56,10 @@ class Look(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """What was learned of one k. weights: of `_facts`, which tell the k-th largest; apart: the standard
-    deviation of that from the true one. first: a look for the place of the k-th largest; last: for the mean.
+    """The routing learned for one k.
+
+    weights: of `_facts`, which predict the k-th largest score; apart: the standard deviation of the
+    prediction's error. first: the pass that estimates the k-th largest score; last: the pass for the mean.
     """
 
     k: int
@@ -95,8 +102,10 @@ class RoutedBank:
     def routings(
         self, x: torch.Tensor, k: int, nearest: torch.Tensor, shares: Iterable[float]
     ) -> Iterator[tuple[float, Routing]]:
-        """Learned from rows x (n, d) whose k largest products are known, `nearest` (n, k): for each share of
-        the bank, one with which rows look at so much of it on average."""
+        """Yield a routing for each share of the bank that rows read on average.
+
+        It is learned from rows x (n, d) with their k largest products, `nearest` (n, k).
+        """
         last, means = nearest[:, -1].double(), nearest.mean(1, dtype=torch.float64)
         near = torch.cat([self._near(part) for part in torch.split(x, self._routed_at_once)], 1)
         facts = self._facts(near)
@@ -119,7 +128,7 @@ class RoutedBank:
                 yield share, routing._replace(first=first, last=look)
 
     def means(self, x: torch.Tensor, routing: Routing) -> tuple[Array, Array]:
-        """(n,) float64 means for rows x (n, d) float32, and (n,) whether they can be believed."""
+        """Return means for rows x (n, d) float32, float64 (n,), and whether they are reliable, (n,)."""
         threads = torch.get_num_threads()
         most = max(WHOLE_ROWS, MOST_AT_ONCE // len(self._lists))
         size = max(1, min(most, -(-len(x) // threads)))
@@ -134,7 +143,7 @@ class RoutedBank:
         return found, sure
 
     def looked_into(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
-        """(n, m) whether a row of x (n, d) looks into the list that a row of the bank is in."""
+        """Return whether a row of x (n, d) reads the list of a row of the bank, (n, m)."""
         return self._means(x, routing)[2].T[:, self._own]
 
     @property
@@ -142,11 +151,13 @@ class RoutedBank:
         return max(WHOLE_ROWS, ROUTED_AT_ONCE // len(self._lists))
 
     def _near(self, x: torch.Tensor) -> torch.Tensor:
-        """(lists, n) float32 products of x (n, d) with the centres."""
+        """Return products of x (n, d) with the centres, float32 (lists, n)."""
         return (self._centres @ x.to(self._dtype).T).float()
 
     def _facts(self, near: torch.Tensor) -> torch.Tensor:
-        """(n, p) float64: of the products with the centres (lists, n) mean, spread, largest, soft maxima."""
+        """Return mean, spread, largest and soft maxima of the products with the centres (lists, n), float64
+        (n, p).
+        """
         share = self._share
         mean = share @ near
         spread = (share @ near.square() - mean.square()).clamp_min(0).sqrt()
@@ -160,16 +171,19 @@ class RoutedBank:
         return torch.stack(facts, 1).double()
 
     def _reach(self, near: torch.Tensor, place: torch.Tensor, share: float) -> float:
-        """So far that rows with these products and places look at this share of the bank on average."""
+        """Return the reach at which rows with these products and expected scores read this share of the bank
+        on average.
+        """
         below = (place - near).flatten()
         order = below.argsort()
         looked = (self._share[:, None] / near.shape[1]).expand_as(near).flatten()[order].cumsum(0)
         return float(below[order[min(int(torch.searchsorted(looked, share)), len(order) - 1)]])
 
     def _means(self, x: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """(n,) float64 means; (n,) whether they can be believed; (lists, n) which lists were looked into.
+        """Return means, float64 (n,); whether they are reliable, (n,); and which lists were read, (lists, n).
 
-        The products with the centres are kept in half precision between the looks."""
+        The products with the centres are stored in the dtype of the lists between the passes.
+        """
         near = torch.empty(len(self._lists), len(x), dtype=self._dtype)
         expected = torch.empty(len(x), dtype=torch.float64)
         for start in range(0, len(x), self._routed_at_once):
@@ -187,7 +201,9 @@ class RoutedBank:
     def _look(
         self, x: torch.Tensor, reached: torch.Tensor, expected: torch.Tensor, look: Look, routing: Routing
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(n, 4) what the weights of a look are for, and (n,) whether the k-th largest lies about there."""
+        """Return the factors of a pass's weights, (n, 4), and whether the k-th largest score is near the
+        steps, (n,).
+        """
         n, d = x.shape
         at = expected.float()
         rows = torch.zeros(n + 1, self._dim, dtype=self._dtype)
@@ -211,8 +227,11 @@ class RoutedBank:
 def _fall(
     above: torch.Tensor, steps: tuple[float, ...], routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(n,) where t + A(t)/k is least, A at the steps being `above` (n, steps) and falling as exp(−t/width)
-    between; (n,) that width; and (n,) whether the place lies near the steps."""
+    """Return where t + A(t)/k is least, (n,).
+
+    The other results are the width of the fall there, (n,), and whether the place is near the steps, (n,). A
+    is `above` (n, steps) at the steps and falls as exp(−t/width) between them.
+    """
     at = torch.tensor(steps, dtype=torch.float64)
     seen = above > 0
     above = above.clamp_min(1e-30)
@@ -226,7 +245,7 @@ def _fall(
 
 
 def _fitted(facts: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """(p,) weights of facts (n, p) that tell the truth (n,) with the least squared error."""
+    """Return weights (p,) of facts (n, p) that predict the truth (n,) with the least squared error."""
     weights: torch.Tensor = torch.linalg.lstsq(facts, truth[:, None], driver="gelsd").solution[:, 0]
     return weights
 

@@ -1,10 +1,10 @@
 """Top-k means on CPUs with native bfloat16: screened in bfloat16, then computed exactly.
 
-Rounding to bfloat16, of both factors and of the product, moves a score by no more than an error e that is
-known for each row. Those of its scores that lie within 2·e of the k-th largest hold the k largest exact ones,
-and are computed again in float32. The k-th largest is bounded from below by the k-th largest of the maxima of
-many groups of scores, which are found at the speed of memory; all that reach that bound less 2·e are kept. A
-row that keeps too many, as one that ties with everything, is left to the dense kernel.
+Rounding both factors and the product to bfloat16 changes a score by no more than an error e, which is
+computed for each row. The scores of a row within 2·e of the k-th largest include the k largest exact ones,
+and are computed again in float32. A lower bound of the k-th largest is the k-th largest of the maxima of many
+groups of scores, which are found at the speed of memory; all scores that reach that bound less 2·e are
+selected. If a row has too many of them, as one with many ties does, the dense kernel computes it.
 """
 
 from __future__ import annotations
@@ -26,26 +26,32 @@ LEAST_ROWS = 128
 GROUP, GROUPS_TOGETHER = 8, 8
 LEAST_COLUMNS = 1 << 14
 LEAST_GROUPS = 4
-"""Groups for each of the k; with fewer the bound is loose, as two of the k largest fall into one."""
+"""Least number of groups for each of the k: with fewer the bound is loose, because two of the k largest fall
+into one group.
+"""
 
 MOST_KEPT = 8
-"""Groups kept of a row for each of the k, or as large a share of all as is usual to keep of them."""
+"""Largest number of selected groups of a row for each of the k; or, if more, the usual share of all
+groups."""
 
 USUAL_SHARE = 1 / 16
 HALF_UNIT = 2.0**-8
-"""Of a number in bfloat16, relative, at most lost in rounding to it."""
+"""Largest relative error of rounding to bfloat16."""
 
 
 class Tiles(NamedTuple):
-    """Rows of X and of the bank whose scores are held at once."""
+    """Rows of X and of the bank whose scores are in memory at once."""
 
     rows: int
     columns: int
 
 
 class _Bank(NamedTuple):
-    """exact (m, d) float32; rounded (p, d) bfloat16, with rows of zeros up to a multiple of the groups. norm:
-    the longest row's, and error: the longest difference of a row from its rounding."""
+    """The bank in two precisions.
+
+    exact: (m, d) float32. rounded: (p, d) bfloat16, with rows of zeros up to a multiple of the groups. norm:
+    of the longest row. error: the largest norm of a row's rounding error.
+    """
 
     exact: torch.Tensor
     rounded: torch.Tensor
@@ -54,15 +60,18 @@ class _Bank(NamedTuple):
 
 
 def tiles_for(dim: int) -> Tiles:
-    """As many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many columns
-    that their scores would fill the third-level one."""
+    """Return the tile sizes for a dimension.
+
+    A tile has as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
+    columns that their scores would fill the third-level cache.
+    """
     rows = min(1024, max(128, cache_bytes(2) // (4 * dim) // 128 * 128))
     whole = GROUP * GROUPS_TOGETHER
     return Tiles(rows, max(LEAST_COLUMNS, cache_bytes(3) // (2 * rows)) // whole * whole)
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
-    """(n,) means of the k largest products, summed in float64."""
+    """Return means of the k largest products, (n,), summed in float64."""
     if not _is_worth_it(operands, k):
         return dense.topk_mean(operands, k)
     means = operands.empty(operands.X.shape[0])
@@ -77,7 +86,7 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
 
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values (n, k), falling, and indices (n, k) int64 of the k largest products."""
+    """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
     if not _is_worth_it(operands, k):
         return dense.topk(operands, k)
     n = operands.X.shape[0]
@@ -100,8 +109,10 @@ def _is_worth_it(operands: Operands, k: int) -> bool:
 def _screened(
     operands: Operands, k: int, keep: Callable[[slice, torch.Tensor, torch.Tensor], None]
 ) -> list[npt.NDArray[np.int64]]:
-    """Hands `keep` the values and columns, (rows, k) each, of all rows; the numbers of those that are to be
-    done again, where there are any."""
+    """Pass the values and columns of all rows, (rows, k) each, to `keep`.
+
+    Returns the numbers of the rows that must be computed again, in a list that is empty if there are none.
+    """
     threads, bank = torch.get_num_threads(), _rounded(operands.bank)
     tiles, unsure = tiles_for(bank.exact.shape[1]), []
 
@@ -134,8 +145,10 @@ def _rounded(bank: torch.Tensor) -> _Bank:
 def _largest(
     x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values (rows, k) float32, falling, and indices (rows, k) of the k largest products of x (rows, d); and
-    (rows,) whether they are surely those."""
+    """Return the k largest products of x (rows, d): values (rows, k) float32, falling, and indices (rows, k).
+
+    The third result, (rows,), is whether they are certain.
+    """
     near = x.bfloat16()
     product = (x - near.float()).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
     product += x.shape[1] * 2.0**-23 * x.norm(dim=1) * bank.norm
@@ -155,8 +168,11 @@ def _largest(
 def _kept(
     near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Scores (rows, p) float32 and their columns, −inf and −1 in between, of all that reach the threshold
-    (rows,), the third, which is infinite for rows that would keep too many. product: (rows,) errors."""
+    """Return the scores that reach the threshold, and their columns, (rows, p) each.
+
+    The scores are float32; unused places are −inf and −1. The third result is the threshold (rows,), which is
+    infinite for rows that would select too many. product: (rows,) errors.
+    """
     room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
     best = near.new_empty(len(near), 0, dtype=torch.float32)
     counted = torch.zeros(len(near), dtype=torch.int64)
@@ -185,18 +201,18 @@ def _kept(
 
 
 def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
-    """(rows, p / together) of scores (rows, p) bfloat16: of each so many the largest, where one is above 0,
-    and else one of them.
+    """Return the largest of each `together` scores (rows, p) bfloat16, (rows, p / together), if one is above
+    0.
 
-    bfloat16 above 0 are ordered as their bits, read as integers, are, and those are compared many times
-    faster.
+    Otherwise the result is one of these scores. bfloat16 numbers above 0 have the same order as their bits
+    read as integers, which are compared many times faster.
     """
     grouped = scores.view(torch.int16).view(len(scores), together, -1)
     return grouped.amax(1).view(torch.bfloat16)
 
 
 def _at_least(scores: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """(rows, p) whether scores (rows, p) reach the threshold (rows,), both bfloat16."""
+    """Return whether scores (rows, p) reach the threshold (rows,), both bfloat16, (rows, p)."""
     if (threshold > 0).all():
         return scores.view(torch.int16) >= threshold.view(torch.int16)[:, None]
     return scores >= threshold[:, None]
@@ -205,8 +221,10 @@ def _at_least(scores: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
 def _padded(
     scores: torch.Tensor, reached: torch.Tensor, threshold: torch.Tensor, start: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Columns (rows, p), counted from `start`, and float32 scores of those that reach the threshold (rows,),
-    in the groups where one does; −1 and −inf at the end of rows with fewer than p."""
+    """Return columns (rows, p), counted from `start`, and float32 scores that reach the threshold (rows,).
+
+    They are taken from the groups in which a score reaches it; rows with fewer than p end in −1 and −inf.
+    """
     apart = reached.shape[1]
     rows, group = reached.nonzero(as_tuple=True)
     members = scores.view(len(scores), GROUP, apart)[rows, :, group]
@@ -222,8 +240,11 @@ def _padded(
 
 
 def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """(rows, p) float32 inner products of x (rows, d) with the rows of the bank (m, d) that `columns` (rows,
-    p) name, −inf for −1; on as many threads as torch has."""
+    """Return inner products of x (rows, d) with the bank rows (m, d) that `columns` (rows, p) name, float32
+    (rows, p).
+
+    The result is −inf for −1. Runs on as many threads as torch has.
+    """
     faiss = import_faiss()
     x, columns = x.contiguous(), columns.contiguous()
     found = torch.empty(columns.shape)

@@ -1,9 +1,9 @@
-"""Columns of Milvus's protocol as arrays and back: read, joined, and picked by row. No I/O.
+"""Columns of Milvus's protocol as arrays and back: decode, join, and pick rows. No I/O.
 
-A packed list of floats ends with its numbers as they lie in memory: it is read and written in one piece.
-
-`client.rewrite` and `client.ranking` put hits in order, whatever else these carry: here, each says which row
-of an answer's columns it is, so that columns are picked by row and otherwise stay as the server sent them.
+A packed list of floats ends with its numbers as they are in memory, so it is read and written in one piece.
+`client.rewrite` and `client.ranking` sort hits without regard to their other content. Here each hit has the
+number of its row in the answer's columns, so columns are picked by row and otherwise stay as the server sent
+them.
 """
 
 from __future__ import annotations
@@ -23,32 +23,35 @@ VECTORS: dict[Dtype, str] = {
     "float16": "float16_vector",
     "bfloat16": "bfloat16_vector",
 }
-"""Where a vector column of each type keeps its numbers."""
+"""The protocol field with the numbers of a vector column, by dtype."""
 _DATA_TAG = b"\x0a"
 _BYTES_OF_A_NUMBER = {"binary_vector": 1 / 8, "float16_vector": 2, "bfloat16_vector": 2, "int8_vector": 1}
 _LISTS_OF_VECTORS = {"sparse_float_vector": "contents", "vector_array": "data"}
 
 
 def column_named(columns: Iterable[Any], name: str) -> Any:
-    """The FieldData of that name, None where there is none."""
+    """Return the FieldData of that name; None if there is none."""
     return next((column for column in columns if column.field_name == name), None)
 
 
 def floats(array: Any) -> Floats:
-    """(n,) the numbers of a FloatArray."""
+    """Return the numbers of a FloatArray, (n,)."""
     array.DiscardUnknownFields()
     packed, count = array.SerializeToString(), len(array.data)
     return np.frombuffer(packed, "<f4", count, len(packed) - 4 * count) if count else np.zeros(0, np.float32)
 
 
 def put_floats(array: Any, numbers: npt.ArrayLike) -> None:
-    """Make these the numbers of a FloatArray."""
+    """Set the numbers of a FloatArray."""
     packed = np.ascontiguousarray(numbers, "<f4").tobytes()
     array.ParseFromString(_DATA_TAG + _varint(len(packed)) + packed)
 
 
 def vectors_in(column: Any, dtype: Dtype) -> Floats:
-    """(n, width) the vectors of a column. Raises InvalidInput where it holds none of that type and width."""
+    """Return the vectors of a column, (n, width).
+
+    Raises InvalidInput if it has no vectors of that dtype and width.
+    """
     vectors = column.vectors
     kept, width = VECTORS[dtype], vectors.dim
     if vectors.WhichOneof("data") not in (kept, None):
@@ -69,7 +72,10 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
 
 
 def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> None:
-    """Make these its vectors: rows (n, width) as pymilvus takes them, arrays or the bytes of halves."""
+    """Set the vectors of a column.
+
+    rows: (n, width) as pymilvus takes them, arrays or the bytes of half-precision numbers.
+    """
     column.vectors.dim = width
     if dtype == "float32":
         numbers = np.stack(rows) if len(rows) else np.zeros((0, width), np.float32)
@@ -79,7 +85,7 @@ def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> N
 
 
 def take_rows(column: Any, rows: Sequence[int]) -> None:
-    """Make a column hold these of its rows, in this order, in place."""
+    """Reduce a column to these of its rows, in this order, in place."""
     valid = list(column.valid_data)
     if column.HasField("struct_arrays"):
         for field in column.struct_arrays.fields:
@@ -93,7 +99,7 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
 
 
 def _places(valid: Sequence[bool], rows: Sequence[int]) -> Sequence[int]:
-    """Where the vectors of these rows lie: those that are null take no place."""
+    """Return the places of the vectors of these rows: null vectors take no place."""
     if not valid:
         return rows
     before = np.cumsum([0, *valid])
@@ -137,7 +143,10 @@ _IN_ONE_PIECE = ("binary_vector", "float16_vector", "bfloat16_vector", "int8_vec
 
 
 def joined(answers: Sequence[Any]) -> Any:
-    """The SearchResults made of the first in place: what was found for its queries, then for the others'."""
+    """Join SearchResults into the first one, in place, and return it.
+
+    The queries follow each other in order.
+    """
     first, *others = answers
     for other in others:
         _join(first.results, other.results)
@@ -169,7 +178,7 @@ def _join(first: Any, other: Any) -> None:
 
 
 def _append(column: Any, other: Any) -> None:
-    """Protobuf joins lists when it merges, but puts bytes in place of others."""
+    """Append a column. Protobuf joins lists when it merges, but replaces bytes."""
     has_vectors = "vectors" in column.DESCRIPTOR.fields_by_name and column.HasField("vectors")
     kept = column.vectors.WhichOneof("data") if has_vectors else None
     before = getattr(column.vectors, kept) if kept in _IN_ONE_PIECE else b""
@@ -182,8 +191,10 @@ Key = int | str
 
 
 class Hit(dict[str, Any]):
-    """id: the key. row: its place in the columns. Under "distance" and "entity", as pymilvus has them, its
-    score and those fields that a correction looks at."""
+    """A hit. id: the key. row: its place in the columns.
+
+    "distance" has its score, and "entity" the fields that a correction needs, as in pymilvus.
+    """
 
     def __init__(self, key: Key, score: float, row: int, entity: dict[str, Any]) -> None:
         super().__init__(distance=score, entity=entity)
@@ -191,7 +202,7 @@ class Hit(dict[str, Any]):
 
 
 class Hits(list[Hit]):
-    """What was found for one query."""
+    """The hits of one query."""
 
     def __init__(self, hits: Sequence[Hit]) -> None:
         super().__init__(hits)
@@ -200,7 +211,7 @@ class Hits(list[Hit]):
 
 
 def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
-    """Those of each query of a SearchResultData. fields: of numbers, which the hits are to carry."""
+    """Return the hits of each query of a SearchResultData. fields: scalar fields to include in the hits."""
     keys, scores = keys_of(results.ids), list(results.scores)
     columns = {name: _numbers(column_named(results.fields_data, name)) for name in fields}
     found, start = [], 0
@@ -218,7 +229,7 @@ def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
 
 
 def pick(results: Any, chosen: Sequence[Hits]) -> None:
-    """Make a SearchResultData hold these of its rows, by query, with the scores that they have, in place."""
+    """Reduce a SearchResultData to these of its rows, by query, with the scores of the hits, in place."""
     rows = [hit.row for hits in chosen for hit in hits]
     keys = keys_of(results.ids)
     results.num_queries = len(chosen)
@@ -241,19 +252,19 @@ def pick(results: Any, chosen: Sequence[Hits]) -> None:
 
 
 def keys_of(ids: Any) -> list[Key]:
-    """The keys in an IDs message."""
+    """Return the keys of an IDs message."""
     kept = ids.WhichOneof("id_field")
     return list(getattr(ids, kept).data) if kept else []
 
 
 def put_keys(ids: Any, keys: Sequence[Key]) -> None:
-    """Make these the keys of an IDs message, of the kind that it has; without any, by the first of them."""
+    """Set the keys of an IDs message, of its own type; if it has no type, that of the first key."""
     kept = ids.WhichOneof("id_field") or ("str_id" if keys and isinstance(keys[0], str) else "int_id")
     getattr(ids, kept).data[:] = keys
 
 
 def _numbers(column: Any) -> list[float] | None:
-    """None where the answer has no such column, as one that found nothing."""
+    """Return the numbers of a column; None if the answer has no such column, as when nothing was found."""
     if column is None:
         return None
     kept = column.scalars.WhichOneof("data")

@@ -1,6 +1,6 @@
 """Messages of Milvus's protocol: search parameters, metadata, responses and errors. No I/O.
 
-The columnar counterpart of `client.messages`.
+This is the columnar counterpart of `client.messages`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from milvus_hubness.state import CollectionState, read_states
 
 
 class Send(Ask):
-    """Send a request message on: its outcome is the response message. Raises Refused."""
+    """Send a request message to the server; the outcome is the response message. Raises Refused."""
 
     def __init__(self, method: str, request: Any) -> None:
         super().__init__(method, (request,))
 
     @property
     def request(self) -> Any:
-        """The message."""
+        """The request message."""
         return self.args[0]
 
 
 class Refused(MilvusException):  # type: ignore[misc]
-    """The server refused a request. response: the message in which it said so."""
+    """The server refused a request. response: the message with the refusal."""
 
     def __init__(self, response: Any, status: Any) -> None:
         result = MilvusException.from_status(status)
@@ -49,23 +49,26 @@ _SERVICE = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"]
 
 
 def request_of(method: str, message: bytes) -> Any:
-    """The request message of a method. Raises DecodeError."""
+    """Return the request message of a method. Raises DecodeError."""
     return _class(_SERVICE.methods_by_name[method].input_type).FromString(message)
 
 
 def response_of(method: str, message: bytes) -> Any:
-    """The response message of a method. Raises DecodeError."""
+    """Return the response message of a method. Raises DecodeError."""
     return _class(_SERVICE.methods_by_name[method].output_type).FromString(message)
 
 
 def status_in(response: Any) -> Any:
-    """The Status of a response, which may be nothing else."""
+    """Return the Status of a response, which may be the response itself."""
     return response if isinstance(response, common_pb2.Status) else response.status
 
 
 def refusal(method: str, error: Exception) -> Any:
-    """The response of a method that says so. What nobody foresaw is an unexpected error of Milvus's, too: as
-    gRPC's UNKNOWN clients would repeat the call for minutes."""
+    """Return the response of a method that reports an error.
+
+    Unforeseen errors are reported as Milvus's unexpected error too: if they were gRPC's UNKNOWN, clients
+    would repeat the call for minutes.
+    """
     response = _class(_SERVICE.methods_by_name[method].output_type)()
     status = status_in(response)
     if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
@@ -92,21 +95,23 @@ def _class(descriptor: Any) -> Any:
 
 
 STRENGTH, PROFILE = "hubness_strength", "hubness_profile"
-"""Parameters of a search that say how it is corrected."""
+"""Parameters of a search for its correction."""
 _METRIC, _PARAMS, _FIELD = "metric_type", "params", "anns_field"
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """How a search is to be corrected, where it says so itself. strength: w; None takes the profile's.
-    profile: a set of biases by name; None takes the active one."""
+    """Correction settings of a search.
+
+    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one.
+    """
 
     strength: float | None = None
     profile: str | None = None
 
     @classmethod
     def parsed(cls, strength: Any, profile: Any) -> Overrides:
-        """From words. Raises InvalidParameter."""
+        """Parse the settings from text. Raises InvalidParameter."""
         try:
             weight = None if strength in (None, "") else float(strength)
         except (TypeError, ValueError):
@@ -114,16 +119,16 @@ class Overrides:
         return cls(weight, str(profile) if profile else None)
 
     def over(self, other: Overrides) -> Overrides:
-        """This one, and where it says nothing the other."""
+        """Return these settings, with those of `other` where they are unset."""
         strength = other.strength if self.strength is None else self.strength
         return Overrides(strength, self.profile or other.profile)
 
 
 class SearchParameters:
-    """The pairs of a search, without those that are for this package: `overrides` has them."""
+    """Parameters of a search, without the correction settings, which are in `overrides`."""
 
     def __init__(self, pairs: Iterable[Any]) -> None:
-        """Raises InvalidParameter where they are no parameters."""
+        """Parse key-value pairs. Raises InvalidParameter for invalid parameters."""
         self._pairs = {pair.key: pair.value for pair in pairs}
         self._inner = _parsed(self._pairs.get(_PARAMS))
         told = {
@@ -134,19 +139,19 @@ class SearchParameters:
 
     @property
     def field(self) -> str | None:
-        """The vector field that is named."""
+        """The named vector field."""
         return self._pairs.get(_FIELD) or None
 
     def name_field(self, name: str) -> None:
-        """Have the search name this field."""
+        """Set the vector field."""
         self._pairs[_FIELD] = name
 
     def value(self, name: str) -> Any:
-        """A parameter as it came, None without it."""
+        """Return a parameter as received; None if it is missing."""
         return self._pairs.get(name, self._inner.get(name))
 
     def number(self, name: str, default: int) -> int:
-        """A parameter that is a whole number. Raises InvalidParameter."""
+        """Return a parameter that is an integer. Raises InvalidParameter."""
         value = self.value(name)
         try:
             return default if value in (None, "", "None") else int(str(value))
@@ -154,22 +159,25 @@ class SearchParameters:
             raise InvalidParameter(f"{name} must be a whole number, got {value!r}") from None
 
     def put(self, name: str, value: object) -> None:
-        """Set a parameter, everywhere."""
+        """Set a parameter, and remove it from the inner parameters."""
         self._inner.pop(name, None)
         self._pairs[name] = str(value)
 
     def has(self, name: str) -> bool:
-        """Whether it says anything of that parameter."""
+        """Whether the parameter is set."""
         return name in self._pairs or name in self._inner
 
     @property
     def metric(self) -> str | None:
-        """The metric that is named."""
+        """The named metric."""
         named = self._pairs.get(_METRIC) or self._inner.get(_METRIC)
         return str(named) if named else None
 
     def for_rewrite(self) -> dict[str, Any]:
-        """Search parameters as `Rewrite` takes them. Raises InvalidParameter where a bound is no number."""
+        """Return search parameters as `Rewrite` takes them.
+
+        Raises InvalidParameter if a bound is not a number.
+        """
         told: dict[str, Any] = {_PARAMS: dict(self._inner)}
         told[_PARAMS].pop(_METRIC, None)
         if self.metric:
@@ -182,7 +190,7 @@ class SearchParameters:
         return told
 
     def take(self, rewritten: Mapping[str, Any]) -> None:
-        """What `Rewrite` made of them, which names no metric."""
+        """Replace the parameters by the result of `Rewrite`, which has no metric."""
         self._inner = dict(rewritten.get(_PARAMS) or {})
         self._pairs.pop(_METRIC, None)
         for name in RANGE_BOUNDS:
@@ -190,7 +198,7 @@ class SearchParameters:
                 self._pairs[name] = repr(rewritten[name]) if name in rewritten else ""
 
     def write(self, pairs: Any) -> None:
-        """Put them into a message in place of the pairs that it has."""
+        """Write the parameters into a message in place of its own pairs."""
         had_params = _PARAMS in self._pairs
         if had_params or self._inner:
             self._pairs[_PARAMS] = json.dumps(self._inner)
@@ -224,7 +232,7 @@ _OF_THE_CONNECTION = frozenset(
 
 
 def passed_on(metadata: Iterable[Any] | None) -> Metadata:
-    """All but what belongs to the connection that it came by, or is for this package."""
+    """Return the metadata without entries of the incoming connection and entries for this package."""
     return tuple(
         (name, value)
         for name, value in metadata or ()
@@ -233,26 +241,29 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
 
 
 def word(metadata: Iterable[Any] | None, name: str) -> str:
-    """The last value of that name, empty where there is none."""
+    """Return the last value of that name; empty if there is none."""
     found = [value for key, value in metadata or () if key == name]
     last = found[-1] if found else ""
     return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
 
 
 def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
-    """How searches are to be corrected that say nothing themselves. Raises InvalidParameter."""
+    """Return the correction settings for searches that have none of their own. Raises InvalidParameter."""
     return Overrides.parsed(word(metadata, STRENGTH_HEADER), word(metadata, PROFILE_HEADER))
 
 
 @dataclass(frozen=True)
 class ColumnReading:
-    """states: of every corrected field of the collection."""
+    """Decodes the columns of a collection. states: of every corrected field of the collection."""
 
     states: tuple[CollectionState, ...]
 
     def columns_out(self, message: Any, fields: FieldRequest) -> None:
-        """The fields_data and output_fields of a message with the vectors that the user gave and without what
-        is hidden, in place. Raises StateError where the vectors are not in augmented form."""
+        """Convert the fields_data and output_fields of a message to the user's form, in place.
+
+        They get the vectors that the user gave and lose the hidden fields. Raises StateError if the stored
+        vectors have another width than the state says.
+        """
         columns = message.fields_data
         for state in self.states:
             column = column_named(columns, state.field)
@@ -263,7 +274,9 @@ class ColumnReading:
         message.output_fields[:] = shown
 
     def index_out(self, indexes: Any) -> None:
-        """Index descriptions with the user's metrics, and without the index of a second field, in place."""
+        """Convert index descriptions to the user's metrics, without the index of a second vector field, in
+        place.
+        """
         by_field = {state.field: state for state in self.states}
         ours = {state.second_vector for state in self.states if state.second_vector}
         _keep(indexes, [each for each in indexes if each.field_name not in ours])
@@ -273,7 +286,10 @@ class ColumnReading:
 
 
 def description_out(description: Any) -> None:
-    """A DescribeCollectionResponse as of the collection that the user made, in place. Raises StateError."""
+    """Convert a DescribeCollectionResponse to the collection that the user created, in place.
+
+    Raises StateError.
+    """
     states = read_states({pair.key: pair.value for pair in description.properties})
     ours = {name for state in states.values() for name in state.hidden_fields}
     fields = description.schema.fields
@@ -287,12 +303,12 @@ def description_out(description: Any) -> None:
 
 
 def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
-    """KeyValuePairs as a mapping."""
+    """Return KeyValuePairs as a mapping."""
     return {pair.key: pair.value for pair in pairs}
 
 
 def put_pair(pairs: Any, key: str, value: object) -> None:
-    """Give the pairs of that key this value; where there is none, add one."""
+    """Set the value of the pairs with that key; add a pair if there is none."""
     there = [pair for pair in pairs if pair.key == key]
     for pair in there:
         pair.value = str(value)
@@ -318,7 +334,7 @@ def _read_back(state: CollectionState, column: Any, columns: Any) -> None:
 
 
 def _keep(messages: Any, kept: list[Any]) -> None:
-    """Only these of a repeated field, in place."""
+    """Reduce a repeated field to these messages, in place."""
     if len(kept) < len(messages):
         copies = [type(each).FromString(each.SerializeToString()) for each in kept]
         del messages[:]

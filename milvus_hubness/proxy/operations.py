@@ -1,4 +1,4 @@
-"""The calls that the proxy rewrites, step by step. No I/O."""
+"""The calls that the proxy rewrites, as operations without I/O."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ WireOperation = Callable[["WireOperations", Any, Overrides], Operation[Any]]
 
 
 class WireOperations(WireWriting, WireHybrid):
-    """All of it, over one memory."""
+    """All rewritten calls, over one state cache."""
 
     def query_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A QueryResults for a QueryRequest, its rows as the user knows them."""
+        """Answer a QueryRequest with a QueryResults, with rows in the user's form."""
 
         def call(cached: CachedState) -> Operation[Any]:
             if not cached.states:
                 response = yield Send("Query", request)
                 if not any(name.startswith("hubness_epoch") for name in response.output_fields):
                     return response
-                # The augmented form: the collection was corrected after it was last asked.
+                # These are augmented vectors: the collection was corrected after its state was last read.
                 self.forget(request.collection_name)
                 now = yield from self.cached_state(request.collection_name)
                 return (yield from call(now)) if now.states else response
@@ -43,35 +43,38 @@ class WireOperations(WireWriting, WireHybrid):
         return self._as_it_is(request.collection_name, None, call)
 
     def describe_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A DescribeCollectionResponse, of the collection as the user made it."""
+        """Answer with a DescribeCollectionResponse of the collection as the user created it."""
         response = yield Send("DescribeCollection", request)
         description_out(response)
         return response
 
     def describe_batch_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A BatchDescribeCollectionResponse likewise."""
+        """Answer with a BatchDescribeCollectionResponse of collections as the user created them."""
         response = yield Send("BatchDescribeCollection", request)
         for each in response.responses:
             description_out(each)
         return response
 
     def describe_index_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A DescribeIndexResponse with the user's metric."""
+        """Answer with a DescribeIndexResponse that has the user's metric."""
         response = yield Send("DescribeIndex", request)
         cached = yield from self.cached_state(request.collection_name)
         ColumnReading(tuple(cached.states.values())).index_out(response.index_descriptions)
         return response
 
     def index_statistics_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A GetIndexStatisticsResponse with the user's metric."""
+        """Answer with a GetIndexStatisticsResponse that has the user's metric."""
         response = yield Send("GetIndexStatistics", request)
         cached = yield from self.cached_state(request.collection_name)
         ColumnReading(tuple(cached.states.values())).index_out(response.index_descriptions)
         return response
 
     def create_index_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """The Status of a CreateIndexRequest, on corrected fields for the metric that serves them. Raises
-        InvalidParameter for another metric than the one that a field was corrected for."""
+        """Answer a CreateIndexRequest with a Status.
+
+        On corrected fields the index is for the augmented vectors. Raises InvalidParameter if the metric of a
+        corrected field differs from the metric of its correction.
+        """
         cached = yield from self.cached_state(request.collection_name)
         state = cached.states.get(request.field_name)
         if state is not None and not state.leaves_vectors:
@@ -85,30 +88,32 @@ class WireOperations(WireWriting, WireHybrid):
         return (yield Send("CreateIndex", request))
 
     def drop_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """The Status of a DropCollectionRequest; see Catalog."""
+        """Answer a DropCollectionRequest with a Status; see Catalog."""
         return self.drop_collection(request.collection_name, Send("DropCollection", request))
 
     def truncate_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A TruncateCollectionResponse; see Catalog."""
+        """Answer with a TruncateCollectionResponse; see Catalog."""
         return self.truncate_collection(request.collection_name, Send("TruncateCollection", request))
 
     def drop_partition_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """The Status of a DropPartitionRequest; see Catalog."""
+        """Answer a DropPartitionRequest with a Status; see Catalog."""
         return self.drop_partition(request.collection_name, Send("DropPartition", request))
 
     def rename_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """The Status of a RenameCollectionRequest; see Catalog."""
+        """Answer a RenameCollectionRequest with a Status; see Catalog."""
         elsewhere = request.newDBName if request.newDBName != request.db_name else ""
         return self.rename_collection(request.oldName, elsewhere, Send("RenameCollection", request))
 
     def restore_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A RestoreSnapshotResponse; see Catalog."""
+        """Answer with a RestoreSnapshotResponse; see Catalog."""
         elsewhere = request.target_db_name if request.target_db_name != request.db_name else ""
         return self.restore_snapshot(request.collection_name, elsewhere, Send("RestoreSnapshot", request))
 
     def load_wire(self, method: str, request: Any) -> Operation[Any]:
-        """The Status of a LoadCollectionRequest or LoadPartitionsRequest, of which the fields that are named
-        may leave out hidden ones."""
+        """Answer a LoadCollectionRequest or LoadPartitionsRequest with a Status.
+
+        load_fields need not name the hidden fields.
+        """
         if not request.load_fields:
             return (yield Send(method, request))
         sent = type(request)()
@@ -137,7 +142,7 @@ REWRITTEN: dict[str, WireOperation] = {
     "LoadCollection": lambda operations, request, overrides: operations.load_wire("LoadCollection", request),
     "LoadPartitions": lambda operations, request, overrides: operations.load_wire("LoadPartitions", request),
 }
-"""The methods that are not passed through as bytes."""
+"""The rewritten methods; all others pass through as bytes."""
 
 OUTDATES = frozenset(
     {
@@ -151,4 +156,4 @@ OUTDATES = frozenset(
         "DropDatabase",
     }
 )
-"""The methods after which a remembered state may be wrong."""
+"""The methods after which a cached state may be outdated."""

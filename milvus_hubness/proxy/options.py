@@ -25,16 +25,18 @@ class Tls:
 
 @dataclass(frozen=True)
 class ProxyOptions:
-    """upstream: HOST:PORT of Milvus. upstream_tls: speak TLS to it; upstream_ca: the path of a file with the
-    authorities to trust there, None for those that the system trusts. host, port: where to listen; port 0
-    takes a free one. tls: speak TLS there too.
+    """Options of a proxy.
 
-    strength: w of every search that names none; None takes each collection's own. state_ttl: seconds for
-    which what a collection says of its biases is believed. max_message: bytes of one message at most.
-    keepalive: seconds between two signs of life on a quiet connection. drain: seconds that calls under way
-    have to end when the proxy is stopped. bank_budget: bytes of banks kept for each user of a database.
-    max_calls: calls of one user on one collection that may be under way at once; further ones are refused
-    with RESOURCE_EXHAUSTED. Raises InvalidParameter.
+    upstream: HOST:PORT of Milvus. upstream_tls: use TLS to it. upstream_ca: the path of a file with the
+    authorities to trust there; None for those of the system. host, port: where to listen; port 0 takes a free
+    port. tls: use TLS there too.
+
+    strength: w of every search that names none; None uses that of each collection. state_ttl: TTL of the
+    cached collection state, in seconds. max_message: largest message in bytes. keepalive: seconds between two
+    keepalive pings on a quiet connection. drain: seconds that running calls have to end when the proxy stops.
+    bank_budget: bytes of banks in memory for each user of a database. max_calls: largest number of running
+    calls of one user on one collection; further ones are refused with RESOURCE_EXHAUSTED. Raises
+    InvalidParameter.
     """
 
     upstream: str
@@ -70,12 +72,13 @@ class ProxyOptions:
 
     @property
     def uri(self) -> str:
-        """The upstream as pymilvus names it."""
+        """The upstream as a URI for pymilvus."""
         return f"{'https' if self.upstream_tls else 'http'}://{self.upstream}"
 
     def channel_options(self) -> list[tuple[str, int]]:
-        """For gRPC's channel to the upstream: messages of the size that is let in, and a connection that is
-        tried again every second at the least."""
+        """Return options of gRPC's channel to the upstream: its message size, and a reconnection at least
+        every second.
+        """
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
@@ -87,7 +90,7 @@ class ProxyOptions:
         ]
 
     def server_options(self) -> list[tuple[str, int]]:
-        """For gRPC's server."""
+        """Return options of gRPC's server."""
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
@@ -99,15 +102,15 @@ class ProxyOptions:
         ]
 
     def authorities(self) -> bytes | None:
-        """What is in `upstream_ca`. Raises InvalidParameter where it cannot be read."""
+        """Return the content of `upstream_ca`. Raises InvalidParameter if it cannot be read."""
         return None if self.upstream_ca is None else read_pem(self.upstream_ca)
 
     def open_channel(self) -> grpc.aio.Channel:
-        """To the upstream. Raises InvalidParameter."""
+        """Open an asyncio channel to the upstream. Raises InvalidParameter."""
         return self._open(grpc.aio)
 
     def open_blocking_channel(self) -> grpc.Channel:
-        """The same for threads. Raises InvalidParameter."""
+        """Open a blocking channel to the upstream, for threads. Raises InvalidParameter."""
         return self._open(grpc)
 
     def _open(self, api: Any) -> Any:
@@ -118,7 +121,7 @@ class ProxyOptions:
 
 
 def read_pem(path: str) -> bytes:
-    """Raises InvalidParameter where the file cannot be read."""
+    """Return the content of a PEM file. Raises InvalidParameter if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read()

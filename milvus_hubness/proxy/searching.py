@@ -40,14 +40,14 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 
 class WireSearching(Operations):
-    """Search."""
+    """The rewritten Search call."""
 
     def search_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A SearchResults for a SearchRequest, ranked by the corrected score where its field carries biases.
+        """Answer a SearchRequest with a SearchResults, ranked by the corrected score.
 
-        overrides: where the request itself says nothing. Raises DimensionMismatch, InvalidInput,
-        InvalidParameter, and UnsupportedOperation where the server would look at scores before they are
-        corrected."""
+        overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
+        InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
+        """
         given = SearchParameters(request.search_params)
         requested = given.overrides.over(overrides)
 
@@ -119,7 +119,7 @@ class WireSearching(Operations):
     def _of_candidates(
         self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[Question]:
-        """The question as its candidates are corrected: with its page, and the bank where it is gated."""
+        """Return the question with its page and, if it is gated, with its bank."""
         given = SearchParameters(request.search_params)
         if given.has("iterator"):
             raise UnsupportedOperation(
@@ -136,7 +136,7 @@ class WireSearching(Operations):
     def _in_the_servers_order(
         self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[tuple[Any, FieldRequest]]:
-        """The answer whose rows are those of the server's, and which of their fields to hide."""
+        """Return an answer in the order of the server, and the fields to hide."""
         fields = rewrite.reading.fields(question.output_fields)
         sent = rewritten_request(request, rewrite, question)
         sent.output_fields[:] = fields.requested or []
@@ -147,7 +147,7 @@ class WireSearching(Operations):
     def _in_an_order_of_ours(
         self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[tuple[Any, FieldRequest]]:
-        """The same where rows are put in order, or left out, once they have been found."""
+        """Return an answer whose rows the proxy sorts or filters, and the fields to hide."""
         search_request, state = rewrite.ask(question), rewrite.state
         response = yield Send("Search", _sent(request, rewrite, search_request))
         hits = hits_of(
@@ -165,18 +165,18 @@ class WireSearching(Operations):
 
 
 def level_of(request: Any) -> int | None:
-    """The consistency that a request asks for, None for the collection's own."""
+    """Return the consistency level of a request; None for that of the collection."""
     return None if request.use_default_consistency else int(request.consistency_level)
 
 
 def _reorders(rewrite: Rewrite, question: Question) -> bool:
-    """Whether the server's order is not the one that is asked for."""
+    """Whether the server's order differs from the requested one."""
     beside = isinstance(rewrite, RerankingRewrite) and rewrite.strength(question) != 0
     return beside or rewrite.is_gated(question)
 
 
 def options_of(request: Any) -> dict[str, Any]:
-    """The arguments of a SearchRequest by which the server ranks, sorts or groups, as pymilvus names them."""
+    """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's names."""
     given = SearchParameters(request.search_params)
     options = {name: given.value(name) for name in (*ORDERED, *GROUPED)}
     options["group_size"] = given.number("group_size", 1)
@@ -189,7 +189,7 @@ def options_of(request: Any) -> dict[str, Any]:
 
 
 def queries_in(group: bytes, state: CollectionState) -> Floats:
-    """(m, d) the queries of a placeholder group. Raises InvalidInput, DimensionMismatch."""
+    """Return the queries of a placeholder group, (m, d). Raises InvalidInput, DimensionMismatch."""
     placeholders = common_pb2.PlaceholderGroup.FromString(group).placeholders
     values = [value for each in placeholders for value in each.values]
     kinds = {each.type for each in placeholders}
@@ -208,7 +208,7 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
 
 
 def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
-    """Queries, arrays of float32 or bytes of halves, as the protocol has them."""
+    """Return queries, arrays of float32 or bytes of half-precision numbers, as a placeholder group."""
     values = [value if isinstance(value, bytes) else value.tobytes() for value in vectors]
     placeholder = common_pb2.PlaceholderValue(tag="$0", type=PLACEHOLDERS[dtype], values=values)
     packed: bytes = common_pb2.PlaceholderGroup(placeholders=[placeholder]).SerializeToString()
@@ -216,8 +216,10 @@ def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
 
 
 def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any:
-    """The request as it is asked of the stored vectors, its output fields as they were. Raises as
-    Rewrite.ask does."""
+    """Return the request for the augmented vectors, with unchanged output fields.
+
+    Raises as Rewrite.ask does.
+    """
     search_request = rewrite.ask(question)
     return _put(request, rewrite, search_request.data, search_request.search_params)
 
@@ -225,7 +227,7 @@ def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any
 def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping[str, Any]) -> Any:
     sent, given = _copy(request), SearchParameters(request.search_params)
     given.take(search_params)
-    if not request.HasField("search_aggregation"):  # Its hits are inside of buckets: the server rounds them.
+    if not request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
         given.put("round_decimal", -1)
     if given.field or rewrite.state.second_vector:
         given.name_field(rewrite.state.searched_field)
@@ -246,7 +248,7 @@ def _sent(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> Any:
 
 
 def _score(results: Any, rewrite: Rewrite, question: Question) -> None:
-    """Scores in the user's metric, rounded as asked, in place."""
+    """Convert scores to the user's metric, rounded as requested, in place."""
     if rewrite.state.metric != "L2" and question.round_decimal < 0:
         return
     scores = np.array(results.scores, np.float64)
@@ -273,14 +275,13 @@ _OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class WireHybrid(WireSearching):
-    """HybridSearch."""
+    """The rewritten HybridSearch call."""
 
     def hybrid_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """A SearchResults for a HybridSearchRequest, each request in it on a corrected field by the corrected
-        score.
+        """Answer a HybridSearchRequest with a SearchResults, with corrected scores on corrected fields.
 
-        overrides: where the requests themselves say nothing. Raises as `search_wire` does, and
-        UnsupportedOperation where answers must be merged here and cannot be.
+        overrides: settings for requests that have none of their own. Raises as `search_wire` does, and
+        UnsupportedOperation if the proxy must merge answers and cannot.
         """
         overrides_of_parts = [
             SearchParameters(each.search_params).overrides.over(overrides) for each in request.requests
@@ -327,7 +328,7 @@ class WireHybrid(WireSearching):
         ranker: ranking.Ranker,
         request: Any,
     ) -> Operation[Any]:
-        """A search for each request, and their answers merged."""
+        """Search once for each request and merge the answers."""
         result = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
         if result.get("group_by_field"):
             raise UnsupportedOperation(
@@ -359,15 +360,17 @@ class WireHybrid(WireSearching):
 
 
 def _of(overrides: Overrides, state: CollectionState | None) -> Overrides:
-    """The overrides for one of several fields, of which this need not have the profile."""
+    """Return the overrides for one of several fields, without a profile that the field does not have."""
     return Overrides(
         overrides.strength, overrides.profile if state and overrides.profile in state.profiles else None
     )
 
 
 def _alone(part: Any, request: Any) -> Any:
-    """One request of a hybrid search as a search of its own, without what it says of its correction. pymilvus
-    gives each the offset and the decimals of the whole."""
+    """Return one request of a hybrid search as a separate search, without its correction settings.
+
+    pymilvus gives each request the offset and the decimals of the whole search; they are reset.
+    """
     alone = type(part)()
     alone.CopyFrom(part)
     given = SearchParameters(part.search_params)
@@ -385,7 +388,7 @@ def _alone(part: Any, request: Any) -> Any:
 
 
 def _ranker(request: Any) -> ranking.Ranker:
-    """What merges the answers. Raises InvalidInput where that cannot be read."""
+    """Return the ranker of a request. Raises InvalidInput if it cannot be parsed."""
     try:
         if request.function_score.functions:
             [function] = request.function_score.functions
@@ -406,7 +409,7 @@ def _ranker(request: Any) -> ranking.Ranker:
 
 
 def _plain(word: str) -> Any:
-    """What clients write as JSON, and Python's as it writes itself; else the word."""
+    """Parse a value that clients write as JSON or as Python does; other words stay text."""
     try:
         return json.loads(_OF_PYTHON.get(word, word))
     except ValueError:

@@ -38,10 +38,10 @@ Ending = tuple[grpc.StatusCode, str | None, Metadata]
 """The status of a call, its details and the trailing metadata."""
 
 _NOT_WRITTEN = "Internal error from Core"
-"""gRPC's details of a call whose messages could not be written (set_internal_error, aio/call.pyx.pxi)."""
+"""gRPC's details of a call whose messages could not be sent (set_internal_error, aio/call.pyx.pxi)."""
 
 _WORD_FOLLOWS = 2.0
-"""Seconds in which the upstream's own word is waited for then."""
+"""Seconds that the proxy then waits for the upstream's own status."""
 
 log = logging.getLogger("milvus_hubness")
 _SERVICE = "/milvus.proto.milvus.MilvusService/"
@@ -54,7 +54,10 @@ _UNARY = frozenset(
 
 
 class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Every method there is. Those that nobody here knows are taken for streams, as which any is passed."""
+    """Handler of every method.
+
+    A method unknown to the proxy is passed on as a stream, which works for any method.
+    """
 
     def __init__(self, options: ProxyOptions, channel: grpc.aio.Channel, sessions: Sessions) -> None:
         self._options, self._channel, self._sessions = options, channel, sessions
@@ -167,7 +170,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 async def _relayed(call: Any, context: Context) -> Any:
-    """The response of a call, with all that goes along with it."""
+    """Return the response of a call, and pass on its metadata."""
     try:
         response = await call
     except grpc.aio.AioRpcError as error:
@@ -185,10 +188,10 @@ async def _relay_metadata(call: Any, context: Context) -> None:
 
 
 def _how_it_ends(call: Any) -> Callable[[], Awaitable[Ending]]:
-    """What tells the end of a stream, once it has come.
+    """Return a function that waits for the end of a stream and returns its status.
 
-    Where the upstream ends one before all is written to it, gRPC puts its failure to write in the place of
-    the upstream's own word, or the word in the place of the failure: both are listened to.
+    If the upstream ends a stream before all messages are sent, gRPC may report its own write failure in place
+    of the upstream's status, or the reverse: both are watched.
     """
     first: list[Ending] = []
     call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
@@ -211,7 +214,7 @@ async def _ending(call: Any) -> Ending:
 
 
 def _at_hand(answer: Any) -> Any:
-    """What a coroutine returns that has nothing to wait for."""
+    """Return the result of a coroutine that has nothing to wait for."""
     try:
         answer.send(None)
     except StopIteration as returned:
@@ -220,14 +223,15 @@ def _at_hand(answer: Any) -> Any:
 
 
 async def _abort(context: Context, error: Any) -> NoReturn:
-    """End a call as the one to the upstream ended."""
+    """End a call with the status of the upstream call."""
     await context.abort(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
     raise error
 
 
 class Proxy:
-    """Speaks Milvus's protocol to clients of any language, and passes it on to one Milvus; on corrected
-    collections as HubnessClient does.
+    """A gRPC proxy in front of one Milvus, for clients of any language.
+
+    Corrected collections behave as with HubnessClient.
 
         async with Proxy(ProxyOptions("localhost:19530")) as proxy:
             await proxy.ended()
@@ -241,8 +245,10 @@ class Proxy:
         self._channel: grpc.aio.Channel | None = None
 
     async def start(self) -> None:
-        """Listen; `port` is then the one taken. Raises InvalidParameter where that cannot be, or a
-        certificate is none."""
+        """Listen; `port` is then the actual port.
+
+        Raises InvalidParameter if the address cannot be used or a certificate is invalid.
+        """
         self._channel = self.options.open_channel()
         handler = ProxyHandler(self.options, self._channel, self._sessions)
         self._server = grpc.aio.server(handlers=[handler], options=self.options.server_options())
@@ -261,12 +267,12 @@ class Proxy:
         await self._server.start()
 
     async def ended(self) -> None:
-        """Wait until it has been stopped."""
+        """Wait until the proxy has been stopped."""
         if self._server is not None:
             await self._server.wait_for_termination()
 
     async def stop(self) -> None:
-        """Take no more calls, wait `drain` seconds for those under way, and hang up."""
+        """Accept no more calls, wait `drain` seconds for running ones, and close the connections."""
         if self._server is not None:
             await self._server.stop(self.options.drain)
         if self._channel is not None:

@@ -34,26 +34,26 @@ from milvus_hubness.stores.milvus_server import connect
 T = TypeVar("T")
 
 THREADS = 8
-"""Threads of one collection's pool. They are started when there is work for them."""
+"""Threads in the pool of one collection. They start when there is work for them."""
 
 
 class CallEnded(grpc.RpcError):  # type: ignore[misc]
-    """A call that ends before anything is sent. pymilvus retries neither of the status codes used here."""
+    """Ends a call before anything is sent. pymilvus does not retry the status codes used here."""
 
     def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(details)
         self._code, self._details = code, details
 
     def code(self) -> grpc.StatusCode:
-        """The status, as gRPC's own errors have it."""
+        """Return the status, as gRPC's own errors do."""
         return self._code
 
     def details(self) -> str:
-        """The reason, as gRPC's own errors have it."""
+        """Return the reason, as gRPC's own errors do."""
         return self._details
 
     def result(self, timeout: float | None = None) -> Any:
-        """Raise this error: gRPC's interceptors ask a failed call for its result."""
+        """Raise this error: gRPC's interceptors call it on a failed call."""
         raise self
 
 
@@ -70,8 +70,10 @@ class Caller:
         self._lock = Lock()
 
     def remaining(self) -> float | None:
-        """Return the seconds until the deadline, None without one. Raises CallEnded where none remain or the
-        call was cancelled."""
+        """Return the seconds until the deadline; None without one.
+
+        Raises CallEnded if the deadline has passed or the call was cancelled.
+        """
         seconds = self._deadline - monotonic()
         if self._cancelled or seconds <= 0:
             raise CallEnded(
@@ -81,7 +83,7 @@ class Caller:
         return None if seconds == inf else seconds
 
     def start(self, send: Callable[..., Any], request: Any, timeout: float | None, options: Any) -> Any:
-        """Return the future of an upstream call that ends with this one at the latest. Raises CallEnded."""
+        """Return the future of an upstream call that ends no later than this call. Raises CallEnded."""
         with self._lock:
             limits = [each for each in (timeout, self.remaining()) if each is not None]
             call = send(request, timeout=min(limits, default=None), **options)
@@ -90,7 +92,7 @@ class Caller:
         return call
 
     def cancel(self) -> None:
-        """Cancel the upstream calls that are running, and let none start any more."""
+        """Cancel the running upstream calls, and start no more."""
         with self._lock:
             self._cancelled = True
         for call in list(self._running):
@@ -101,10 +103,10 @@ _caller: ContextVar[Caller | None] = ContextVar("caller", default=None)
 
 
 class CallerChannel:
-    """A gRPC channel for pymilvus, whose unary calls end with the caller for whom their thread works.
+    """A gRPC channel for pymilvus, whose unary calls end with the caller of their thread.
 
-    pymilvus itself takes a timeout for each attempt of each request, so that what it does within one may take
-    many times as long.
+    pymilvus itself applies a timeout to each attempt of each request, so an operation within one timeout may
+    take many times as long.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -137,17 +139,17 @@ class _CallerCallable:
 
 
 class CollectionPool:
-    """The calls on one collection that are under way, and threads for the blocking part of them."""
+    """The running calls on one collection, and threads for their blocking parts."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.threads = ThreadPoolExecutor(THREADS, "hubness-proxy")
 
     async def run(self, caller: Caller, work: Callable[[], T]) -> T:
-        """Return what `work` returns, which runs in a thread for this caller.
+        """Run `work` in a thread for this caller and return its result.
 
-        Cancelled, it cancels the upstream calls of `work` and waits for the thread, so that the pool counts
-        the call as long as it keeps a thread busy.
+        If cancelled, cancels the upstream calls of `work` and waits for the thread, so that the pool counts
+        the call as long as it occupies a thread.
         """
         context = copy_context()
         context.run(_caller.set, caller)
@@ -165,9 +167,9 @@ class CollectionPool:
 
 
 class CollectionPools:
-    """A pool for each collection with calls under way, for the event loop that runs these.
+    """A pool for each collection with running calls, for use in one event loop.
 
-    limit: calls under way on one collection at most.
+    limit: largest number of running calls on one collection.
     """
 
     def __init__(self, limit: int) -> None:
@@ -179,8 +181,10 @@ class CollectionPools:
 
     @contextmanager
     def entered(self, collection: str) -> Iterator[CollectionPool]:
-        """Return the pool for one more call on the collection; the last call to leave drops it. Raises
-        CallEnded with RESOURCE_EXHAUSTED over the limit."""
+        """Yield the pool for one more call on the collection; the last call drops it.
+
+        Raises CallEnded with RESOURCE_EXHAUSTED over the limit.
+        """
         pool = self._pools.get(collection) or self._pools.setdefault(collection, CollectionPool())
         if pool.calls >= self._limit:
             raise CallEnded(
@@ -199,14 +203,17 @@ class CollectionPools:
 
 
 MOST = 64
-"""So many sessions are kept, and those with calls under way; the one used longest ago goes first."""
+"""Largest number of sessions, apart from those with running calls.
+
+The least recently used one is dropped first.
+"""
 
 Sending = Callable[[str, Any], Awaitable[Any]]
-"""Sends a request message on by the method's name, and returns the response message. Raises Refused."""
+"""Sends a request message by the method's name, and returns the response message. Raises Refused."""
 
 
 class Session:
-    """One user of one database. Nothing that is remembered here is told to another user."""
+    """One user of one database. Its caches are never shared with another user."""
 
     def __init__(self, options: ProxyOptions, token: str, database: str) -> None:
         self._options, self._token, self._database = options, token, database
@@ -221,8 +228,8 @@ class Session:
     async def answer(self, step: Step, caller: Caller, pool: CollectionPool, send: Sending) -> Any:
         """Return the outcome of a step of an operation.
 
-        caller: who waits for it. pool: of the collection. send: sends a request message on. Raises CallEnded
-        where the caller's deadline has passed.
+        caller: the call that waits for it. pool: of the collection. send: sends a request message. Raises
+        CallEnded if the caller's deadline has passed.
         """
         caller.remaining()
         if isinstance(step, Send):
@@ -247,7 +254,7 @@ class Session:
         return await pool.run(caller, step.work)
 
     def close(self) -> None:
-        """Write what was sampled, and hang up."""
+        """Write the query samples, and close the connections."""
         if self._sampler is not None:
             self._sampler.close()
         if self._client is not None:
@@ -261,7 +268,7 @@ class Session:
             if self._client is None:
                 own: dict[str, Any] = {"channel": self._channel(), "dedicated": True}
                 client = connect(self._options.uri, self._token, self._database, **own)
-                # pymilvus opens another channel where the upstream was away.
+                # pymilvus opens another channel after the upstream was unreachable.
                 client._get_connection()._create_grpc_channel = self._channel
                 self._client = client
             return self._client
@@ -279,15 +286,17 @@ class Session:
 
 
 class Sessions:
-    """Those of late."""
+    """The sessions in use and the most recent others."""
 
     def __init__(self, options: ProxyOptions) -> None:
         self._options = options
         self._kept: OrderedDict[tuple[str, str], Session] = OrderedDict()
 
     def of(self, authorization: str, database: str) -> Session:
-        """Return the session of a user of a database. Raises InvalidInput where the header is none of
-        Milvus's."""
+        """Return the session of a user of a database.
+
+        Raises InvalidInput if the header is not one of Milvus's.
+        """
         name = (authorization, database)
         session = self._kept.pop(name, None)
         if session is None:
@@ -299,19 +308,19 @@ class Sessions:
         return session
 
     def forget(self) -> None:
-        """Have every session ask anew the collection states."""
+        """Drop the cached states of every session."""
         for session in self._kept.values():
             session.operations.forget()
 
     def close(self) -> None:
-        """Every one."""
+        """Close every session."""
         for session in self._kept.values():
             session.close()
         self._kept.clear()
 
 
 def _token(authorization: str) -> str:
-    """What pymilvus sends so."""
+    """Decode the authorization header that pymilvus sends."""
     try:
         return base64.b64decode(authorization, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Writes to corrected collections, by columns, or row by row while a job is at work. No I/O."""
+"""Writes to corrected collections, by columns, or row by row while a job works on the collection. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from milvus_hubness.state import CollectionState
 
 
 def filled(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What pymilvus takes as filter_params. Raises UnsupportedOperation for values of an unknown kind."""
+    """Return filter values as pymilvus's filter_params.
+
+    Raises UnsupportedOperation for values of an unknown type.
+    """
     return {name: _value(value) for name, value in values.items()}
 
 
@@ -46,8 +49,7 @@ _BYTES_OF_A_NUMBER = {
 
 
 def rows_of(columns: Any, count: int) -> list[dict[str, Any]]:
-    """The rows of so many that the columns of a write hold. Raises UnsupportedOperation for types that are
-    unknown here."""
+    """Return the `count` rows of a write's columns. Raises UnsupportedOperation for unknown types."""
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
     for column in columns:
         values = _spread(column, count)
@@ -61,7 +63,7 @@ def rows_of(columns: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _spread(column: Any, count: int) -> list[Any]:
-    """A value for each row, None where the column says so; those may be left out of its data."""
+    """Return a value for each row, None for null rows; a column may leave these out of its data."""
     values = list(_values(column))
     valid = list(column.valid_data)
     if len(valid) != count:
@@ -110,13 +112,13 @@ def _vectors(vectors: Any) -> Iterator[Any]:
 
 
 class WireWriting(Operations):
-    """Insert, Upsert and Delete."""
+    """The rewritten Insert, Upsert and Delete calls."""
 
     def write_wire(self, method: str, request: Any) -> Operation[Any]:
-        """A MutationResult for an InsertRequest or an UpsertRequest, each row that brings a vector with its
-        bias. method: the name of either in the protocol.
+        """Answer an InsertRequest or an UpsertRequest with a MutationResult.
 
-        Raises DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
+        Each row with a vector gets its bias. method: the name of the call in the protocol. Raises
+        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
         InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
         """
         by_row = _ByRow(method, request)
@@ -126,7 +128,7 @@ class WireWriting(Operations):
                 written, _ = yield from self._written(*by_row.arguments())
                 return by_row.result(written)
             if cached.dual_write is not None:
-                by_row.arguments()  # What the copy cannot be given, nobody is.
+                by_row.arguments()  # Refuse first what the copy cannot take.
             if not cached.states:
                 return (yield Send(method, request))
             sent = type(request)()
@@ -151,8 +153,10 @@ class WireWriting(Operations):
         return first
 
     def delete_wire(self, request: Any) -> Operation[Any]:
-        """A MutationResult for a DeleteRequest. Raises WriteIntentFailed, DualWriteFailed,
-        UnsupportedOperation."""
+        """Answer a DeleteRequest with a MutationResult.
+
+        Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation.
+        """
         collection = request.collection_name
         cached = yield from self.cached_state(collection)
         if cached.intent_log is None and cached.dual_write is None:
@@ -169,7 +173,7 @@ class WireWriting(Operations):
                 yield from self._deleted_by_filter(request)
             return first
         done = yield from self._deleted_by_filter(request)
-        if isinstance(done, list):  # Milvus Lite names the keys, and so pymilvus answers with these.
+        if isinstance(done, list):  # Milvus Lite returns the keys, and so does pymilvus.
             result = milvus_pb2.MutationResult(delete_cnt=len(done))
             put_keys(result.IDs, done)
             return result
@@ -185,7 +189,7 @@ class WireWriting(Operations):
     def _fill(
         self, cached: CachedState, state: CollectionState, sent: Any, *, are_new: bool
     ) -> Operation[None]:
-        """Put the augmented form of a field, and its hidden columns, into what is sent."""
+        """Write the augmented vectors of a field, and its hidden columns, into the request."""
         columns = sent.fields_data
         _expect_none_of_ours(columns, state)
         column = column_named(columns, state.field)
@@ -216,7 +220,7 @@ class WireWriting(Operations):
 
 
 class _ByRow:
-    """A write as HubnessClient's operations take it."""
+    """A write in the form of HubnessClient's operations."""
 
     def __init__(self, method: str, request: Any) -> None:
         self._method, self._request = method, request
@@ -224,11 +228,11 @@ class _ByRow:
 
     @property
     def adds(self) -> bool:
-        """Whether it adds to what rows hold, so that doing it twice is not as good as once."""
+        """Whether the write adds to existing values, so that it must not run twice."""
         return self._method == "Upsert" and bool(self._request.field_ops)
 
     def arguments(self, *, again: bool = False) -> tuple[Any, ...]:
-        """Method, collection, rows, timeout, partition, where biases come from, and further options."""
+        """Return method, collection, rows, timeout, partition, source of the biases, and further options."""
         if self.adds:
             raise UnsupportedOperation(
                 "field_ops while a refresh or a migration is at work on the collection"
@@ -243,7 +247,7 @@ class _ByRow:
         return method, self._request.collection_name, self._rows, None, partition, "compute", options
 
     def result(self, written: Mapping[str, Any]) -> Any:
-        """What pymilvus's client answered, as the protocol has it."""
+        """Convert the answer of pymilvus's client to the protocol."""
         ids = list(written.get("ids") or written.get("primary_keys") or ())
         count = self._request.num_rows
         result = milvus_pb2.MutationResult(acknowledged=True, succ_index=range(count))
@@ -256,7 +260,7 @@ class _ByRow:
 
 
 def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
-    """Raises InvalidInput where rows set what is computed, as a column or among their dynamic fields."""
+    """Raise InvalidInput if rows set a hidden field, as a column or among their dynamic fields."""
     for name in state.hidden_fields:
         if column_named(columns, name) is not None:
             raise InvalidInput(f"the rows set {name!r}, which is computed from the bank")

@@ -1,4 +1,4 @@
-"""Databases that hold corrected collections, behind one small protocol."""
+"""Databases with corrected collections, behind one protocol."""
 
 from milvus_hubness.banks.generations import Batch, Key, StoredBank
 from milvus_hubness.stores.milvus import MilvusStore

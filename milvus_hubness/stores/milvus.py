@@ -1,4 +1,4 @@
-"""The store of Milvus, embedded and served."""
+"""The store of Milvus, embedded or on a server."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
 
 SIDE_PROPERTY = "hubness_side"
-"""In a collection that holds biases: the collection that they are of."""
+"""Property of a side collection: the collection whose biases it has."""
 
 
 class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuerySamples):
-    """A Store over a plain MilvusClient, see `connect`."""
+    """A Store over a plain MilvusClient; see `connect`."""
 
-    # -- what is there ------------------------------------------------------------------------------
+    # -- descriptions -------------------------------------------------------------------------------
 
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         with translated(collection):
@@ -94,7 +94,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         milvus_server.validate_index(planned, source, self._version)
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        """Milvus's quantisers give each column, or each few, a range of its own."""
+        """Return true: Milvus's quantisers have a range for each column, or for each few."""
         return True
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
@@ -190,7 +190,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             **bias_location,
         )
 
-    # -- biases beside the vectors ----------------------------------------------------------------------
+    # -- side biases ------------------------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
         if obstacles := milvus_schema.kind_obstacles(source.schema):
@@ -232,11 +232,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             )
 
     def drop_state(self, collection: str, state: CollectionState) -> None:
-        # Milvus 2.3 cannot take a property away, and an empty one says as little.
+        # Milvus 2.3 cannot drop a property; an empty one means the same.
         with translated(collection):
             self._alter_properties(collection, {state.property_name: ""})
 
-    # -- what is done to a whole collection -------------------------------------------------------------
+    # -- whole collections ------------------------------------------------------------------------------
 
     def flush(self, collection: str) -> None:
         with translated(collection):
@@ -259,7 +259,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             self.client.load_collection(collection)
 
     def _why_failed(self, collection: str, index: str) -> str:
-        # `MilvusClient.describe_index` leaves the reason out.
+        # `MilvusClient.describe_index` does not return the reason.
         context = self.client._generate_call_context()
         _, reason = self._connection.get_index_state(collection, index, context=context)
         return redacted(" ".join(reason.split())) or "it gives no reason"
@@ -277,7 +277,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             self._alter_properties(collection, {state.property_name: state.to_json()})
 
     def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
-        # As in `drop_state`: what says nothing stands for what is not there.
+        # As in `drop_state`, an empty property stands for a missing one.
         with translated(collection):
             said = dual_write.model_dump_json() if dual_write else ""
             self._alter_properties(collection, {DUAL_WRITE_PROPERTY: said})
@@ -290,7 +290,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         with translated(collection):
             loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
             self.client.rename_collection(collection, name)
-            if loaded:  # Milvus Lite releases it. If it cannot load it, whoever reads it next is told why.
+            if loaded:  # Milvus Lite releases it; if it cannot load it, the next read reports it.
                 with suppress(MilvusException):
                     self.client.load_collection(name)
 
@@ -333,7 +333,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
 
 
 def _is_building(index: dict[str, Any]) -> bool:
-    """Whether the server still works on an index, as `describe_index` has it."""
+    """Whether the server still works on an index, given the result of `describe_index`."""
     if index["state"] == "Failed":
         return False
     return index["state"] != "Finished" or bool(index["pending_index_rows"])

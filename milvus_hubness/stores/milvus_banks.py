@@ -31,7 +31,7 @@ from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, lit
 from milvus_hubness.stores.records import QuerySamples, Record
 
 QUERIES_PER_PAGE = 8_000
-"""Bank rows per answer; fewer where they make too large a message."""
+"""Bank rows per answer; fewer if the message would be too large."""
 LONGEST_ID = 512
 
 
@@ -56,7 +56,7 @@ def targets_between(reference: BankReference, start: int, end: int) -> str:
 
 
 def _rows_of(reference: BankReference, parts: Sequence[str] = ()) -> str:
-    """Return the filter that picks these parts of a generation, all of them without `parts`."""
+    """Return the filter that picks these parts of a generation; all of them without `parts`."""
     rows = f'generation == "{reference.generation}"'
     return f"{rows} and {is_one_of('part', parts)}" if parts else rows
 
@@ -130,9 +130,9 @@ _METRIC = "IP"
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A live query: its vector (d,) float32, the profile it was asked under, and when, in Unix seconds.
+    """A live query: its vector (d,) float32, the profile of its search, and its time in Unix seconds.
 
-    number: what tells it from others. place: one of the profile's; a later sample of that place replaces it.
+    number: identifies it. place: a slot of the profile; a later sample in the same slot replaces it.
     """
 
     profile: str
@@ -145,7 +145,7 @@ class Sample:
 def put_samples(
     client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float
 ) -> None:
-    """Write samples, each into its place. Raises as the client does."""
+    """Write samples, each into its slot. Raises as the client does."""
     rows = {
         f"{each.profile}/{each.place}": {
             "place": f"{each.profile}/{each.place}",
@@ -163,7 +163,7 @@ class MilvusQuerySamples(MilvusRequests):
     """The query-sample methods of the store."""
 
     def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
-        # As in `drop_state`: what says nothing stands for what is not there.
+        # As in `drop_state`, an empty property stands for a missing one.
         with translated(collection):
             said = OnlineBanks(banks=tuple(online_banks)).model_dump_json() if online_banks else ""
             self._alter_properties(collection, {ONLINE_BANKS_PROPERTY: said})
@@ -227,11 +227,14 @@ LEDGER_PROPERTY = "hubness_ledger"
 MAX_BODY = 60_000
 _RECORDS_PER_REQUEST = 500
 _FEW = 64
-"""Records that one request reads."""
+"""Largest number of records read with one request."""
 
 
 class MilvusLedger(MilvusBanks):
-    """The ledger methods of the store. Every Milvus collection must have a vector field, so these do too."""
+    """The ledger methods of the store.
+
+    Every Milvus collection must have a vector field, so a ledger has one too.
+    """
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         self._ensure_ledger(ledger)
@@ -272,13 +275,13 @@ class MilvusLedger(MilvusBanks):
         if not self.exists(ledger):
             return
         self._ensure_ledger(ledger)
-        # By keys alone: by any other field, Milvus searches for the rows first.
+        # By keys alone: with any other field, Milvus searches for the rows first.
         chosen = f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys)
         with translated(ledger):
             self._delete(ledger, chosen)
 
     def _ensure_ledger(self, ledger: str) -> None:
-        """There, indexed and loaded, whatever an interrupted call left."""
+        """Create, index and load the ledger, whatever an interrupted call left."""
         if ledger in self._ready_ledgers:
             return
         with translated(ledger):

@@ -24,7 +24,7 @@ from milvus_hubness.stores.records import CollectionInfo, ImportJob
 
 BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
 ONE_FILE = 2**40
-"""Bytes after which the bulk writer would begin a further file of its own accord."""
+"""File size in bytes above which the bulk writer would start another file on its own."""
 _STATES: dict[int, Literal["done", "failed"]] = {
     BulkInsertState.ImportCompleted: "done",
     BulkInsertState.ImportFailed: "failed",
@@ -33,8 +33,10 @@ _STATES: dict[int, Literal["done", "failed"]] = {
 
 
 class ImportWriter:
-    """pymilvus's bulk writer for rows as inserts take them. described: the collection. file_bytes: after
-    which a further file is begun."""
+    """pymilvus's bulk writer, for rows in the form that inserts take.
+
+    described: description of the collection. file_bytes: size at which another file starts.
+    """
 
     def __init__(self, collection: str, described: dict[str, Any], folder: Path, file_bytes: int) -> None:
         self.described = described
@@ -45,7 +47,7 @@ class ImportWriter:
         self._writer = _bulk_writer().LocalBulkWriter(schema, str(folder), file_bytes)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Raises StoreError naming the row that cannot be written."""
+        """Append rows. Raises StoreError naming a row that cannot be written."""
         for row in rows:
             try:
                 self._writer.append_row({name: self._as_taken(name, value) for name, value in row.items()})
@@ -56,7 +58,7 @@ class ImportWriter:
                 ) from error
 
     def commit(self) -> list[str]:
-        """Write what is left, and return the paths of all files. Raises StoreError."""
+        """Write the rest, and return the paths of all files. Raises StoreError."""
         with self._writer as writer:
             if not writer.total_row_count:
                 return []
@@ -67,8 +69,10 @@ class ImportWriter:
 
 
 class MilvusBulk(MilvusLedger):
-    """The file methods of the store. Jobs are asked for over gRPC, which servers before 2.4 know nothing
-    beside and later ones answer too."""
+    """The store's methods for import files.
+
+    Jobs are requested over gRPC: it is the only way on servers before 2.4, and later servers support it too.
+    """
 
     def import_obstacles(self, source: CollectionInfo) -> list[str]:
         if self.is_lite:
@@ -95,8 +99,10 @@ class MilvusBulk(MilvusLedger):
         return Path(paths[0]).relative_to(folder).as_posix() if paths else None
 
     def import_writer(self, collection: str, folder: Path, file_bytes: int = 128 << 20) -> ImportWriter:
-        """Return a writer of files with rows as the collection stores them. Raises StoreError where packages
-        are missing that it needs."""
+        """Return a writer of files with rows as the collection stores them.
+
+        Raises StoreError if packages are missing that it needs.
+        """
         if missing := [name for name in BULK_WRITER_NEEDS if not _is_installed(name)]:
             raise StoreError(
                 f"pymilvus's bulk writer needs {', '.join(missing)}: pip install 'milvus-hubness[bulk]'"
@@ -122,8 +128,8 @@ class MilvusBulk(MilvusLedger):
 
     @property
     def _connection(self) -> Any:
-        # A MilvusClient has no method for imports, and those of pymilvus.utility know the connections of the
-        # ORM only.
+        # A MilvusClient has no method for imports, and those of pymilvus.utility only use the connections of
+        # the ORM.
         return self.client._get_connection()
 
 
@@ -145,8 +151,10 @@ def _is_installed(module: str) -> bool:
 
 
 def _bulk_writer() -> Any:
-    """The module pymilvus.bulk_writer, without the root logger that importing it would set up, and no more
-    talkative than the rest of pymilvus."""
+    """Import pymilvus.bulk_writer and return the module.
+
+    Undoes its changes to the root logger, and sets its log level to that of pymilvus.
+    """
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     module = import_module("pymilvus.bulk_writer")
@@ -161,8 +169,11 @@ def _is_written(field: dict[str, Any]) -> bool:
 
 
 def _conversions(described: dict[str, Any]) -> Callable[[str, Any], Any]:
-    """From a field's value as pymilvus's inserts take it to one that its bulk writer takes: it wants arrays
-    for the bytes of these vectors, and reads a text for a JSON field as JSON."""
+    """Return a function that converts a field's value from pymilvus's insert form to its bulk-writer form.
+
+    The bulk writer takes arrays in place of the bytes of these vectors, and reads the text of a JSON field as
+    JSON.
+    """
     dtypes = {
         DataType.FLOAT16_VECTOR: np.dtype(np.float16),
         DataType.BFLOAT16_VECTOR: np.dtype(import_module("ml_dtypes").bfloat16),

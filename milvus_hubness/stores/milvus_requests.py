@@ -1,4 +1,4 @@
-"""Rows of Milvus collections, read and written by key with strong consistency."""
+"""Reads and writes of rows in Milvus collections, by key, with strong consistency."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from milvus_hubness.stores.records import Fences, is_fence
 GREATEST_NUMBER, GREATEST_CHARACTER = 2**63 - 1, "\U0010ffff"
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True", "consistency_level": "Strong"}
 _AS_ARRAYS = {"strict_float32": True}
-"""Has pymilvus give float vectors as slices of one array, in a thousandth of the time that lists take."""
+"""Makes pymilvus return float vectors as slices of one array, in a thousandth of the time that lists take."""
 
 
 Of = TypeVar("Of", bound="MilvusRequests")
@@ -49,8 +49,11 @@ T = TypeVar("T")
 
 
 class MilvusRequests:
-    """client: a plain MilvusClient, see `connect`. Milvus Lite opens with every collection released, so there
-    a collection is loaded when it is first read; on a server a released collection is an error."""
+    """Reads and writes of rows. client: a plain MilvusClient; see `connect`.
+
+    Milvus Lite opens with every collection released, so there a collection is loaded at its first read. On a
+    server, a released collection is an error.
+    """
 
     def __init__(self, client: MilvusClient) -> None:
         self.client = client
@@ -70,8 +73,8 @@ class MilvusRequests:
             self.client.create_alias(collection, alias, retry_times=0)
 
     def unfence(self, alias: str) -> None:
-        # Milvus 2.3 forgets the names that its proxies know before it drops the alias: one that asked in
-        # between still knows it, until they are told again.
+        # Milvus 2.3 clears the name caches of its proxies before it drops the alias. A proxy that asked in
+        # between still has the alias, until the cache is cleared again.
         for _ in range(1 if self.is_lite else 2):
             with suppress(MilvusException):
                 self.client.drop_alias(alias)
@@ -79,8 +82,7 @@ class MilvusRequests:
             raise StoreError(f"the fencing alias {alias!r} could not be dropped: drop it and try again")
 
     def _all_aliases(self, schema: dict[str, Any]) -> list[str]:
-        # SearchRequest for them, Milvus 2.3 looks in the default database; Milvus Lite does not describe
-        # them.
+        # Milvus 2.3 looks for aliases in the default database; Milvus Lite does not describe them.
         if self.is_lite:
             return list(self.client.list_aliases(schema["collection_name"])["aliases"])
         return list(schema["aliases"])
@@ -88,7 +90,7 @@ class MilvusRequests:
     def drop(self, collection: str) -> None:
         with translated(collection):
             if self.client.has_collection(collection):
-                # A request that created one may have arrived late.
+                # A late request may have created one.
                 for alias in filter(is_fence, self._all_aliases(self.client.describe_collection(collection))):
                     self.unfence(alias)
             self.client.drop_collection(collection)
@@ -97,11 +99,12 @@ class MilvusRequests:
         return True
 
     def _send(self, collection: str, write: Callable[..., T]) -> T:
-        """Return `write(name, **options)`: one request of pymilvus, by the fencing alias if there is one.
+        """Return `write(name, **options)`: one request of pymilvus, through the fencing alias if there is
+        one.
 
-        pymilvus repeats a request that failed, and the first may arrive after the second and after whatever
-        came later. So a fenced write is sent again only when the first cannot arrive any more. Raises
-        pymilvus's errors, and LeaseLost if the alias is gone.
+        pymilvus repeats a failed request, and the first one may arrive after the second and after later
+        writes. So a fenced write is sent again only when the first cannot arrive any more. Raises pymilvus's
+        errors, and LeaseLost if the alias is gone.
         """
         if self._fences is None or self._fences.alias_of(collection) is None:
             return write(collection)
@@ -167,8 +170,10 @@ class MilvusRequests:
         page: int = ROWS_PER_REQUEST,
         total: Callable[[], int] | None = None,
     ) -> Batch:
-        """Return the rows with after < key ≤ upto that `where` picks, in pages of at most `page` rows. total:
-        returns how many rows there are; without it, the empty page after the last one is read too."""
+        """Return the rows with after < key ≤ upto that `where` picks, in pages of at most `page` rows.
+
+        total: returns how many rows there are; without it, the empty page after the last one is read too.
+        """
         by_key: dict[Key, dict[str, Any]] = {}
         with translated(collection):
             schema = self.client.describe_collection(collection)
@@ -227,7 +232,7 @@ class MilvusRequests:
     def rewrite(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
-        # Few versions replace some fields of a row, and none does so for less than the whole row costs.
+        # Few versions can replace some fields of a row, and in none does it cost less than the whole row.
         self.upsert(collection, batch, field, partition=partition)
 
     def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
@@ -237,7 +242,7 @@ class MilvusRequests:
             return
 
         def append(part: Sequence[dict[str, Any]]) -> Any:
-            # Once: what was inserted although it failed would be there twice.
+            # pymilvus inserts once: a repeated insert could create duplicates.
             methods = chain([self.client.insert], repeat(self.client.upsert))
             return self._send(
                 collection,
@@ -255,7 +260,7 @@ class MilvusRequests:
     def _to_be_stored(
         self, collection: str, batch: Batch, field: str
     ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """The rows as pymilvus takes them, and the collection's schema."""
+        """Return the rows as pymilvus takes them, and the collection's schema."""
         with translated(collection):
             schema = self.client.describe_collection(collection)
         stored = milvus_schema.form_of(schema, field).encode_rows(batch.vectors)
@@ -266,7 +271,7 @@ class MilvusRequests:
         with translated(collection):
             key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
             for start in range(0, len(keys), ROWS_PER_REQUEST):
-                # By ids, pymilvus would not escape those that are texts.
+                # By ids, pymilvus would not escape text keys.
                 part = keys[start : start + ROWS_PER_REQUEST]
                 self._delete(collection, is_one_of(key_field, part), partition)
 
@@ -279,8 +284,9 @@ class MilvusRequests:
         )
 
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
-        """In one request where they are few, else in key-ordered pages, each beginning behind the last key
-        seen."""
+        """Return keys in one request if they are few, or else in key-ordered pages, each starting after the
+        last key.
+        """
         self._ensure_loaded(collection)
         found: list[Key] = []
         with translated(collection):
@@ -288,7 +294,7 @@ class MilvusRequests:
             few = self._few(collection, key_field, where, partition)
             if few is not None:
                 return few
-            # Pages follow the collection's own consistency level whatever they ask for: they show what the
+            # Pages have the collection's consistency level, not that of the request: they show what the
             # request before them has seen.
             while True:
                 after = found[-1] if found else None
@@ -303,7 +309,7 @@ class MilvusRequests:
                 found += fresh
 
     def _few(self, collection: str, key_field: str, where: str, partition: str | None) -> list[Key] | None:
-        """The keys of all rows that `where` picks; None where there may be more than one answer holds."""
+        """Return the keys of all rows that `where` picks; None if they may exceed one answer."""
         rows = self.client.query(
             collection,
             filter=where,
@@ -325,7 +331,7 @@ class MilvusRequests:
         limit: int,
         partition: str | None,
     ) -> list[dict[str, Any]]:
-        """The first rows with after < key ≤ upto."""
+        """Return the first rows with after < key ≤ upto."""
         bounds = [
             f"{key_field} > {literal(after)}" if after is not None else "",
             f"{key_field} <= {literal(upto)}" if upto is not None else "",
@@ -352,7 +358,7 @@ class MilvusRequests:
         partition: str | None,
         where: str,
     ) -> list[dict[str, Any]]:
-        """A page of whole rows, cut in halves as often as the message limit asks for."""
+        """Return a page of whole rows, with its limit halved until it fits the message limit."""
         while True:
             try:
                 return self._page(collection, key_field, ["*"], after, upto, where, limit, partition)
@@ -411,7 +417,7 @@ class MilvusRequests:
         return [row for part in parts for row in part]
 
     def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
-        """The vectors and the other fields of many rows."""
+        """Return the vectors and the other fields of many rows."""
         parts = [
             self.get(collection, keys[start : start + ROWS_PER_REQUEST], field)
             for start in range(0, len(keys), ROWS_PER_REQUEST)
@@ -434,8 +440,8 @@ class MilvusRequests:
             in_fitting_parts(upsert, rows)
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
-        """Change these properties and keep the others."""
-        # Restarted, Milvus 2.3 forgets the latest change of a collection's properties, and only that.
+        """Change these properties; all others stay."""
+        # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.
         for _ in range(1 if self.is_lite else 2):
             self._send(
                 collection,
@@ -443,7 +449,7 @@ class MilvusRequests:
             )
 
     def _serve_flat(self, collection: str, metric: str) -> None:
-        """Its field `vector` indexed exactly and the collection loaded, whatever of that is done already."""
+        """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
         if not self.client.list_indexes(collection):
             index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
             self.client.create_index(collection, index)

@@ -27,7 +27,7 @@ from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
 DEFAULT_SUB_VECTORS = 32
-"""m of Milvus's product quantisers where the index names none."""
+"""m of Milvus's product quantisers if the index does not set it."""
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
 STORAGE_FORMAT_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 TTL_PROPERTY = "collection.ttl.seconds"
@@ -36,7 +36,7 @@ DTYPES: dict[int, Dtype] = {
     DataType.FLOAT16_VECTOR: "float16",
     DataType.BFLOAT16_VECTOR: "bfloat16",
 }
-"""The vector types that are corrected."""
+"""The vector types that can be corrected."""
 _READ_AS_LISTS_OF_BYTES = {
     DataType.BINARY_VECTOR,
     DataType.INT8_VECTOR,
@@ -64,12 +64,12 @@ def has_partition_key(schema: dict[str, Any]) -> bool:
 
 
 def function_outputs(schema: dict[str, Any]) -> set[str]:
-    """Fields that the server computes, which no client may write."""
+    """Return the fields that the server computes; clients may not write them."""
     return {name for function in schema.get("functions", []) for name in function["output_field_names"]}
 
 
 def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
-    """The vector fields of DTYPES with what their index says; metric and type are empty without an index."""
+    """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
     by_field = {index["field_name"]: index for index in indexes}
     found = {}
     for field in schema["fields"]:
@@ -87,7 +87,7 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
-    """How a vector field's rows lie in it: those of a layout where it is corrected."""
+    """Return the storage format of a vector field; that of its augmented vectors if it is corrected."""
     for state in read_states(schema["properties"]).values():
         if field == state.searched_field:
             return state.form
@@ -96,8 +96,11 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
 
 
 def as_written(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of a query as pymilvus takes them revert: without what the server computes, the bytes of vectors
-    out of the lists that it gives them in, and other vectors as lists, which compare."""
+    """Return rows of a query in the form that pymilvus inserts.
+
+    Fields that the server computes are left out, the bytes of vectors are taken out of their lists, and other
+    vectors become lists, which compare.
+    """
     written_by_server = function_outputs(schema)
     in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _READ_AS_LISTS_OF_BYTES}
 
@@ -113,37 +116,40 @@ def as_written(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[d
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
-    """What describe_index says beyond status, type and metric."""
+    """Return the parameters of describe_index other than status, type and metric."""
     params = {name: value for name, value in index.items() if name not in _INDEX_STATUS}
     nested = params.pop("params", None)
     return {**params, **nested} if isinstance(nested, dict) else params
 
 
 SEGMENT_BYTES = 512 * 2**20
-"""datacoord.segment.maxSize, unless set otherwise."""
+"""Default of datacoord.segment.maxSize."""
 
 FEW_CELLS = 2
-"""So many times fewer cells than advised are worth a remark."""
+"""A remark is made if the index has this many times fewer cells than advised."""
 
 CELLED = {"IVF_FLAT", "IVF_SQ8", "GPU_IVF_FLAT", "HNSW", "HNSW_SQ", "AUTOINDEX"}
-"""Indexes that divide rows into cells, or link them, and keep their columns apart."""
+"""Indexes that divide rows into cells, or link them, and do not mix columns."""
 
 
 def width_multiple(field: VectorField) -> int:
-    """16, or what product quantisation with m sub-vectors makes of it."""
+    """Return 16, or lcm(16, m) for product quantisation with m sub-vectors."""
     if "PQ" not in field.index_type:
         return ALIGNMENT
     return math.lcm(ALIGNMENT, int(field.index_params.get("m", DEFAULT_SUB_VECTORS)))
 
 
 def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
-    """Not where sub-vectors of several columns are quantised together, nor where numbers are halves, in
-    which each of ours takes three columns."""
+    """Whether an index takes locality hint columns.
+
+    It does not if it quantises sub-vectors of several columns together, nor with half-precision numbers, of
+    which each hint would take three columns.
+    """
     return index_type in CELLED and dtype == "float32"
 
 
 def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
-    """Why no collection of this kind is corrected."""
+    """Return the reasons why a collection of this kind cannot be corrected."""
     found = []
     if external := schema.get("external_source"):
         found.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
@@ -153,7 +159,7 @@ def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
 
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
-    """Why the collection cannot be carried over, each with what to do about it."""
+    """Return the reasons why the collection cannot be copied, each with a remedy."""
     schema, found = source.schema, kind_obstacles(source.schema)
     names = {each["name"]: each for each in schema["fields"]}
     if field not in source.vector_fields:
@@ -182,8 +188,9 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
 
 
 def remarks(source: CollectionInfo, field: str) -> list[str]:
-    """What a copy changes that the user should know of. source: with the index that the copy's field is to
-    have."""
+    """Return remarks for the user about changes that a copy brings. source: with the planned index of the
+    copy's field.
+    """
     said = []
     if TTL_PROPERTY in source.schema.get("properties", {}):
         said.append("time to live: the copied rows start theirs anew")
@@ -204,13 +211,15 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
 
 
 def advised_cells(rows: int, dim: int) -> int:
-    """nlist by the rule of Milvus' performance FAQ: 4·√n, n the rows of a segment of 512 MB."""
+    """Return nlist by the rule of Milvus' performance FAQ: 4·√n, with n the rows of a segment of 512 MB."""
     return round(4 * math.sqrt(min(rows, SEGMENT_BYTES / (4 * dim))))
 
 
 def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
-    """Whether the collection has the fields that hold biases beside vectors, of the right types and never
-    null: a server's function chain takes a null for a score of 0."""
+    """Whether the collection has the bias fields, of the right types and never null.
+
+    A server's function chain takes a null for a score of 0.
+    """
     found = {field["name"]: field for field in schema["fields"]}
     return all(
         name in found
@@ -221,7 +230,7 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
 
 
 def bias_remarks(schema: dict[str, Any], suffix: str) -> list[str]:
-    """What fields for biases that lack a default value ask of whoever writes rows."""
+    """Return remarks about writes to bias fields that have no default value."""
     ours = {name + suffix for name in BIAS_FIELDS}
     bare = [
         field["name"]
@@ -237,7 +246,9 @@ def bias_remarks(schema: dict[str, Any], suffix: str) -> list[str]:
 
 
 def side_schema(source: CollectionInfo) -> CollectionSchema:
-    """Keys as those of the source, the slots as a vector, which every Milvus collection must have."""
+    """Return the schema of a side collection: keys as in the source, the slots as a vector, which every
+    Milvus collection must have.
+    """
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(description=f"biases of {source.name}", enable_dynamic_field=False)
     schema.add_field(
@@ -249,7 +260,7 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
 
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
-    """What a copy is made from, in an order of its own: servers describe fields in any."""
+    """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
     said = (
         "name",
         "type",
@@ -276,7 +287,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 
 
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
-    """The source's schema with its vector field in augmented form, in which it may be already."""
+    """Return the source's schema with its vector field in augmented width, unless it has that already."""
     schema = CollectionSchema.construct_from_dict(source.schema)
     there = source.states.get(state.field)
     if there is None or there.leaves_vectors:
@@ -303,7 +314,7 @@ def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str,
 
 
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
-    """The source's indexes, but that of the corrected field as this says, with the metric IP."""
+    """Return the source's indexes, with that of the corrected field from `corrected` and the metric IP."""
     params = MilvusClient.prepare_index_params()
     for index in indexes:
         ours = index["field_name"] == corrected.name

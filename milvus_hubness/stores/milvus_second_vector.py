@@ -20,7 +20,7 @@ _SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 
 
 class MilvusSecondField(MilvusRequests):
-    """The methods of the store for such a field."""
+    """The store's methods for a second vector field."""
 
     def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
@@ -128,7 +128,7 @@ class MilvusSecondField(MilvusRequests):
 
 
 def _wanted(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
-    """The fields that hold the augmented form, its bias and when that was computed."""
+    """Return the names and types of the hidden fields: the augmented vector, its bias and its epoch."""
     [described] = [each for each in source.schema["fields"] if each["name"] == field]
     kinds = {SECOND_VECTOR_FIELD: DataType(described["type"]), **_SCALARS}
     return {name + suffix: kind for name, kind in kinds.items()}

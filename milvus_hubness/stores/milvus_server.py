@@ -1,7 +1,7 @@
 """A Milvus server: connections, errors, filters, request sizes and index types.
 
-Source: milvus.io/docs, "Floating Vector Indexes" and "GPU-enabled Indexes"; where the pages differ from
-Knowhere's own checks (nbits), the checks.
+Source: milvus.io/docs, "Floating Vector Indexes" and "GPU-enabled Indexes"; where these pages differ from
+Knowhere's own checks (nbits), the checks count.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "m
 
 
 class EscapedKeys:
-    """A client whose filters by key match the rows of these keys only.
+    """A client whose filters by key match only the rows of these keys.
 
-    pymilvus builds the filter of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, and pastes keys
-    into it as they are.
+    pymilvus builds the filter of `get`, `delete` and `query(ids=...)` in `_pack_pks_expr`, and inserts keys
+    without escaping them.
     """
 
     def _pack_pks_expr(self, schema_dict: Mapping[str, Any], pks: Sequence[Any]) -> str:
@@ -67,13 +67,13 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
 def connect(
     uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any
 ) -> MilvusClient:
-    """A plain MilvusClient; options are further arguments of it.
+    """Connect a plain MilvusClient; options are its further arguments.
 
     Raises ServerUnavailable, which names the address without its user and password, and never the token;
-    InvalidParameter for an address of another form.
+    InvalidParameter for an invalid address.
     """
     _validate_address(uri)
-    # Milvus Lite hangs up on clients that were idle for half a minute; pymilvus connects without retrying.
+    # Milvus Lite closes connections that were idle for half a minute; pymilvus connects without retrying.
     attempts = 1 if "://" in uri else 3
     retrying = Retrying(
         retry=retry_if_exception_type(MilvusException),
@@ -85,12 +85,12 @@ def connect(
         return retrying(PlainClient, uri, token=token, db_name=db_name, timeout=timeout, **options)
     except MilvusException as error:
         message = f"{_unreachable(uri)}: {error.message}"
-    # Outside of `except`: the error of pymilvus, which would be its context, may name the whole address.
+    # This is outside `except`: pymilvus's error would be its context and may contain the whole address.
     raise ServerUnavailable(redacted(message, {token, *secrets_in(uri)}))
 
 
 def _validate_address(uri: str) -> None:
-    """Raises InvalidParameter where a URI has no port that is a number, or its user and password no end."""
+    """Raise InvalidParameter if the port of a URI is not a number, or its user and password have no end."""
     _, scheme, rest = uri.partition("://")
     if not scheme:
         return
@@ -117,7 +117,7 @@ def _unreachable(uri: str) -> str:
 
 
 PAUSES = (0.01, 0.03, 0.1, 0.3, 1.0, *(3.0 for _ in range(70)))
-"""Seconds between two attempts at a write; pymilvus's own."""
+"""Seconds between two attempts at a write; these are pymilvus's own."""
 _REFUSALS = {
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNAUTHENTICATED,
@@ -149,7 +149,7 @@ def is_missing(error: Exception) -> bool:
 
 @contextmanager
 def translated(collection: str) -> Iterator[None]:
-    """pymilvus's errors as ours, about `collection`."""
+    """Convert pymilvus's errors to errors of this package about `collection`."""
     try:
         yield
     except grpc.RpcError as error:
@@ -165,7 +165,7 @@ def translated(collection: str) -> Iterator[None]:
 
 
 def literal(key: int | str) -> str:
-    """A key as Milvus's filter language writes it."""
+    """Return a key as Milvus's filter language writes it."""
     return str(key) if isinstance(key, int) else f'"{escaped(key)}"'
 
 
@@ -175,38 +175,42 @@ def escaped(text: str) -> str:
 
 
 def is_one_of(field: str, keys: Sequence[int | str]) -> str:
-    """The filter that picks rows by key."""
+    """Return the filter that picks rows by key."""
     return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
 def runs_function_chains(server_version: str) -> bool:
     """Whether a server of this version applies function chains to a search: Milvus from 3.0, Lite from 3.2.
-    Older ones do not refuse them, they ignore them."""
+
+    Older servers do not refuse them; they ignore them.
+    """
     return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (3, 0))
 
 
 def adds_fields(server_version: str) -> bool:
-    """Whether a live collection can be given a field: Milvus from 2.6, Lite never."""
+    """Whether a server of this version can add fields to a live collection: Milvus from 2.6, Lite never."""
     return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6)
 
 
 def imports_parquet(server_version: str) -> bool:
-    """Whether a server of this version reads rows from Parquet files: Milvus from 2.3.4, Lite never."""
+    """Whether a server of this version imports rows from Parquet files: Milvus from 2.3.4, Lite never."""
     return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 3, 4)
 
 
 def adds_vector_fields(server_version: str) -> bool:
-    """Whether it can be given a vector field, null in all its rows: Milvus from 2.6.18, Lite never."""
+    """Whether a server of this version can add a vector field, null in all rows: Milvus from 2.6.18, Lite
+    never.
+    """
     return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6, 18)
 
 
 def drops_fields(server_version: str) -> bool:
-    """Whether a field can be taken from a live collection: Milvus from 3.0, Lite never."""
+    """Whether a server of this version can drop a field of a live collection: Milvus from 3.0, Lite never."""
     return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (3, 0)
 
 
 def updates_fields(server_version: str) -> bool:
-    """Whether some fields of a row can be replaced and the others left: Milvus from 2.6, Lite from 3.2."""
+    """Whether a server of this version can update some fields of a row: Milvus from 2.6, Lite from 3.2."""
     return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (2, 6))
 
 
@@ -215,7 +219,9 @@ def version_numbers(server_version: str) -> tuple[int, ...]:
 
 
 def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> list[Any]:
-    """call(items), cut in halves as often as the message limit (64 MB by default) asks for."""
+    """Return the results of `call` on `items`, split in halves until each part fits the message limit (64 MB
+    by default).
+    """
     try:
         return [call(items)]
     except (MilvusException, grpc.RpcError) as error:
@@ -226,12 +232,12 @@ def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> 
 
 
 def is_too_large(error: Exception) -> bool:
-    """Whether a request failed because it, or its answer, passes the message limit."""
+    """Whether a request failed because it, or its answer, exceeds the message limit."""
     return any(mark in _told(error).lower() for mark in _TOO_LARGE)
 
 
 def _told(error: Exception) -> str:
-    """What went wrong, in the server's words: pymilvus passes some of gRPC's errors on as they are."""
+    """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
     words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
     return redacted(str(words))
 
@@ -239,19 +245,21 @@ def _told(error: Exception) -> str:
 KEYS_PER_PAGE = 16_384
 FEW_KEYS = 4_096
 DUPLICATES_PER_KEY = 4
-"""Milvus 2.3 counts duplicates of a key as rows that were asked for, and answers fewer."""
+"""Milvus 2.3 counts duplicates of a key towards the limit, and returns fewer rows."""
 ROWS_PER_REQUEST = 2_000
 
 
 INT_MAX = 2**31 - 1
 NEWEST = (99,)
-"""What a version that is no number is taken for."""
+"""Stands for a version that is not a number."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A whole number from low to high, also as text. needed_before: the version from which Milvus has a
-    default."""
+    """An integer from low to high, also as text.
+
+    needed_before: the version from which Milvus has a default.
+    """
 
     low: int
     high: int
@@ -267,7 +275,7 @@ class Whole:
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of these words, in any case."""
+    """One of these words; case does not matter."""
 
     words: tuple[str, ...]
 
@@ -280,7 +288,9 @@ class OneOf:
 
 @dataclass(frozen=True)
 class IndexType:
-    """parameters: by name. since: the first version of Milvus that has it. on_lite: Milvus Lite builds it."""
+    """An index type. parameters: by name. since: the first version of Milvus with it. on_lite: whether Milvus
+    Lite builds it.
+    """
 
     parameters: Mapping[str, Whole | OneOf] = field(default_factory=dict)
     since: tuple[int, ...] = (2, 3)
@@ -297,7 +307,7 @@ GRAPH: dict[str, Whole | OneOf] = {"M": Whole(2, 2_048, (2, 4)), "efConstruction
 SUB_VECTORS, BITS = Whole(1, 65_536), Whole(1, 24)
 CACHED: dict[str, Whole | OneOf] = {"cache_dataset_on_device": BOOL}
 ALWAYS: dict[str, Whole | OneOf] = {"mmap.enabled": BOOL}
-"""Parameters that every type has."""
+"""Parameters of every index type."""
 
 INDEX_TYPES = {
     "AUTOINDEX": IndexType(on_lite=True),
@@ -337,7 +347,7 @@ INDEX_TYPES = {
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
     """Raise InvalidParameter if a server of this version does not build the planned index.
 
-    What the index of the source has is valid: its server has built it, and may be newer than this table.
+    Settings of the source's index are valid: its server has built it, and may be newer than this table.
     """
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
     lite = server_version.startswith("milvus_lite")

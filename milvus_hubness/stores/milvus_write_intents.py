@@ -1,13 +1,13 @@
-"""Write-intent logs as Milvus collections.
+"""Write-intent logs as Milvus collections: one with the notes, one with the noted rows.
 
-The second has the fields of the collection whose writes are noted, so that it takes whatever that takes; its
-own keys are names that clients make up, so that no note is ever written over. The first is what decides: the
-database puts the notes under one key in an order, and the last one stands.
+The collection of rows has the fields of the collection whose writes are noted, so that it takes the same
+rows. Its keys are names that clients create, so no noted row is ever overwritten. The collection of notes
+decides: the database orders the notes under one key, and the last one counts.
 
-To make the two takes seconds, so they stay from one job to the next, empty in between. What is noted for one
-job is told from what was noted for those before, late, by clients that had not heard of their end. No two
-write-intent logs ever have the same name, and one that is to be dropped is marked first, so that no other job
-takes it again: a call that drops it can arrive late, and drops nothing that is in use.
+Both take seconds to create, so they stay from one job to the next, empty in between. Notes have the name of
+their job, which separates them from late notes of clients that had not seen the end of an earlier job. No two
+write-intent logs ever have the same name, and a log is marked before it is dropped, so that no other job
+takes it again: a late request to drop it drops nothing that is in use.
 """
 
 from __future__ import annotations
@@ -33,35 +33,37 @@ from milvus_hubness.stores.records import CollectionInfo, Note, intent_log_name,
 
 WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
 FITS_PROPERTY = "hubness_write_intents_fits"
-"""Of what schema the collection is whose writes are noted, as a digest."""
+"""Digest of the schema of the collection whose writes are noted."""
 RETIRED_PROPERTY = "hubness_write_intents_retired"
-"""Of a write-intent log that is about to be dropped."""
+"""Marks a write-intent log that is about to be dropped."""
 NAME_FIELD = "hubness_note"
-"""In the collection of rows: what names a row."""
+"""Field with the name of a noted row."""
 DEFAULT_PARTITION = "_default"
 _AFTER_ALL = "~"
-"""Comes after every digit."""
+"""Sorts after every digit."""
 
 Row = dict[str, Any]
 
 
 def place_of(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
-    """Where the write-intent log keeps what is noted of a row."""
+    """Return the key of a row's note in the write-intent log."""
     within = partition_of(intent_log, partition)
     place = f"{intent_log.made}\0{within}\0{key}"
     return hashlib.blake2b(place.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
-    """Among which rows a key is the only one of its kind."""
+    """Return the partition within which keys are unique; empty if they are unique in the whole collection."""
     return (partition or DEFAULT_PARTITION) if intent_log.by_partition else ""
 
 
 def line(
     intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()
 ) -> Row:
-    """What the write-intent log holds for a row. name: of the row that was noted, empty where it is to be
-    deleted. changed: see Note."""
+    """Return the note of a row as the write-intent log stores it.
+
+    name: of the noted row; empty for a deletion. changed: see Note.
+    """
     return {
         "place": place_of(intent_log, key, partition),
         "made": intent_log.made,
@@ -78,7 +80,7 @@ class MilvusWriteIntents(MilvusRequests):
     """The write-intent log methods of the store."""
 
     def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
-        # Milvus 2.3 cannot take a property away, and an empty one says as little.
+        # Milvus 2.3 cannot drop a property; an empty one means the same.
         with translated(collection):
             said = intent_log.model_dump_json() if intent_log else ""
             self._alter_properties(collection, {WRITE_INTENTS_PROPERTY: said})
@@ -115,7 +117,7 @@ class MilvusWriteIntents(MilvusRequests):
         return intent_log
 
     def _fits(self, intent_log: WriteIntentLog, fits: str) -> bool:
-        """Whether both collections are there whole, and take the rows that are to be noted."""
+        """Whether both collections exist in full and can take the rows to be noted."""
         for collection in (intent_log.collection, intent_log.rows):
             if not self.exists(collection):
                 return False
@@ -136,11 +138,13 @@ class MilvusWriteIntents(MilvusRequests):
             self._forget_notes(intent_log, before=intent_log.made + _AFTER_ALL)
 
     def _forget_notes(self, intent_log: WriteIntentLog, *, before: str) -> None:
-        """Those for jobs that began before that: a process that was stopped and revived takes away none that
-        are for its successor."""
+        """Delete the notes for jobs that started before `before`.
+
+        So a process that was stopped and revived deletes no notes of its successor.
+        """
 
         def forget(collection: str, field: str) -> None:
-            # The newest notes may not be seen yet: the next job deletes them.
+            # The newest notes may not be visible yet: the next job deletes them.
             if self._count(collection, consistency_level="Eventually"):
                 with translated(collection):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
@@ -215,7 +219,7 @@ class MilvusWriteIntents(MilvusRequests):
         return sum(self.count(each) for each in (intent_log.collection, intent_log.rows) if self.exists(each))
 
     def _scanned_names(self, intent_log: WriteIntentLog) -> set[str]:
-        """The names of all rows that a note names."""
+        """Return the names of all rows that a note names."""
         places = self._keys(intent_log.collection, "")
         found: set[str] = set()
         for start in range(0, len(places), ROWS_PER_REQUEST):
@@ -247,7 +251,7 @@ class MilvusWriteIntents(MilvusRequests):
         key_field = milvus_schema.key_field(schema)["name"]
         names = [note.row for note in notes if note.row is not None]
         noted = self._as_written(intent_log.rows, schema, NAME_FIELD, names, None)
-        # A row that a note names is gone once the client that noted it has put another note in its place.
+        # A row that a note names disappears once its client has replaced the note.
         notes = [note for note in notes if note.row is None or note.row in noted]
         for row in noted.values():
             row.pop(NAME_FIELD)
@@ -269,7 +273,7 @@ class MilvusWriteIntents(MilvusRequests):
         values: Sequence[Any],
         partition: str | None,
     ) -> dict[Any, Row]:
-        """The rows with these values of a field that tells rows apart, by it."""
+        """Return the rows with these values of a unique field, by value."""
         if not values:
             return {}
         self._ensure_loaded(collection)
@@ -280,12 +284,12 @@ class MilvusWriteIntents(MilvusRequests):
 
 
 def name_for(intent_log: WriteIntentLog) -> str:
-    """A new name for a row that is noted."""
+    """Return a new name for a noted row."""
     return intent_log.made + uuid.uuid4().hex
 
 
 def _made() -> str:
-    """Of 32 digits, in the order of time."""
+    """Return 32 hexadecimal digits whose order is that of time."""
     return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
 
 
@@ -300,21 +304,21 @@ def _note(line: Row) -> Note:
 
 
 def changed_in(line: Row) -> tuple[str, ...]:
-    """The fields that a line of a write-intent log says a partial update changes."""
+    """Return the fields that a partial update changes, from a note as stored."""
     return tuple(json.loads(line["changed"])) if line["changed"] else ()
 
 
 def names_in(
     intent_log: WriteIntentLog, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
 ) -> dict[Key, str]:
-    """What lines of a write-intent log say of those of these keys that they tell of."""
+    """Return the names of the noted rows, for those of these keys that have a note among `lines`."""
     by_place = {each["place"]: str(each["name"]) for each in lines}
     places = {key: place_of(intent_log, key, partition) for key in keys}
     return {key: by_place[place] for key, place in places.items() if place in by_place}
 
 
 def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | None) -> str:
-    """The filter that picks what the write-intent log holds for these keys."""
+    """Return the filter that picks the notes of these keys."""
     return is_one_of("place", [place_of(intent_log, key, partition) for key in keys])
 
 
@@ -336,7 +340,10 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
 
 
 def _rows_schema(source: CollectionInfo) -> CollectionSchema:
-    """The source's fields but for those that the server computes; none is a key of any kind."""
+    """Return a schema with the source's fields, except those that the server computes.
+
+    None of them is a key.
+    """
     computed = milvus_schema.function_outputs(source.schema)
     no_key = {"is_primary": False, "auto_id": False, "is_partition_key": False, "is_clustering_key": False}
     name = {"name": NAME_FIELD, "type": DataType.VARCHAR, "params": {"max_length": 64}, "is_primary": True}
@@ -346,7 +353,9 @@ def _rows_schema(source: CollectionInfo) -> CollectionSchema:
 
 
 def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
-    """For every vector field one that costs nothing to keep, where there is one, else the source's."""
+    """Return an index for each vector field: one that costs nothing if there is one, or else that of the
+    source.
+    """
     kinds = {field["name"]: field["type"] for field in schema["fields"]}
     computed = milvus_schema.function_outputs(schema)
     params = MilvusClient.prepare_index_params()

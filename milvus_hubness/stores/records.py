@@ -20,13 +20,14 @@ _FENCE = re.compile(r"__lease_(\d+_)?[0-9a-f]{8}$")
 
 
 def is_fence(alias: str) -> bool:
-    """Whether an alias is one by which the holder of a lease writes."""
+    """Whether an alias is a fencing alias, through which the holder of a lease writes."""
     return _FENCE.search(alias) is not None
 
 
 _INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
 _LONGEST_NAME = 200
-"""Characters of a collection's name in that of its intent_log: Milvus allows 255 in all."""
+"""Length of a collection's name within the name of its write-intent log: Milvus allows 255 characters in
+all."""
 
 
 def intent_log_name(collection: str) -> str:
@@ -35,29 +36,32 @@ def intent_log_name(collection: str) -> str:
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs, whole or in part, among those of all
-    collections."""
+    """Return the names of a collection's write-intent logs, complete or not, from the names of all
+    collections.
+    """
     found = {name.removesuffix("_rows") for name in names}
     stem = collection[:_LONGEST_NAME]
     return sorted(n for n in found if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
 
 
 class Fences(Protocol):
-    """The fencing aliases by which the holder of a lease writes."""
+    """The fencing aliases through which the holder of a lease writes."""
 
     def alias_of(self, collection: str) -> str | None:
         """Return the alias; None if writes to this collection are not fenced."""
         ...
 
     def renew(self, collection: str) -> None:
-        """Write by another alias from here on: what was sent by the former one is not accepted any more.
-        Raises LeaseLost."""
+        """Switch to another alias: the database accepts no more requests through the former one.
+
+        Raises LeaseLost.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class VectorField:
-    """A dense float vector field. index_type and index_params are the database's own words."""
+    """A dense float vector field. index_type and index_params are those of the database."""
 
     name: str
     dim: int
@@ -69,15 +73,16 @@ class VectorField:
 
 @dataclass(frozen=True)
 class CollectionInfo:
-    """What the jobs need to know of a collection.
+    """Description of a collection for the jobs.
 
-    name: the real name, whatever alias was asked for. rows: what the database counts, duplicates and all.
-    partitions: names that rows must be copied into, or that tell keys apart which have no order among
-    themselves; (None,) where the database places rows by itself and all keys have one order. states: of the
-    corrected vector fields, by name. schema: the database's own description, opaque to the jobs. dual_write:
-    where a migration has its writers write too. intent_log: where a refresh has them write first.
-    online_banks: the banks that take in live queries. identity: by which the database tells the collection
-    from another of its name; empty if it does not."""
+    name: the real name, even if an alias was requested. rows: the database's count, including duplicates.
+    partitions: names that rows must be copied into, or that separate keys without a common order; (None,) if
+    the database places rows itself and all keys have one order. states: of the corrected vector fields, by
+    name. schema: the database's own description, opaque to the jobs. dual_write: the dual writes of a
+    migration. intent_log: the write-intent log of a refresh. online_banks: the banks that take in live
+    queries. identity: separates the collection from another one of the same name; empty if the database has
+    no such id.
+    """
 
     name: str
     key_field: str
@@ -96,7 +101,7 @@ class CollectionInfo:
 
     @property
     def users_fields(self) -> dict[str, VectorField]:
-        """The vector fields but for those that hold the augmented form beside another."""
+        """The vector fields without second vector fields, which hold augmented vectors."""
         return {
             name: each
             for name, each in self.vector_fields.items()
@@ -105,24 +110,26 @@ class CollectionInfo:
 
     @property
     def state(self) -> CollectionState | None:
-        """What is known of the corrected field; None where there is none. Raises InvalidInput for several."""
+        """The state of the corrected field; None if there is none. Raises InvalidInput for several."""
         return self.state_of(None)
 
     def with_index(self, field: str, index_type: str, index_params: dict[str, Any]) -> CollectionInfo:
-        """As it would be with another index on a vector field."""
+        """Return this description with another index on a vector field."""
         other = replace(self.vector_fields[field], index_type=index_type, index_params=index_params)
         return replace(self, vector_fields={**self.vector_fields, field: other})
 
     def require_field(self, field: str) -> None:
-        """Raises InvalidInput naming the float vector fields where `field` is none of them."""
+        """Raise InvalidInput naming the float vector fields if `field` is not one of them."""
         if field not in self.vector_fields:
             there = ", ".join(self.vector_fields) or "none"
             raise InvalidInput(f"{self.name!r} has no float vector field {field!r}, there are: {there}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
-        """What is known of this vector field's correction; None where it is not corrected. Without a field,
-        of the corrected one. Raises InvalidInput where there are several, and for a field that is not
-        there."""
+        """Return the state of this vector field; None if it is not corrected.
+
+        Without a field, return the state of the only corrected one. Raises InvalidInput if there are several,
+        and for a field that does not exist.
+        """
         if field is not None:
             self.require_field(field)
             return self.states.get(field)
@@ -133,14 +140,14 @@ class CollectionInfo:
         return next(iter(self.states.values()), None)
 
     def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
-        """The online bank of this profile; None without one."""
+        """Return the online bank of this profile; None if it has none."""
         found = (each for each in self.online_banks if (each.field, each.profile) == (field, profile))
         return next(found, None)
 
 
 @dataclass(frozen=True, eq=False)
 class QuerySamples:
-    """Samples of live queries. vectors (n, d) float32, as they were asked; (0, 0) where there are none."""
+    """Samples of live queries. vectors: (n, d) float32, as the user sent them; (0, 0) if there are none."""
 
     vectors: Floats
     origins: Origins
@@ -148,7 +155,9 @@ class QuerySamples:
 
 @dataclass(frozen=True)
 class Record:
-    """An entry of a ledger. body: JSON of at most 60,000 characters; group: what entries are asked for by."""
+    """A record of a ledger. body: JSON of at most 60,000 characters. group: the name by which records are
+    read together.
+    """
 
     key: str
     group: str
@@ -157,10 +166,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Note:
-    """What a client was last about to do with the row of a key. partition: of the row, where it named one.
-    row: what the write-intent log calls the row as it was to be written; None where it was to be deleted.
-    changed: the fields that this partial update, and those noted just before it, change; empty for a whole
-    row. id: of this note; the next one of the same key has another."""
+    """A client's last write intent for the row of a key.
+
+    partition: of the row, if the write named one. row: the name of the noted row in the write-intent log;
+    None for a deletion. changed: the fields that this partial update, and those noted just before it, change;
+    empty for a whole row. id: of this note; the next note of the same key has another one.
+    """
 
     key: Key
     partition: str | None
@@ -171,8 +182,10 @@ class Note:
 
 @dataclass(frozen=True)
 class ImportJob:
-    """Rows that the database reads from a file by itself. file: as it was asked for, None where the database
-    does not tell; reason: why it failed."""
+    """An import: rows that the database reads from a file itself.
+
+    file: as it was requested; None if the database does not report it. reason: of a failure.
+    """
 
     id: str
     file: str | None
