@@ -1,6 +1,6 @@
 """The run of the demo: build a retriever from the standard library, load, search, migrate, search again.
 
-The two towers share no training words, so the gap between them, and with it the hubs, is real.
+Neither tower has seen the words of the other, so the gap between them, and with it the hubs, is real.
 """
 
 from __future__ import annotations

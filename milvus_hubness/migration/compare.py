@@ -141,8 +141,8 @@ class Pair:
 
     def fetch(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
         """Return the current rows of these keys in the origin and in the copy. This reads the copy first:
-        clients write to the origin first, so every row that appears in the copy was written to the origin
-        before."""
+        clients write to the origin first, so a row that appears in the copy was written to the origin, and
+        perhaps deleted from it, before."""
         field = self.state.field
         copied = self.store.get(self.copy.collection, keys, field, partition=partition)
         wanted = self.store.get(self.origin.collection, keys, field, partition=partition)

@@ -91,7 +91,7 @@ def cross_fitted_hits(
 def judge_labelled(
     raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
 ) -> Judgement:
-    """Return "apply" if the expected gain in R@1 is above 0.
+    """Return the verdict: "apply" if the expected gain in R@1 is above 0.
 
     raw, cross_fitted: (n_queries,) hits. The expected gain combines the measured gain with a prior of 4
     points and a standard deviation of 4 points; the label-free sign, `fall`, decides whether the prior is
@@ -115,8 +115,8 @@ def judge_labelled(
 
 
 def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) -> Judgement:
-    """Return "apply" if the answers to queries that the biases have not seen spread more evenly over the
-    items.
+    """Return the verdict: "apply" if the answers to queries that the biases have not seen spread more evenly
+    over the items.
 
     raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full
     strength. Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the

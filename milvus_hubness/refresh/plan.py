@@ -163,7 +163,7 @@ def with_profile(
     """Return the state with this profile as the active one, and whether the profile is new.
 
     A new profile gets two spare columns of the stored vectors, without biases yet. The vectors then have
-    fewer locality hint columns, and the last two new slots may also take the graph hint column. Raises
+    fewer locality hint columns; the last profile that fits also takes the graph hint column. Raises
     InvalidParameter, InvalidInput, NoSpareColumns.
     """
     if name in state.profiles:
