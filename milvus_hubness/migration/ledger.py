@@ -162,8 +162,9 @@ class Ledger:
         return known
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """Return the migration that this collection or alias belongs to. Of several, prefer the migration to
-        it over one from it, then one that is not over. target: select the migration to this copy.
+        """Return the migration that this collection or alias belongs to. If there are several, prefer a
+        migration to it over one from it, then one that is not over. target: select the migration to this
+        copy.
 
         Raises NoMigration, and InvalidInput if several remain.
         """

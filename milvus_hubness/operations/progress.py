@@ -1,10 +1,10 @@
-"""The progress of a job: callbacks, events, and the throttle that sets its pace.
+"""The progress of a job: callbacks, events, and the throttle that limits its pace.
 
 | event           | facts                                                                                   |
 |-----------------|-----------------------------------------------------------------------------------------|
 | plan            | the plan                                                                                |
 | before-copy     | source, target, rows_total                                                              |
-| copying         | after each chunk: partition, chunk and chunks (its number and how many there are), rows |
+| copying         | after each chunk: partition, chunk and chunks (its number and the total number), rows   |
 |                 | copied so far, rows_total, bytes and seconds of this chunk, rows_per_second,            |
 |                 | eta_seconds (None while unknown)                                                        |
 | after-copy      | source, target, rows                                                                    |
@@ -12,17 +12,17 @@
 |                 | pass 0 only compares                                                                    |
 | before-verify   | source, target, rows_total                                                              |
 | verified        | rows, fields                                                                            |
-| postponed       | the cut-over waits to be released                                                       |
+| postponed       | the cutover waits for its release                                                       |
 | before-cutover  | source, target, alias                                                                   |
 | after-cutover   | source, target, alias                                                                   |
 | before-rollback | source, target, alias                                                                   |
 | after-rollback  | source, target, alias                                                                   |
-| throttled       | reason, detail: the server is under load, and copying rests until `resumed`             |
-| paused          | reason: who paused                                                                      |
-| resumed         | reason: whose pause is over; copying goes on when none is left                          |
-| rate            | rows_per_second, bytes_per_second, chunk_seconds as they are now, None for no limit     |
-| warning         | message: something was not done, and the migration goes on without                      |
-| stopped         | reason: ended on request; it can be resumed                                             |
+| throttled       | reason, detail: the server is under load, and the copy pauses until `resumed`           |
+| paused          | reason: the operator or check that paused the copy                                      |
+| resumed         | reason: the pause that ended; the copy continues when no pause is left                  |
+| rate            | rows_per_second, bytes_per_second, chunk_seconds: current values, None for no limit     |
+| warning         | message: a step failed, and the migration continues without it                          |
+| stopped         | reason: ended on request; the migration can be resumed                                  |
 | failed          | type and message of the error                                                           |
 """
 

@@ -67,7 +67,7 @@ class Pairs:
 
     @property
     def of(self) -> npt.NDArray[np.int64]:
-        """(n,) `answers`, which are never None once the pairs are made."""
+        """The `answers` (n,), which are never None once the pairs are made."""
         answers: npt.NDArray[np.int64] = np.asarray(self.answers)
         return answers
 

@@ -36,17 +36,18 @@ def contrastive_loss(
     weights: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """A batch's loss, a scalar.
+    """Return the loss of a batch, a scalar.
 
     cosines (m, m·(1+s)): of each query with the batch's answers, then with their semi-positives, those of
-    answer 0 first. items (m, 1+s): gallery numbers of each query's answer and semi-positives. weights
-    (m, s): of the semi-positives. With ω = 1 for an answer and its weight for a semi-positive,
+    answer 0 first. items (m, 1+s): gallery numbers of each query's answer and semi-positives. weights (m, s):
+    of the semi-positives. With ω = 1 for an answer and its weight for a semi-positive,
 
         queries → items   mean over queries i of  −Σ_j ω_j log softmax_j(cos_ij / τ) / Σ_j ω_j,  j of i's own
         items → queries   mean over items j, weighted by ω_j, of  −log softmax_i(cos_ij / τ) at j's own query
 
-    and the loss is the mean of both. Where the paper is silent: semi-positives weigh in both directions, and
-    an item that occurs twice in a batch is no wrong answer to a query of which it is a right one.
+    and the loss is the mean of both. The paper leaves two details open: here semi-positives count in both
+    directions, and an item that occurs twice in a batch is no wrong answer to a query of which it is a right
+    one.
     """
     count, own = items.shape
     columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])

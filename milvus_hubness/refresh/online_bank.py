@@ -285,9 +285,9 @@ def drift(
     """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
     `quality.bank_checks`.
 
-    Equal samples count once, as in the bank. Of the bank, only the places count that samples may take: a bank
-    that has taken in all it can does not show the same drift again. Call this before the samples are taken
-    in. If the bank is not online, or too few samples wait, nothing has fired, and `reason` says so. Raises
+    Equal samples count once, as in the bank. Only the bank's places that samples may take count: a bank that
+    has taken in all it can does not show the same drift again. Call this before the samples are taken in. If
+    the bank is not online, or too few samples wait, nothing has fired, and `reason` gives the cause. Raises
     NotCorrected, InvalidInput, InvalidParameter.
     """
     info = store.info(collection)

@@ -213,7 +213,7 @@ def _with_columns(state: CollectionState, slots: int) -> CollectionState:
 
 
 def _whole(store: Store, reference: BankReference) -> StoredBank | None:
-    """Return the bank; None where its rows are gone or are not those that the reference names."""
+    """Return the bank; None if its rows no longer exist or are not those that the reference names."""
     try:
         return store.load_bank(reference)
     except (EmptyBank, StateError):

@@ -238,8 +238,8 @@ QUIET = timedelta(minutes=10)
 class History:
     """The stored results of a collection. label: of the collection.
 
-    Of results without a change, and of repeated failures, one in ten minutes is stored. Results "busy" are
-    not stored: the other process stores its own.
+    Results without a change, and repeated failures, are stored at most once in ten minutes. Results "busy"
+    are not stored: the other process stores its own.
     """
 
     def __init__(self, label: str) -> None:
