@@ -142,8 +142,8 @@ class Course:
 
 
 class _MetricsFile:
-    """A listener that writes the metrics to a file. A failed write is an error at the start, and only a
-    warning later."""
+    """A listener that writes the metrics to a file. A failed write is an error at the start; later failures
+    are ignored."""
 
     def __init__(self, path: Path, metrics: MigrationMetrics) -> None:
         self._path, self._metrics = path, metrics
