@@ -1,4 +1,4 @@
-"""What the commands share: options, the connection, output and errors."""
+"""Options, connection, output and errors that all commands share."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def chosen_estimator(
     alpha: float | None,
     current: dict[str, Any] | None = None,
 ) -> Estimator | None:
-    """What the options ask for; None where they ask for nothing.
+    """Return the estimator of the options; None if they name none.
 
-    current: the estimator in use, as its dictionary, whose parameters hold where the options name none.
-    --k and --alpha without --method mean NNN. Raises InvalidParameter.
+    current: the estimator in use, as its dictionary; its parameters apply unless the options name them. --k
+    and --alpha without --method mean NNN. Raises InvalidParameter.
     """
     asked = {name: value for name, value in (("k", k), ("alpha", alpha)) if value is not None}
     asked |= pairs_of(params, "--param")
@@ -88,7 +88,7 @@ def chosen_estimator(
 
 
 def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """What NAME=VALUE texts say. Raises InvalidParameter naming the option."""
+    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the option."""
     found: dict[str, Any] = {}
     for text in texts or []:
         name, equals, value = text.partition("=")
@@ -102,7 +102,8 @@ def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
 
 
 def describe(estimator: dict[str, Any]) -> str:
-    """An estimator's dictionary as people write it, ½ NNN(k=16, alpha=0.75) + …, less what is always so."""
+    """Return an estimator's dictionary in readable form, ½ NNN(k=16, alpha=0.75) + …, without constant
+    parameters."""
     if "estimators" in estimator:
         shares = rounded_shares(estimator["weights"])
         pairs = zip(shares, estimator["estimators"], strict=True)
@@ -157,7 +158,7 @@ DEFAULT_URI = "http://localhost:19530"
 AS_JSON = "--json"
 FAILURE, USAGE = 1, 2
 PAGE_BYTES = 64 * 1024
-"""What a file must have room for, at least, before a page is made for it."""
+"""Minimum free space for a page, in bytes."""
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[2]
 """Click's ClickException, which typer keeps under a private name."""
@@ -167,7 +168,8 @@ err = Console(stderr=True)
 
 
 def open_token(token_file: Path | None) -> str:
-    """The token, never from an argument: those are readable in the process list."""
+    """Return the token from a file or the environment, never from an argument: arguments are readable in the
+    process list."""
     if token_file is None:
         token = os.environ.get(TOKEN_VARIABLE, "")
     else:
@@ -185,14 +187,14 @@ def known_tokens() -> frozenset[str]:
 
 
 def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
-    """The store behind --uri."""
+    """Return the store of --uri."""
     remember_secrets(*secrets_in(uri))
     return MilvusStore(connect(uri, open_token(token_file), database))
 
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
-    """A bar for each stage on standard error, where that is a terminal."""
+    """Show a progress bar for each step on standard error, if that is a terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -216,7 +218,7 @@ def show_json(data: Mapping[str, Any]) -> None:
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
-    """One fact a line."""
+    """Print one fact per line."""
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -263,7 +265,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
 
 
 def _output_problem() -> str | None:
-    """Return why standard output cannot be written; None if it can. What it still holds is given up."""
+    """Return why standard output cannot be written; None if it can. Its buffered output is dropped."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -273,8 +275,8 @@ def _output_problem() -> str | None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UnreadableFile if a page cannot be written to this file, before any work is done for it. What the
-    file holds stays; a device is only opened."""
+    """Check that a page can be written to this file, before the work for it begins. The content of the file
+    stays; a device is only opened. Raises UnreadableFile."""
     existed = path.exists()
     try:
         with path.open("ab", buffering=0) as file:
@@ -303,7 +305,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:
-    """One line on standard error; with --json also an object on standard output."""
+    """Print one line on standard error; with --json also an object on standard output."""
     message = _message(error)
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})
@@ -311,7 +313,7 @@ def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubn
 
 
 def show_unexpected_error(error: Exception, *, as_json: bool) -> None:
-    """Print the traceback of an error that no code expects; with --json also an object on standard output."""
+    """Print the traceback of an unexpected error; with --json also an object on standard output."""
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": _message(error)}})
     sys.stderr.write(redacted("".join(traceback.format_exception(error))))

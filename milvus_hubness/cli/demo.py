@@ -1,4 +1,4 @@
-"""milvus-hubness demo"""
+"""The command milvus-hubness demo."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def demo(
     Questions are docstrings, answers are function bodies. Everything is searched through Milvus; nothing is
     downloaded.
     """
-    # What it is built with takes a second to import, for which no other command should wait.
+    # The import takes a second, which no other command should pay for.
     from milvus_hubness.demo.run import run
 
     if keep and not uri:

@@ -1,4 +1,4 @@
-"""milvus-hubness enable and disable"""
+"""The commands milvus-hubness enable and disable."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from milvus_hubness.operations.reading import WHERE_FROM, read_bank
 
 
 class Mode(str, Enum):
-    """How a collection is corrected without a copy of it."""
+    """The ways to correct a collection without a copy of it."""
 
     rerank = "rerank"
 
 
 class Where(str, Enum):
-    """Where biases lie."""
+    """The bias locations that --where offers."""
 
     auto = "auto"
     fields = "fields"
@@ -211,7 +211,7 @@ def _show_second_vector_plan(plan: dict[str, Any]) -> None:
 
 
 def _telling(missed: dict[str, float]) -> list[tuple[str, float]]:
-    """The numbers of candidates up to the first that misses nothing."""
+    """Return the numbers of candidates up to the first that misses nothing."""
     result = []
     for candidates, share in missed.items():
         result.append((candidates, share))

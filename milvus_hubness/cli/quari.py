@@ -1,4 +1,4 @@
-"""milvus-hubness quari: train, eval and show"""
+"""The commands milvus-hubness quari train, eval and show."""
 
 from __future__ import annotations
 
@@ -157,12 +157,12 @@ def train(
 
 
 def _named(kind: type[TrainingSettings] | type[QuariConfig], context: typer.Context) -> dict[str, Any]:
-    """What the options say that are named as its fields are."""
+    """Return the options that have the name of a field of `kind`."""
     return {each.name: context.params[each.name] for each in fields(kind) if each.name in context.params}
 
 
 def training_facts(trained: Checkpoint) -> dict[str, Any]:
-    """What is known of a network, and its first and best epochs."""
+    """Return the facts about a network, with its first and best epochs."""
     best = next(each for each in trained.history if each.epoch == trained.best_epoch)
     return {
         **trained.facts(),
@@ -173,7 +173,7 @@ def training_facts(trained: Checkpoint) -> dict[str, Any]:
 
 
 def in_words(found: dict[str, Any]) -> dict[str, object]:
-    """The same for people."""
+    """Return the facts in words, for people."""
     before, best, sizes = found["before"], found["best"], found["config"]
     return {
         "network": found.get("network"),

@@ -1,4 +1,4 @@
-"""milvus-hubness refresh, and the command for online banks"""
+"""The commands milvus-hubness refresh and bank."""
 
 from __future__ import annotations
 

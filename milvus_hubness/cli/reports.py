@@ -1,4 +1,4 @@
-"""milvus-hubness tune, diagnose and status"""
+"""The commands milvus-hubness tune, diagnose and status."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def describe_row(row: dict[str, Any]) -> str:
 
 
 def _shares(choice: dict[str, Any] | None) -> dict[str, str]:
-    """The share of each method in the choice, by its name; they add up to 100%."""
+    """Return the share of each method in the choice, by name; the shares add up to 100%."""
     if choice is None:
         return {}
     if "estimators" not in choice:

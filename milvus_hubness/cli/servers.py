@@ -1,4 +1,4 @@
-"""milvus-hubness serve and proxy"""
+"""The commands milvus-hubness serve and proxy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ RESULTS = {"failed": "FAILED", "busy": "left alone", "stopped": "stopped"}
 
 
 def narrate(event: Event) -> None:
-    """A listener that prints on standard output, at once."""
+    """Print an event on standard output, without buffering."""
     if line := _line(event.name, event.facts):
         sys.stdout.write(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {line}\n", known_tokens()))
         sys.stdout.flush()
@@ -68,7 +68,7 @@ def _line(name: str, facts: Mapping[str, Any]) -> str:
 
 
 def _reconciled(facts: Mapping[str, Any]) -> str:
-    """Nothing where nothing was due."""
+    """Return the line of a reconciliation; empty if nothing was due."""
     collection, message = facts["collection"], " ".join(facts["message"].split())
     if facts["result"] != "ok":
         return f"{collection}: {RESULTS[facts['result']]}: {message}"
@@ -122,8 +122,7 @@ def serve(config: Config, once: Once = False, check: Check = False, as_json: AsJ
 
 
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
-    """A service that was told to end and did has done what it was asked to; work that was to be done once and
-    was not has not."""
+    """Run the service. A stop on request is a success, unless --once was given and the work is unfinished."""
     listener = stream if as_json else narrate
     service = Service(file, uri, connect, [listener])
     with _stopped_by_signals(service) as caught:
@@ -138,8 +137,8 @@ def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bo
 
 
 def _database(file: ConfigFile) -> tuple[str, OpenStore]:
-    """The address of the database, and what opens it. Raises InvalidParameter for an address in the
-    environment that holds a password: it would be shown."""
+    """Return the address of the database, and a function that opens it. Raises InvalidParameter for an
+    address in the environment that holds a password, because it would be shown."""
     table = file.config.server
     uri = table.uri or next(filter(None, map(os.environ.get, URI_VARIABLES)), DEFAULT_URI)
     if "@" in urlsplit(uri).netloc:
@@ -156,8 +155,8 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
 
 @contextmanager
 def _stopped_by_signals(service: Service) -> Iterator[list[int]]:
-    """SIGTERM and SIGINT end the service between two batches; a second one ends it at once. Gives the numbers
-    of those that came."""
+    """End the service between two batches on SIGTERM or SIGINT, and at once on a second signal. Yield the
+    numbers of the received signals."""
     caught: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
@@ -183,7 +182,7 @@ def _report_valid(file: ConfigFile, as_json: bool) -> None:
 
 
 def _report_faults(error: InvalidConfig, as_json: bool) -> None:
-    """A line for each on standard error; with --json also an object on standard output."""
+    """Print a line for each fault on standard error; with --json also an object on standard output."""
     faults = redacted(str(error), known_tokens()).splitlines()
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": faults[0], "faults": faults}})
@@ -276,7 +275,7 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
 
 
 async def _run_proxy(options: ProxyOptions, as_json: bool) -> None:
-    """Until SIGTERM or SIGINT; having been told to end is no failure."""
+    """Run the proxy until SIGTERM or SIGINT; a stop on request is no failure."""
     loop, told_to_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told_to_end.set)

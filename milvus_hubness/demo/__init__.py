@@ -1,1 +1,1 @@
-"""A real retriever built from this machine's own Python standard library, to see the correction at work."""
+"""The demo: correct a real retriever that is built from this machine's own Python standard library."""

@@ -1,6 +1,6 @@
-"""The demo: build a retriever from the standard library, load, search, migrate, search again.
+"""The run of the demo: build a retriever from the standard library, load, search, migrate, search again.
 
-The towers have never seen each other's words, so the gap between them, and with it the hubs, is real.
+Neither tower has seen the words of the other, so the gap between them, and with it the hubs, is real.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ MIN_BODY_CHARS = 60
 
 
 class Pair(NamedTuple):
-    """A question and its one right answer: what a function says it does, and how it does it.
+    """A question and its one right answer: the docstring of a function and its body.
 
-    name: "module.Class.function".
-    body: source text of the function after its docstring, comments included.
+    name: "module.Class.function". body: source text of the function after its docstring, with comments.
     """
 
     name: str
@@ -57,10 +56,10 @@ class Pair(NamedTuple):
 
 
 def collect(root: Path | None = None) -> list[Pair]:
-    """Every documented function under `root` (default: the standard library), in a fixed order.
+    """Return every documented function under `root` (default: the standard library), in a fixed order.
 
-    A name, docstring or body that was seen before is left out: each question has one right answer.
-    Raises UnreadableFile if there is none, as on a Python that ships without its sources.
+    A repeated name, docstring or body is left out: each question has one right answer. Raises UnreadableFile
+    if there is none, as on a Python that ships without its sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: list[Pair] = []
@@ -76,7 +75,8 @@ def collect(root: Path | None = None) -> list[Pair]:
 
 
 def _source_files(root: Path) -> Iterator[Path]:
-    """The importable files: site-packages and its like are no identifiers, and tests are left out."""
+    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests are left
+    out."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
@@ -88,7 +88,7 @@ def _module_name(path: Path) -> str:
 
 
 def _functions(path: Path, module: str) -> Iterator[Pair]:
-    """The documented functions and methods of one file; none if it cannot be read or parsed."""
+    """Yield the documented functions and methods of one file; none if it cannot be read or parsed."""
     try:
         with tokenize.open(path) as file, warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -143,7 +143,7 @@ class Retriever:
 
 
 class Split(NamedTuple):
-    """Positions of the pairs in each part; no pair is in two."""
+    """Positions of the pairs in each part; the parts are disjoint."""
 
     train: Positions
     bank: Positions
@@ -158,10 +158,10 @@ def split_pairs(count: int, seed: int) -> Split:
 def build(
     pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None
 ) -> Retriever:
-    """Train the two towers on 40% of the pairs and embed the rest; the same pairs and seed, the same vectors.
+    """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors.
 
-    progress: called with a line of text as each stage begins.
-    No test docstring is used to fit anything. Raises InvalidInput for fewer than 1000 pairs.
+    progress: called with a line of text at the start of each stage. No fit uses a test docstring. Raises
+    InvalidInput for fewer than 1000 pairs.
     """
     if len(pairs) < MIN_PAIRS:
         raise InvalidInput(f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}")
@@ -188,14 +188,15 @@ def build(
 
 
 def words(text: str) -> list[str]:
-    """Lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has three."""
+    """Return lower-case words; identifiers are split at underscores and case: "HTTPServer_bind" has three."""
     return [word.lower() for word in WORD.findall(text)]
 
 
 def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Unit vectors (n, 256) of the texts, and which of the texts (n,) have a word the tower knows."""
+    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the tower
+    knows."""
     tfidf = TfidfVectorizer(tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True)
     tfidf.fit([texts[i] for i in fit_on])
     weights = tfidf.transform(texts)
@@ -215,7 +216,8 @@ STAGES = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """r1, r5, r10: Recall@k in percent. skewness: of N_10. seconds: for searching all queries."""
+    """The measures of one search. r1, r5, r10: Recall@k in percent. skewness: of N_10. seconds: time to
+    search all queries."""
 
     r1: float
     r5: float
@@ -226,7 +228,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Example:
-    """A question that was answered wrongly and is now answered rightly."""
+    """A question with a wrong answer before the correction and the right one after."""
 
     question: str
     before: str
@@ -235,7 +237,8 @@ class Example:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """collection, corrected_collection: what was made; gone again unless kept."""
+    """The result of the demo. collection, corrected_collection: the created collections; dropped unless
+    kept."""
 
     server: str
     queries: int
@@ -252,16 +255,16 @@ class DemoResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
 def run(
     uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
 ) -> DemoResult:
-    """Build the retriever, put its gallery into the Milvus at `uri`, and measure before and after.
+    """Build the retriever, load its gallery into the Milvus at `uri`, and measure before and after.
 
-    keep: leave the collections there. Raises ServerUnavailable, StoreError, UnreadableFile.
+    keep: leave the collections in the database. Raises ServerUnavailable, StoreError, UnreadableFile.
     """
     began = time.perf_counter()
     connect(uri, token, db_name).close()
@@ -328,7 +331,7 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
 ) -> tuple[list[list[int]], Measured]:
-    """The keys found for each query, best first, and what they are worth."""
+    """Search all queries; return the keys of each query's results, best first, and their measures."""
     found: list[list[int]] = []
     seconds = 0.0
     for part in chunks(list(retriever.queries), BATCH, doing, progress):
@@ -345,7 +348,7 @@ def _measure(
 def _examples(
     retriever: Retriever, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], limit: int = 5
 ) -> list[Example]:
-    """Questions now answered rightly, those first that the worst hubs used to swallow."""
+    """Return questions that the correction fixes; those that the worst hubs had taken come first."""
     swallowed = np.bincount([found[0] for found in before], minlength=len(retriever.names))
     repaired = [i for i in range(len(after)) if after[i][0] == i != before[i][0]]
     repaired.sort(key=lambda i: -swallowed[before[i][0]])

@@ -1,1 +1,1 @@
-"""Correction without a copy."""
+"""Correction of a collection without a copy of it."""

@@ -1,4 +1,4 @@
-"""`plan_enable`, `enable` and `disable`: correction without a copy."""
+"""Correction without a copy: `plan_enable`, `enable` and `disable`."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ Where = Literal["fields", "side", "vectors"]
 
 @dataclass(frozen=True, eq=False)
 class EnablePlan:
-    """Biases of `source` beside its vectors: in fields of its own, or under its keys in collection `side`.
+    """A plan to store the biases of `source` outside its vectors: in fields of its own, or in the side
+    collection `side` with the same keys.
 
-    missed: for each number of candidates the share of the exact corrected top 10 outside them, in the mean
-    over `queries`. candidates: how many a search will fetch. adds_fields: the fields are yet to be added.
-    remarks: what the user should know first.
+    missed: for each number of candidates, the share of the exact corrected top 10 outside them, averaged over
+    `queries` queries. candidates: number of candidates that a search will fetch. adds_fields: whether the
+    fields must be added first. remarks: facts that the user should know first.
     """
 
     source: CollectionInfo
@@ -81,7 +82,7 @@ class EnablePlan:
     remarks: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for people and for --json."""
+        """Return the plan as plain data, for people and for --json."""
         return {
             "source": self.source.name,
             "field": self.field,
@@ -109,7 +110,7 @@ class EnablePlan:
 
 @dataclass(frozen=True)
 class Enabled:
-    """rows: how many carry a bias now."""
+    """The result of `enable`. rows: number of rows that now have a bias."""
 
     collection: str
     side: str | None
@@ -120,7 +121,7 @@ class Enabled:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
@@ -141,15 +142,17 @@ def plan_enable(
     force: bool = False,
     progress: Progress = silent,
 ) -> EnablePlan | SecondVectorPlan:
-    """Look at `source`, fit the biases, and measure what candidates miss. Reads only.
+    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
 
-    estimator: as plan_migration has it. queries: to measure with, by default some of the bank's. where: by
-    default fields where the collection has them or can be given them, else a side collection; "vectors" is a
-    second vector field that holds the corrected ones, of which searches need no candidates. max_miss_rate:
-    the share of the exact corrected top 10 that may lie outside the candidates. gate: see DynamicGate.
+    estimator: as in plan_migration. queries: queries for the measurement, by default some of the bank's.
+    where: by default "fields" if the collection has the fields or the server can add them, else "side";
+    "vectors" stores augmented vectors in a second vector field, whose searches need no candidates.
+    max_miss_rate: the share of the exact corrected top 10 that may be outside the candidates. gate: see
+    DynamicGate.
 
     Raises ResumeRefused, AlreadyCorrected, CannotMigrate, CorrectionNotRecommended, InvalidParameter,
-    EmptyCollection, CollectionNotFound, DimensionMismatch, BankTooSmall."""
+    EmptyCollection, CollectionNotFound, DimensionMismatch, BankTooSmall.
+    """
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gate = checked_gate(gate)
     if not 0 < max_miss_rate < 1:
@@ -220,8 +223,8 @@ def plan_enable(
 def measure(
     gallery: Gallery, correction: Correction, queries: QueryBank, strength: float, max_miss_rate: float
 ) -> tuple[int, dict[int, float], int]:
-    """The number of candidates to fetch, what each number of them misses, and on how many queries that was
-    measured: at most 1,000 of `queries`, spread evenly."""
+    """Return the number of candidates to fetch, the share that each number of candidates misses, and the
+    number of queries of this measurement: at most 1,000 of `queries`, spread evenly."""
     queries.expect_dim(gallery.layout.dim, "the field")
     query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
     places = raw_places(
@@ -249,13 +252,14 @@ def enable(
     client_ttl: float | None = None,
     progress: Progress = silent,
 ) -> Enabled | SecondVectorEnabled:
-    """Write the biases beside the vectors, tell the collection, and check them.
+    """Write the biases outside the user's vectors, write the collection state, and check the biases.
 
-    On any failure, and when interrupted, what this run created is dropped again; fields that a server added
-    stay. With a second vector field, for which see enable_second_vector, all stays and the next run carries
-    on; client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds unless given. Raises
-    LeaseHeld, LeaseLost, AlreadyCorrected if another job has enabled the field since the plan was made,
-    VerificationFailed naming the rows, and what the store raises."""
+    After a failure or an interruption, this drops what the run created, except for fields that a server
+    added. With a second vector field, see enable_second_vector, everything stays and the next run continues.
+    client_ttl: the longest state_ttl of a HubnessClient that writes, 5 seconds by default. Raises LeaseHeld,
+    LeaseLost, AlreadyCorrected if another job has enabled the field since the plan was made,
+    VerificationFailed, which names the rows, and the exceptions of the store.
+    """
     ttl = migration_plan.CLIENT_TTL if client_ttl is None else client_ttl
     further = [plan.side] if isinstance(plan, EnablePlan) and plan.side else []
     with Lease(store, plan.source.name, *further) as lease:
@@ -316,7 +320,7 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
             _write(store, plan, state, bias_location, progress)
             announced = True
             store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state))
-            # From here on clients write biases too; what they wrote before, the check finds.
+            # From now on clients write biases too; the check finds rows that they wrote before.
             time.sleep(client_ttl)
             rows = _checked(store, plan, state, bias_location, progress)
     except LeaseLost:
@@ -340,10 +344,10 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Take the biases that lie beside a collection away again; its vectors were never changed, and its bank
-    stays. A second vector field is taken away too where the server can. Returns what was dropped: the side
-    collection or that field. Raises NotCorrected, and InvalidInput where several fields are corrected and
-    none is named."""
+    """Remove the biases that are stored outside a collection's vectors. The vectors were never changed, and
+    the bank stays. A second vector field is removed too if the server can drop it. Return the name of the
+    dropped side collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected
+    and none is named."""
     with leasing(store, collection) as (lease, info):
         return _disable(lease, info, field)
 
@@ -384,8 +388,8 @@ def _write(
 def _checked(
     store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasLocation, progress: Progress
 ) -> int:
-    """Read all biases again, and write those anew that are missing or wrong, until none is: rows that clients
-    changed before they knew of the biases. Returns the number of rows. Raises VerificationFailed."""
+    """Read all biases again, and write those that are missing or wrong, until all are correct: clients may
+    have changed rows before they read the new state. Return the number of rows. Raises VerificationFailed."""
     corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
     wrong: list[Key] = []
     for _ in range(MOST_PASSES):

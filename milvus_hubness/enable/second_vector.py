@@ -43,10 +43,10 @@ SAMPLED_ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class SecondVectorPlan:
-    """The augmented form of `field` in a second vector field of `source`, which is `second_vector`.
+    """A plan to store the augmented form of `field` in a second vector field of `source`, `second_vector`.
 
-    adds_fields: that field is yet to be added. unfinished: what an interrupted run left, which is carried on.
-    remarks: what the user should know first.
+    adds_fields: whether that field must be added first. unfinished: the state that an interrupted run left,
+    which the next run continues. remarks: facts that the user should know first.
     """
 
     source: CollectionInfo
@@ -64,16 +64,16 @@ class SecondVectorPlan:
 
     @property
     def second_vector(self) -> str:
-        """The second vector field."""
+        """The name of the second vector field."""
         return SECOND_VECTOR_FIELD + self.suffix
 
     @property
     def width(self) -> int:
-        """Of the second vector field."""
+        """The width of the second vector field."""
         return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for people and for --json."""
+        """Return the plan as plain data, for people and for --json."""
         return {
             "source": self.source.name,
             "field": self.field,
@@ -100,8 +100,11 @@ class SecondVectorPlan:
 
 @dataclass(frozen=True)
 class SecondVectorEnabled:
-    """rows: how many carry the augmented form now. searched: rows whose own vector was searched for;
-    found_in_field, found_in_second: how many of them were among the best ten."""
+    """The result of `enable_second_vector`.
+
+    rows: number of rows that now have the augmented form. searched: number of rows whose own vector was
+    searched for. found_in_field, found_in_second: number of those rows among the ten best.
+    """
 
     collection: str
     second_vector: str
@@ -113,7 +116,7 @@ class SecondVectorEnabled:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
@@ -130,11 +133,12 @@ def plan_second_vector(
     force: bool,
     progress: Progress = silent,
 ) -> SecondVectorPlan:
-    """Look at `info` and fit the biases. Reads only. Arguments as plan_enable has them.
+    """Read `info` and fit the biases. Read only. Arguments as in plan_enable.
 
-    Raises CannotMigrate naming every obstacle, AlreadyCorrected, ResumeRefused where an interrupted run was
-    begun with another bank, estimator or gate, CorrectionNotRecommended, EmptyCollection, DimensionMismatch,
-    BankTooSmall."""
+    Raises CannotMigrate, which names every obstacle, AlreadyCorrected, ResumeRefused if an interrupted run
+    used another bank, estimator or gate, CorrectionNotRecommended, EmptyCollection, DimensionMismatch,
+    BankTooSmall.
+    """
     field = field or only_field(info)
     info.require_field(field)
     vector = info.vector_fields[field]
@@ -183,10 +187,10 @@ def enable_second_vector(
 ) -> SecondVectorEnabled:
     """Add the second field, fill it, check it, and let clients search it.
 
-    Clients write both fields as soon as they have heard of it, and search the user's until all rows are
-    filled. client_ttl: the seconds in which all will have heard, before the first row is filled. Interrupted
-    or failed, it is carried on by the same plan made anew, or taken back by disable. Raises AlreadyCorrected,
-    LeaseLost, NotCaughtUp, VerificationFailed.
+    Clients write both fields as soon as they read the new state, and search the user's field until all rows
+    are filled. client_ttl: seconds until all clients have read the new state; the first row is filled after
+    that time. After an interruption or failure, the same plan, made again, continues the run, and disable
+    undoes it. Raises AlreadyCorrected, LeaseLost, NotCaughtUp, VerificationFailed.
     """
     began = time.perf_counter()
     store, name = lease.store, plan.source.name
@@ -263,7 +267,8 @@ def _fit(
     target_bank: QueryBank | None,
     progress: Progress,
 ) -> Correction:
-    """Fitted on the bank and the gallery, centred on the mean bias, the layout's constants measured."""
+    """Return the correction, fitted on the bank and the gallery, with its mean bias and the layout's
+    constants measured."""
     gallery = read_gallery(store, info, field, progress=progress)
     require_resolved(gallery, bank, field, info.vector_fields[field].dtype)
     fitted = Correction.fit(
@@ -283,8 +288,8 @@ def _fit(
 
 
 def _begun(store: Store, plan: SecondVectorPlan) -> CollectionState:
-    """The fields added, the bank kept, and the clients told. The fields come first: once they have heard of
-    them, clients write them."""
+    """Save the bank, add the fields, and announce them to clients. The fields come first: clients write them
+    once they read the state."""
     kept = StoredBank(plan.bank, plan.correction.fitted.potentials, plan.target_bank)
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
     try:
@@ -319,9 +324,9 @@ def _fill(
     doing: str,
     progress: Progress,
 ) -> tuple[int, int]:
-    """How many rows there are, and how many of them had to be written to be found by the scores that they
-    should have: not those that lacked locality hint columns alone, as what a client writes does whose memory
-    the bank does not fit. Raises NotCaughtUp."""
+    """Return the number of rows, and the number of rows that had to be written to have the correct scores.
+    That excludes rows that lacked only locality hint columns, because a client whose memory cannot hold the
+    bank writes such rows. Raises NotCaughtUp."""
     rows = repaired = 0
     for partition in info.partitions:
         keys = store.keys(info.name, partition=partition)
@@ -339,7 +344,7 @@ def _fill(
 
 
 def _off(biased_rows: BiasedRows, correction: Correction) -> npt.NDArray[np.bool_]:
-    """(n,) whether the second field does not hold what it should, but for locality hint columns."""
+    """Return (n,) whether the second field is wrong; locality hint columns do not count."""
     waiting = biased_rows.pending if biased_rows.bare is None else biased_rows.pending & ~biased_rows.bare
     wanted = correction.centred(biased_rows.vectors)[:, None]
     near = np.abs(biased_rows.biases - wanted) <= BIAS_TOLERANCE * np.maximum(1, np.abs(wanted))
@@ -347,8 +352,8 @@ def _off(biased_rows: BiasedRows, correction: Correction) -> npt.NDArray[np.bool
 
 
 def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
-    """How many rows were searched for, and how many found themselves by either field. Rows that a client
-    changes meanwhile are left out."""
+    """Return the number of rows that were searched for, and of those that each field found. Rows that a
+    client changes meanwhile do not count."""
     counts = np.zeros(3, np.int64)
     for partition in info.partitions:
         there = store.keys(info.name, partition=partition)

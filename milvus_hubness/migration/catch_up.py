@@ -1,4 +1,4 @@
-"""Catch-up passes: find and copy inserts, updates and deletes that the copy missed."""
+"""The catch-up passes: they find inserts, updates and deletes that the copy missed, and carry them over."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import Store
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
-"""Seconds to wait before each look at a row that differs: a client may be between its two writes."""
+"""Seconds to wait before each further read of a row that differs: a client may be between its two writes."""
 
 NO_WRITERS_DELAYS = (0.0,)
-"""The same where nobody writes."""
+"""The same delays if no client writes."""
 
 REPAIR_ROUNDS = 20
 BYTES_PER_NUMBER = 4
@@ -28,8 +28,11 @@ BYTES_PER_NUMBER = 4
 
 @dataclass(frozen=True)
 class Pass:
-    """rows of the origin and their field values compared. differing: rows that differed, and did still when
-    looked at again; none of them does now, or there are none."""
+    """The result of one comparison of all rows.
+
+    rows: number of compared rows of the origin. fields: number of their compared field values. differing:
+    number of rows that still differed when read again; after the pass none of them differs.
+    """
 
     rows: int
     fields: int
@@ -47,10 +50,10 @@ def catch_up(
     events: Events,
     looks: Sequence[float] = RECHECK_DELAYS,
 ) -> Pass:
-    """Compare all rows once, and make those of the copy that differ what they are in the origin.
+    """Compare all rows once, and carry over the rows of the copy that differ.
 
-    number: of the pass, from 1. looks: seconds to wait before each further look at a row that differs. Raises
-    NotCaughtUp for a row that changes faster than it can be carried.
+    number: the number of the pass, from 1. looks: seconds to wait before each further read of a row that
+    differs. Raises NotCaughtUp for a row that changes faster than it can be carried over.
     """
 
     def repair(broken: dict[Key, str], partition: str | None) -> None:
@@ -68,7 +71,7 @@ def compare(
     throttle: Throttle,
     events: Events,
 ) -> Pass:
-    """Compare all rows once, and write nothing. Raises VerificationFailed naming rows that differ."""
+    """Compare all rows once, and write nothing. Raises VerificationFailed, which names rows that differ."""
 
     def refuse(broken: dict[Key, str], partition: str | None) -> None:
         result = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
@@ -109,7 +112,7 @@ def _compare(
 def _still_differing(
     pair: Pair, keys: list[Key], partition: str | None, looks: Sequence[float]
 ) -> dict[Key, str]:
-    """Those of the rows that differ at every further look."""
+    """Return the rows that differ at every further read."""
     found: dict[Key, str] = {}
     for seconds in looks:
         time.sleep(seconds)
@@ -121,11 +124,11 @@ def _still_differing(
 
 
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
-    """Carry these rows over, until what was carried is what the origin holds.
+    """Carry these rows over until the copy holds the rows of the origin.
 
-    A client may write a row in between, to the origin and then to the copy, and this may then undo the
-    latter. Its write to the origin came before, so looking there again, afterwards, shows it; or it comes
-    after that look, and then its write to the copy comes after this one, and stays.
+    A client may write a row meanwhile, first to the origin and then to the copy, and this method may undo the
+    second write. If the client wrote to the origin before the next read of it, that read shows the write. If
+    it writes to the origin after that read, its write to the copy follows this method's write, and stays.
     """
     store, field = pair.store, pair.state.field
     for _ in range(REPAIR_ROUNDS):
@@ -144,15 +147,15 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
 
 
 def carried(pair: Pair, wanted: Batch) -> Batch:
-    """Rows of the origin as the copy is to hold them."""
+    """Return rows of the origin in the form that the copy must have."""
     if isinstance(pair.origin, Corrected) and isinstance(pair.copy, Corrected):
         return pair.copy.rebiased(pair.origin, wanted)
     return pair.copy.encode_rows(pair.origin.decode_rows(wanted))
 
 
 def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
-    """Write rows to the copy, in requests that the throttle admits. are_new: it has never held their keys.
-    Returns the bytes of their vectors."""
+    """Write rows to the copy, in requests that the throttle admits; return the bytes of their vectors.
+    are_new: the copy has never had their keys."""
     write = pair.store.insert if are_new else pair.store.upsert
     per_row = BYTES_PER_NUMBER * int(rows.vectors.shape[1])
     start = 0
@@ -173,8 +176,8 @@ MOST_PASSES = 5
 def announced(
     store: Store, ledger: Ledger, migration: Migration, origin: str, dual_write: DualWrite
 ) -> Migration:
-    """Have clients that write to `origin` write to the other collection too. When they all know is
-    `MigrationOptions.wait_for_clients` after that."""
+    """Have clients that write to `origin` write to the other collection too.
+    `MigrationOptions.wait_for_clients` waits until all clients do."""
     if store.info(origin).dual_write != dual_write:
         migration = ledger.write(migration, announced_at=None)
         store.write_dual_write(origin, dual_write)
@@ -190,8 +193,8 @@ def until_equal(
     partitions: Sequence[str | None],
     options: MigrationOptions,
 ) -> tuple[Migration, Pass, int]:
-    """Passes until one finds nothing: the migration as the ledger has it then, that pass, and the rows that
-    those before it carried over. Raises NotCaughtUp where none finds nothing."""
+    """Run passes until one finds no difference. Return the migration as in the ledger, that pass, and the
+    number of rows that earlier passes carried over. Raises NotCaughtUp if every pass finds differences."""
     carried = 0
     for number in range(migration.passes + 1, migration.passes + 1 + MOST_PASSES):
         done = one_pass(pair, partitions, migration, number, options)
@@ -209,7 +212,7 @@ def until_equal(
 def one_pass(
     pair: Pair, partitions: Sequence[str | None], migration: Migration, number: int, options: MigrationOptions
 ) -> Pass:
-    """One comparison of all rows, and what differs carried over."""
+    """Run one pass: compare all rows and carry over those that differ."""
     return catch_up(
         pair,
         partitions,

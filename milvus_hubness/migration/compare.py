@@ -1,4 +1,4 @@
-"""Compares the rows of two collections: plain vectors, augmented vectors, and where they differ."""
+"""The comparison of the rows of two collections, with plain or augmented vectors."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Face(Protocol):
-    """One of the two collections."""
+    """One of the two collections, and the form of its rows."""
 
     @property
     def collection(self) -> str: ...
 
     def decode_rows(self, stored: Batch) -> Batch:
-        """Rows as the user knows them, from those of this collection."""
+        """Return the rows as users see them, from stored rows of this collection."""
         ...
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Rows of this collection, from those that the user knows."""
+        """Return stored rows of this collection, from rows as users see them."""
         ...
 
     def valid(self, stored: Batch) -> Flags:
-        """(n,) whether what this collection keeps beside the user's rows is right."""
+        """Return (n,) whether the biases and other added values of the stored rows are valid."""
         ...
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Rows as the user wrote them."""
+    """A collection with rows as users wrote them."""
 
     collection: str
 
@@ -61,7 +61,7 @@ class Plain:
 
 @dataclass(frozen=True)
 class Corrected:
-    """Rows in augmented form of `state`. corrections: by the slot that their biases lie in."""
+    """A collection with rows in the augmented form of `state`. corrections: by bias slot."""
 
     collection: str
     state: CollectionState
@@ -73,7 +73,8 @@ class Corrected:
         return Batch(stored.keys, read_back(self.state, stored.vectors, stored.rows), rows)
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Raises CannotMigrate for a row that could not be read back bit for bit."""
+        """Return rows in augmented form. Raises CannotMigrate for a row that could not be read back bit for
+        bit."""
         if problem := self.state.unreadable(rows.vectors, rows.keys):
             raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
         slots = self._biases(rows.vectors)
@@ -86,8 +87,8 @@ class Corrected:
         )
 
     def rebiased(self, origin: Corrected, stored: Batch) -> Batch:
-        """Rows of this collection from those of another of the same layout, whose vectors stay as they are
-        bit for bit."""
+        """Return rows of this collection from stored rows of a collection with the same layout, with vectors
+        that stay equal bit for bit."""
         vectors, layout = origin.decode_rows(stored).vectors, self.state.layout
         slots = self._biases(vectors)
         shown = slots[:, self.state.shown_slot].tolist()
@@ -101,7 +102,7 @@ class Corrected:
         )
 
     def _biases(self, vectors: Floats) -> Floats:
-        """(n, slots) of the user's vectors (n, d)."""
+        """Return the biases (n, slots) of the user's vectors (n, d)."""
         distinct = {id(each): each for each in self.corrections.values()}
         known = {number: each.centred(vectors) for number, each in distinct.items()}
         slots = np.zeros((len(vectors), self.state.slots), np.float32)
@@ -113,8 +114,8 @@ class Corrected:
         return self.corrections[self.state.profile.slot].locality_hints(vectors)
 
     def valid(self, stored: Batch) -> Flags:
-        """Where the bias is finite, no longer pending, and the same in the vector and in its own field, which
-        shows the bias in use or, in rows that an unfinished refresh has reached, the one on its way."""
+        """Return (n,) whether the bias is finite, not pending, and equal in the vector and in the bias field.
+        That field shows the active bias or, in rows that an unfinished refresh has written, the new bias."""
         layout, slots = self.state.layout, {self.state.profile.slot, self.state.shown_slot}
         side_biases = np.array([row[self.state.bias_field] for row in stored.rows], np.float32)
         pending = np.array([row[self.state.epoch_field] == PENDING for row in stored.rows], np.bool_)
@@ -127,8 +128,11 @@ class Corrected:
 
 @dataclass(frozen=True)
 class Pair:
-    """origin: the collection that is right; copy: the one that is to hold the same. state: of whichever of
-    the two is corrected."""
+    """Two collections of which one copies the other.
+
+    origin: the collection that holds the correct rows. copy: the collection that must equal it. state: the
+    state of the corrected one of the two.
+    """
 
     store: Store
     origin: Face
@@ -136,16 +140,18 @@ class Pair:
     state: CollectionState
 
     def fetch(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
-        """The rows of these keys in both, as they are now. The copy's are read first: clients write to the
-        origin first, so that a row seen in the copy has come to the origin, or has left it, before."""
+        """Return the current rows of these keys in the origin and in the copy. This reads the copy first:
+        clients write to the origin first, so a row that appears in the copy was written to the origin, and
+        perhaps deleted from it, before."""
         field = self.state.field
         copied = self.store.get(self.copy.collection, keys, field, partition=partition)
         wanted = self.store.get(self.origin.collection, keys, field, partition=partition)
         return wanted, copied
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
-        """Both collections in key order, a page at a time, each pair of pages over the same keys; of rows
-        that are written meanwhile those above all that were there near the end are left out."""
+        """Yield pages of both collections in key order; both pages of a pair cover the same keys. Near the
+        end, rows with keys above all keys of that moment are left out, so that the loop ends while clients
+        write."""
         for face in (self.origin, self.copy):
             self.store.count(face.collection)
         last: Key | None = None
@@ -178,13 +184,13 @@ class Pair:
                 yield wanted, copied
 
     def _ceiling(self, key: Key, partition: str | None) -> Key | None:
-        """Of both collections."""
+        """Return the ceiling of the keys of both collections, as `ceiling_of` does."""
         names = (self.origin.collection, self.copy.collection)
         found = [ceiling_of(self.store, name, key, partition) for name in names]
         return None if None in found else max(cast("list[Any]", found))
 
     def differences(self, wanted: Batch, copied: Batch) -> dict[Key, str]:
-        """What is wrong with the copy of each row that is not right."""
+        """Return, for each row that is wrong in the copy, what is wrong."""
         found: dict[Key, str] = {}
         theirs = {key: i for i, key in enumerate(copied.keys)}
         ours = {key: i for i, key in enumerate(wanted.keys)}
@@ -211,9 +217,10 @@ class Pair:
         return found
 
     def _recovered(self, wanted: Floats, found: Floats) -> Flags:
-        """(n,) whether vectors are the same: bit for bit, or under COSINE, where one is not unit, within one
-        unit in the last place of the field's type (float16: or 2⁻²⁴ of its length, near zero). Where the
-        database makes vectors unit, it may have done so to either: within as many as it says."""
+        """Return (n,) whether the vectors are equal bit for bit. Under COSINE, vectors that are not unit may
+        differ by one unit in the last place of the field's type (float16: or 2⁻²⁴ of their length, near
+        zero). If the database normalizes vectors, it may have done so in either collection: they may differ
+        by the number of units that the store states."""
         exact = ((wanted == found) | (np.isnan(wanted) & np.isnan(found))).all(axis=1)
         if self.state.metric != "COSINE" or exact.all():
             return np.asarray(exact, np.bool_)
@@ -227,7 +234,7 @@ class Pair:
 
 
 def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
-    """Of every key of either, whether both hold the very same row under it, or neither does."""
+    """Return for every key of `a` or `b` whether both have the same row under it."""
     ours, theirs = ({key: i for i, key in enumerate(batch.keys)} for batch in (a, b))
     return {
         key: key in ours
@@ -250,7 +257,7 @@ def _picked(batch: Batch, places: list[int]) -> Batch:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equality of field values in which NaN equals NaN."""
+    """Return whether two field values are equal, where NaN equals NaN."""
     if isinstance(a, float) and isinstance(b, float):
         return a == b or (math.isnan(a) and math.isnan(b))
     if isinstance(a, dict) and isinstance(b, dict):

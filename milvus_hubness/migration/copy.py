@@ -1,8 +1,8 @@
-"""Copies chunks, as rows or as files that the database imports, and records them in the ledger.
+"""The copy: chunks are written as rows or as files that the database imports, and recorded in the ledger.
 
-An import inserts, whatever is there already, so that one which is done twice doubles its rows. Therefore the
-ledger names the file of a chunk before the database is asked to import it. Whoever finds such a name later
-waits until no import runs any more, and imports again only what is not there then.
+An import always inserts, so a repeated import doubles its rows. The ledger therefore names the file of a
+chunk before the database is asked to import it. A later run that finds such a name waits until no import is
+running, and then imports only the rows that are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ KEYS_NAMED = 5
 
 
 class Recorder:
-    """migration: as the ledger has it. chunks: all of them, whether done or not."""
+    """Records copied chunks in the ledger and reports them. migration: as in the ledger. chunks: all chunks,
+    copied or not."""
 
     def __init__(self, migration: Migration, chunks: Sequence[Chunk], ledger: Ledger, events: Events) -> None:
         self.migration = migration
@@ -42,7 +43,7 @@ class Recorder:
         self._began = time.perf_counter()
 
     def done(self, chunks: Sequence[Chunk], size: int, seconds: float) -> None:
-        """These chunks, whose vectors have so many bytes, were copied, which took that long."""
+        """Record these chunks as copied. size: bytes of their vectors. seconds: time that the copy took."""
         moment = time.perf_counter()
         self._ledger.write_chunks(self.migration, chunks)
         self._rows += sum(chunk.rows for chunk in chunks)
@@ -62,25 +63,25 @@ class Recorder:
 
 
 def with_invalid(chunk: Chunk, keys: Sequence[Key]) -> Chunk:
-    """The chunk, with the keys of its rows that hold no usable vector."""
+    """Return the chunk with the keys of its rows that have no usable vector."""
     return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": tuple(keys[:KEYS_NAMED])})
 
 
 def copy_chunks(
     pair: Pair, chunks: Sequence[Chunk], recorder: Recorder, throttle: Throttle, *, alone: bool
 ) -> None:
-    """Copy the chunks that are not recorded as done. alone: nobody else has ever written to the copy."""
+    """Copy the chunks that are not recorded as done. alone: no client has ever written to the copy."""
     _Copying(pair, recorder, throttle, chunks, alone).run()
 
 
 BEGUN_AT_MOST = 4
-"""Chunks after the last one recorded that an earlier run may have written rows of before it was killed: one
-is being written while the one before it is recorded, and of a row that was just replaced, a busy Milvus 2.3
-may still show the one before."""
+"""Number of chunks after the last recorded chunk that a killed run may have begun to write: one chunk is
+written while the one before is recorded, and a busy Milvus 2.3 may still show the former record of a chunk
+that was just recorded."""
 
 
 class _Written(NamedTuple):
-    """A chunk that the database has taken: bytes of vectors, seconds that took."""
+    """A chunk that the database has accepted. size: bytes of its vectors. seconds: time of the write."""
 
     chunk: Chunk
     size: int
@@ -98,7 +99,8 @@ class _Copying:
         self._perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
     def run(self) -> None:
-        """While a chunk is written, the one after it is read and the one before it recorded."""
+        """Copy the chunks in a pipeline: read the next chunk and record the last one while a chunk is
+        written."""
         with ThreadPoolExecutor(3, "copying") as pool:
             reading = [pool.submit(self._read, chunk) for chunk in self._todo[:1]]
             writing: list[Future[_Written]] = []
@@ -116,7 +118,7 @@ class _Copying:
     def _recorded(
         self, pool: ThreadPoolExecutor, writing: list[Future[_Written]], recording: list[Future[None]]
     ) -> list[Future[None]]:
-        """What was being written is, and what was being recorded: the former is being recorded now."""
+        """Wait for the write and the record in progress, and start to record the written chunk."""
         written = [each.result() for each in writing]
         for each in recording:
             each.result()
@@ -146,13 +148,13 @@ class _Copying:
 T = TypeVar("T")
 
 FILE_BYTES = 32_000_000
-"""Of stored vectors in one file: until it is written, the bulk writer keeps ten times as much in memory."""
+"""Maximum bytes of stored vectors in one file: the bulk writer holds ten times as much in memory."""
 CHUNKS_PER_FILE = 500
 LONGEST_PAUSE = 2.0
 
 
 def half_imported(chunks: Sequence[Chunk]) -> bool:
-    """Whether a file of some chunk may be being imported, or half imported."""
+    """Return whether the import of some chunk may be unfinished."""
     return any(chunk.importing is not None and chunk.seconds is None for chunk in chunks)
 
 
@@ -164,8 +166,8 @@ def wait_for_imports(
     recorder: Recorder,
     throttle: Throttle,
 ) -> None:
-    """Bring what an earlier run left half done to an end: no import into `target` runs any more, chunks that
-    were imported are recorded as done, and of all others it holds no row."""
+    """Finish the imports of an earlier run: wait until no import into `target` is running, record imported
+    chunks as done, and delete the target's rows of all other chunks."""
     jobs = _ended(
         lambda: store.import_jobs(target),
         lambda seen: any(job.state == "running" for job in seen),
@@ -194,11 +196,12 @@ def import_chunks(
     bulk: BulkTarget,
     throttle: Throttle,
 ) -> None:
-    """Copy the chunks that are not recorded as done; the copy holds none of their rows, and shows them once
-    asked to show what was imported. Nobody else may write to it: the import of a key that was upserted before
-    would double it.
+    """Copy the chunks that are not recorded as done, through files that the database imports.
 
-    Raises StoreError with the database's reason where it could not import a file.
+    The copy must hold none of their rows; it shows them only after `Store.show_imported`. No client may write
+    to it: the import of a key that was upserted before would double that key.
+
+    Raises StoreError with the database's reason if the database cannot import a file.
     """
     _Importing(pair, ledger, recorder, bulk, throttle).run(chunks)
 
@@ -214,7 +217,7 @@ class _Importing:
         self._bytes_per_row = BYTES_PER_NUMBER * pair.state.form.width
 
     def run(self, chunks: Sequence[Chunk]) -> None:
-        """Chunks are read ahead, and a file is written while the one before it is imported."""
+        """Read chunks ahead, and write each file while the one before is imported."""
         shutil.rmtree(self._folder, ignore_errors=True)
         todo = [chunk for chunk in chunks if chunk.seconds is None]
         with ThreadPoolExecutor(2, "importing") as pool:
@@ -231,7 +234,7 @@ class _Importing:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_ahead(self, pool: ThreadPoolExecutor, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-        """The rows of each chunk in turn."""
+        """Yield the rows of each chunk in turn."""
         ahead = [pool.submit(self._read, chunk) for chunk in chunks[:1]]
         for i in range(len(chunks)):
             batch = ahead.pop().result()
@@ -248,7 +251,7 @@ class _Importing:
         )
 
     def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
-        """Neighbours in one partition that make a file of comfortable size."""
+        """Yield groups of neighbouring chunks of one partition that fit into one file."""
         group: list[Chunk] = []
         rows = 0
         for chunk in chunks:
@@ -262,7 +265,8 @@ class _Importing:
             yield group
 
     def _write(self, group: list[Chunk], batches: Iterator[Batch]) -> tuple[str | None, list[Chunk], int]:
-        """The file, None where the group holds no row any more; the chunks, and how many rows they have."""
+        """Write a file for the group. Return the file, None if the group has no rows left; its chunks; and
+        the number of rows."""
         pair = self._pair
         written: list[Chunk] = []
         rows = 0
@@ -305,7 +309,8 @@ class _Importing:
 
 
 def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
-    """What `look` shows once nothing runs any more; the throttle may end the waiting."""
+    """Poll `look` until its result is no longer running, and return that result; the throttle can end the
+    wait."""
 
     def meanwhile(_: Any) -> None:
         throttle.admit(0, 0)
@@ -319,7 +324,7 @@ def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Thr
 
 
 def _clear(store: Store, target: str, chunk: Chunk) -> None:
-    """Delete what the copy holds of a chunk's keys."""
+    """Delete the rows of the copy whose keys are in the chunk."""
     after: Key | None = chunk.after
     while page := store.scan_keys(target, after=after, limit=KEYS_PER_PAGE, partition=chunk.partition):
         of_chunk = bisect_right(cast("list[Any]", page), chunk.upto)

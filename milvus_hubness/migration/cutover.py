@@ -1,4 +1,4 @@
-"""Cutover and rollback move the application's name; clean drops what is left."""
+"""Cutover and rollback, which move the application's name; and clean, which drops one side."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ from milvus_hubness.stores.protocols import Store
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
     """Drop one side of a migration for good.
 
-    name: of its source, target or alias. drop: the source, once the application reads the copy, which
-    finishes the migration; or the copy, as long as or once more the application reads the source, which takes
-    back everything. target: the copy, where the source has several. Raises what `would_drop` raises, and
-    LeaseHeld.
+    name: its source, target or alias. drop: the source, once the application reads the copy, which finishes
+    the migration; or the copy, while the application reads the source, which undoes the migration. target:
+    the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
     """
     found = _found(Ledger(store), name, drop, target)
     with Lease(store, found.source_now, found.target) as lease:
@@ -44,10 +43,10 @@ def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> M
 
 
 def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
-    """Return what `clean` would drop, by its kind. Reads only, and needs no index and no load.
+    """Return the names that `clean` would drop, by kind. Read only; no index and no load is required.
 
-    Raises InvalidInput if `drop` is not of this migration, NoMigration, WrongPhase, CollectionExists if
-    another collection has the name, and StoreError if an alias leads to it.
+    Raises InvalidInput if `drop` does not belong to this migration, NoMigration, WrongPhase, CollectionExists
+    if another collection has the name, and StoreError if an alias leads to it.
     """
     migration = _found(Ledger(store), name, drop, target)
     _validate(store, migration, drop)
@@ -61,8 +60,8 @@ def would_drop(store: Store, name: str, *, drop: str, target: str | None = None)
 
 
 def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
-    """Take back everything that the migration made: the source is as it was. Only a copy that carries the
-    migration's id is dropped: for another collection of its name, CollectionExists is raised at the end."""
+    """Remove everything that the migration created; the source is then as before. Only a copy with the
+    migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
     store, target, state = lease.store, migration.target, migration.state
     is_others = store.exists(target) and not _is_copy(store, migration)
     if store.exists(target) and not is_others:
@@ -92,7 +91,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
 
 
 def _found(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
-    """The migration of `name` to `drop` if that is a copy, else to `target`."""
+    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`."""
     return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
 
 
@@ -119,13 +118,14 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
 
 
 def _is_copy(store: Store, migration: Migration) -> bool:
-    """Whether the collection of the target's name is the copy that this migration made."""
+    """Return whether the collection with the target's name is the copy that this migration created."""
     copy = store.info(migration.target, counted=False).states.get(migration.field)
     return copy is not None and copy.migration == migration.id
 
 
 def _drop(lease: Lease, collection: str) -> None:
-    """Drop a collection if it is there, and then its log: none of its rows is repaired, or read, any more."""
+    """Drop a collection if it exists, and then its write-intent log: no job repairs or reads its rows any
+    more."""
     if lease.store.exists(collection):
         lease.drop(collection)
     drop_log(lease, collection)
@@ -146,7 +146,7 @@ def _refuse_aliases(store: Store, collection: str) -> None:
 
 
 POSTPONED_SECONDS = 30
-"""Between two passes while the cut-over is postponed."""
+"""Seconds between two passes while the cutover is postponed."""
 
 WARMING_SEARCHES = 100
 
@@ -159,14 +159,14 @@ def cutover(
     rename: bool = False,
     options: MigrationOptions | None = None,
 ) -> Migration:
-    """Let the application read the copy: catch up once more, then move the name that it uses.
+    """Let the application read the copy: catch up once more, then move the name that the application uses.
 
-    name: of the source, the copy or the alias. alias: moved, or made, in one step of the database. rename:
-    the application uses the source's own name: the source gets another, and its own becomes an alias of the
-    copy; in between, some milliseconds, it leads nowhere, which a HubnessClient waits out. A step that was
-    interrupted is finished as it was begun.
+    name: the source, the copy or the alias. alias: the alias that is moved or created, in one step of the
+    database. rename: the application uses the source's own name: the source gets a new name, and its own name
+    becomes an alias of the copy. In between, for some milliseconds, the name leads nowhere; a HubnessClient
+    waits that out. An interrupted step is finished with its original arguments.
 
-    Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and what the store raises.
+    Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
     """
     options = options or MigrationOptions()
     found = Ledger(store).find(name)
@@ -197,8 +197,9 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """alias leads to source again, where it is not source's own name. carried: rows written to the corrected
-    collection since the switch that went back with it."""
+    """The result of a rollback. alias: leads to `source` again, unless it is the source's own name. carried:
+    number of rows that clients wrote to the corrected collection since the cutover and that were carried
+    back."""
 
     alias: str
     source: str
@@ -207,10 +208,11 @@ class Rollback:
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, after this has caught up with what was written since.
+    """Let the application read the source again, after the source has caught up with writes since the
+    cutover.
 
-    name: of the source, the copy or the alias. Raises WrongPhase unless the copy took over,
-    CollectionNotFound where the source is gone, NotCaughtUp, and what the store raises.
+    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound
+    if the source no longer exists, NotCaughtUp, and the exceptions of the store.
     """
     options = options or MigrationOptions()
     found = Ledger(store).find(name)
@@ -248,7 +250,7 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
 
 
 def _warm(store: Store, migration: Migration) -> None:
-    """Have the copy indexed and loaded, and searched so that its index is in memory."""
+    """Load the copy and search it, so that its index is in memory."""
     store.load(migration.target)
     state = migration.corrected()
     queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
@@ -259,7 +261,7 @@ def _warm(store: Store, migration: Migration) -> None:
 
 
 def _postponed(store: Store, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
-    """Until whoever postponed the cut-over releases it, the copy follows."""
+    """Run catch-up passes while the cutover is postponed."""
     if options.gate is None or not options.gate.postponed:
         return migration
     options.events.report("postponed", source=migration.source, target=migration.target)
@@ -271,7 +273,8 @@ def _postponed(store: Store, ledger: Ledger, migration: Migration, options: Migr
 
 
 def _released(gate: CutoverGate, throttle: Throttle) -> bool:
-    """Whether the cut-over may happen, after waiting for that until it is time for another pass."""
+    """Wait for the release of the cutover, at most until the next pass is due; return whether it is
+    released."""
     for _ in range(POSTPONED_SECONDS):
         throttle.admit(0, 0)
         if gate.wait(1):
@@ -295,7 +298,7 @@ def _caught_up(store: Store, ledger: Ledger, migration: Migration, options: Migr
 
 
 def _moved(lease: Lease, ledger: Ledger, migration: Migration) -> Migration:
-    """The name leads to the copy, and the ledger says so."""
+    """Move the name to the copy, and record that in the ledger."""
     store, switch, target = lease.store, migration.switch, migration.target
     if switch is None:
         raise StoreError(f"the ledger does not say which name of {migration.source!r} is being moved")

@@ -1,4 +1,4 @@
-"""The ledger: checkpoints of migrations in the database, so that any machine can resume one."""
+"""The ledger: checkpoints of migrations in the database, with which any machine can resume a migration."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ Phase = Literal[
     "preparing", "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
     "finished",
 ]  # fmt: skip
-"""preparing: fitting, nothing is there but perhaps a bank. verified: the copy may take over. switching: the
-name is being moved. finished: the source is dropped."""
+"""The phases of a migration. preparing: the fit is running, and only the bank may exist. verified: the copy
+may take over. switching: the name is being moved. finished: the source is dropped."""
 
 
 class _Frozen(BaseModel):
@@ -41,9 +41,12 @@ class _Frozen(BaseModel):
 
 
 class Switch(_Frozen):
-    """How the application's name came to the copy. name: the alias, or the source's own name, which became
-    one. kept_as: the source's name since; None where it kept its own. window: seconds that the step took,
-    during which, where the source was renamed, the name led nowhere."""
+    """The move of the application's name to the copy.
+
+    name: the alias, or the source's own name, which became an alias. kept_as: the new name of the source;
+    None if it kept its own. window: duration of the step in seconds; if the source was renamed, the name led
+    nowhere during that time.
+    """
 
     name: str
     kept_as: str | None = None
@@ -52,12 +55,13 @@ class Switch(_Frozen):
 
 
 class Migration(_Frozen):
-    """One migration.
+    """The record of one migration.
 
-    id: random; the copy carries it, and its chunks are kept under it. rebuilds: the former state of a source
-    that is corrected already, and whose copy gets other biases. arguments: what it was begun with, which
-    every further run must agree on. missed_dual_writes: rows that a later pass found written by clients that
-    do not write to both collections. source_identity: see CollectionInfo."""
+    id: random; the copy carries it, and it identifies the chunks. rebuilds: the former state of a source that
+    is already corrected and whose copy gets other biases. arguments: the original arguments, which every
+    further run must repeat. missed_dual_writes: number of rows that a later pass found written by clients
+    that do not write to both collections. source_identity: see CollectionInfo.
+    """
 
     version: Literal[1] = 1
     id: str = Field(default_factory=lambda: uuid.uuid4().hex)
@@ -85,22 +89,23 @@ class Migration(_Frozen):
 
     @property
     def source_now(self) -> str:
-        """The source's name since the switch."""
+        """The current name of the source: the cutover may have renamed it."""
         return self.switch.kept_as if self.switch and self.switch.kept_as else self.source
 
     def corrected(self) -> CollectionState:
-        """The state of the copy. Raises WrongPhase where there is none yet."""
+        """Return the state of the copy. Raises WrongPhase if there is none yet."""
         if self.state is None:
             raise WrongPhase(f"the migration of {self.source!r} to {self.target!r} is still being prepared")
         return self.state
 
     def indexed(self, source: CollectionInfo) -> CollectionInfo:
-        """The source, its index as that of the copy is to be."""
+        """Return the source with the index that the copy must have."""
         index = self.arguments.get("index")
         return source.with_index(self.field, **index) if index else source
 
     def expect(self, arguments: dict[str, Any]) -> None:
-        """Raises ResumeRefused naming the arguments that differ from those it was begun with."""
+        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that
+        differ."""
         names = sorted(
             name
             for name in self.arguments.keys() | arguments.keys()
@@ -114,7 +119,7 @@ class Migration(_Frozen):
             )
 
     def require(self, *phases: Phase, step: str) -> None:
-        """Raises WrongPhase."""
+        """Check that the migration is in one of these phases. Raises WrongPhase."""
         if self.phase not in phases:
             unfinished = self.phase in {"preparing", "copying", "catching up", "rolled back"}
             raise WrongPhase(
@@ -132,7 +137,8 @@ class Ledger:
         self._name = name
 
     def migrations(self) -> list[Migration]:
-        """Raises StateError where an entry is broken or was written by another version."""
+        """Return all migrations. Raises StateError if an entry is invalid or was written by another
+        version."""
         found = []
         for record in self._store.records(self._name, MIGRATIONS):
             try:
@@ -144,22 +150,23 @@ class Ledger:
         return found
 
     def of_target(self, target: str) -> Migration | None:
-        """The migration to this collection, with the state that it has now."""
+        """Return the migration to this collection, with the current state of the copy."""
         known = next((each for each in self.migrations() if each.target == target), None)
         return self._up_to_date(known) if known else None
 
     def again(self, found: Migration) -> Migration:
-        """The migration that `find` found, as it is now, once its lease is held. Raises NoMigration."""
+        """Read the migration `found` again, once its lease is held. Raises NoMigration."""
         known = self.of_target(found.target)
         if known is None or known.id != found.id:
             raise NoMigration(f"the migration of {found.source!r} to {found.target!r} is gone: look again")
         return known
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """The migration that this collection or alias belongs to; of several, that to it rather than from it,
-        then one that is not over. target: the one to this copy.
+        """Return the migration that this collection or alias belongs to. If there are several, prefer a
+        migration to it over one from it, then one that is not over. target: select the migration to this
+        copy.
 
-        Raises NoMigration, and InvalidInput where several are left.
+        Raises NoMigration, and InvalidInput if several remain.
         """
         known = self.migrations()
         behind = self._store.alias_target(name)
@@ -183,7 +190,8 @@ class Ledger:
         return self._up_to_date(best[0])
 
     def _up_to_date(self, migration: Migration) -> Migration:
-        """With the state that the copy itself has, once it is complete: refreshes have changed it since."""
+        """Return the migration with the copy's own state, once the copy is complete: refreshes may have
+        changed it."""
         if migration.state is None or not self._store.exists(migration.target):
             return migration
         lives = self._store.info(migration.target, counted=False).states.get(migration.field)
@@ -192,13 +200,13 @@ class Ledger:
         return migration.model_copy(update={"state": lives})
 
     def write(self, migration: Migration, **changes: Any) -> Migration:
-        """`migration` with these changes, kept."""
+        """Write `migration` with these changes, and return it."""
         renewed = migration.model_copy(update={**changes, "changed_at": now()})
         self._store.put_records(self._name, [Record(renewed.target, MIGRATIONS, renewed.model_dump_json())])
         return renewed
 
     def chunks(self, migration: Migration) -> list[Chunk]:
-        """In the order in which they were frozen."""
+        """Return the chunks of the migration in their original order."""
         return [
             Chunk.model_validate_json(each.body) for each in self._store.records(self._name, migration.id)
         ]
@@ -216,15 +224,15 @@ class Ledger:
         self._store.drop_records(self._name, migration.id)
 
     def forget(self, migration: Migration) -> None:
-        """Everything of that migration."""
+        """Delete all records of the migration."""
         self.forget_chunks(migration)
         self._store.drop_records(self._name, MIGRATIONS, [migration.target])
 
 
 @contextmanager
 def leased(store: Store, names: Iterable[str], lease: Lease | None, throttle: Throttle) -> Iterator[Lease]:
-    """The lease on the collections of a migration, for the length of the block: `lease` where there is one
-    already. Whoever waits in the throttle meanwhile raises LeaseLost once it is lost. Raises LeaseHeld."""
+    """Hold the lease on the collections of a migration within the block: `lease` if given, else a new one.
+    Waits in the throttle raise LeaseLost once the lease is lost. Raises LeaseHeld."""
     if lease is None:
         with Lease(store, *names) as mine, throttle.guarded(mine.check):
             yield mine
@@ -243,8 +251,9 @@ KEPT_AS = "{}__before_hubness"
 
 
 def chosen_switch(store: Store, source: str, target: str, alias: str | None, rename: bool) -> Switch:
-    """An alias moved from source to target, or source renamed and its name made an alias of target. Raises
-    InvalidInput where that cannot be, CollectionExists where the name for the source is taken."""
+    """Return the switch: an alias moves from source to target, or source is renamed and its name becomes an
+    alias of target. Raises InvalidInput if that is not possible, and CollectionExists if the new name of the
+    source is in use."""
     if (alias is None) == (not rename):
         raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
     if rename and not store.renames():

@@ -1,4 +1,4 @@
-"""The plan of a migration, made without a write, and the options of its run."""
+"""The plan of a migration, which is made without a write, and the options of its run."""
 
 from __future__ import annotations
 
@@ -41,26 +41,28 @@ from milvus_hubness.stores.records import CollectionInfo
 
 @dataclass(frozen=True)
 class BulkTarget:
-    """A folder that this process writes to and the database reads from. remote: how the database calls it,
-    its path there or a prefix in its bucket; None where both call it the same."""
+    """A folder that this process writes to and the database reads from.
+
+    remote: the folder's name in the database, a path or a prefix in its bucket; None if both names are equal.
+    """
 
     folder: Path
     remote: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> BulkTarget:
-        """LOCAL or LOCAL=REMOTE."""
+        """Parse LOCAL or LOCAL=REMOTE."""
         folder, equals, remote = text.partition("=")
         return cls(Path(folder), remote if equals else None)
 
     def seen_by_database(self, file: str) -> str:
-        """The path of a file in the folder as the database calls it."""
+        """Return the path of a file in the folder, as the database names it."""
         remote = str(self.folder.resolve()) if self.remote is None else self.remote
         return f"{remote.rstrip('/')}/{file}" if remote else file
 
     def require(self, store: Store, source: CollectionInfo) -> None:
-        """Raises InvalidInput where the folder is not there, and CannotMigrate where rows of `source` cannot
-        go through files."""
+        """Check that rows of `source` can be copied through this folder. Raises InvalidInput if the folder
+        does not exist, and CannotMigrate if files cannot hold rows of `source`."""
         if not self.folder.is_dir():
             raise InvalidInput(f"there is no folder {self.folder} for files to import")
         if reasons := store.import_obstacles(source):
@@ -68,18 +70,21 @@ class BulkTarget:
 
 
 CLIENT_TTL = STATE_TTL
-"""The longest state_ttl of the clients that write, unless set otherwise."""
+"""Default value of the longest state_ttl of the clients that write, in seconds."""
 
 
 @dataclass(frozen=True)
 class MigrationOptions:
-    """no_writers: nobody writes to the source while this runs, so that clients need not be told, and what
-    differs after the copy is carried over once. client_ttl: the longest state_ttl of any HubnessClient that
-    writes, in seconds. gate: the cut-over waits until it is opened, catching up meanwhile. bulk: rows are
-    copied by files that the database imports, rather than by upserts; only where frozen, since an import does
-    not replace what a client wrote before it. engine: what computes the biases of the rows that are copied,
-    "server" for the database's own search over the bank, "ray" for a Ray cluster. lease: one that is held
-    already; without, one is taken. Raises InvalidParameter."""
+    """Options of a run.
+
+    no_writers: no client writes to the source during the run, so clients need no announcement, and one pass
+    carries over the rows that differ after the copy. client_ttl: the longest state_ttl of a HubnessClient
+    that writes, in seconds. gate: the cutover waits until it is open; the copy catches up meanwhile. bulk:
+    the folder for files that the database imports, in place of upserts; only with no_writers, because an
+    import does not replace a client's earlier write. engine: computes the biases of the copied rows: "server"
+    uses the database's own search over the bank, "ray" uses a Ray cluster. lease: a lease that the caller
+    holds; without it, the run acquires one. Raises InvalidParameter.
+    """
 
     no_writers: bool = False
     client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
@@ -98,13 +103,13 @@ class MigrationOptions:
             )
 
     def wait_for_clients(self, since: datetime | None) -> None:
-        """Until every client knows what was written into a collection's properties at that time."""
+        """Wait until every client has read the collection properties that were written at `since`."""
         if since is not None:
             time.sleep(max(0.0, self.client_ttl - (now() - since).total_seconds()))
 
     @contextmanager
     def reporting_failures(self) -> Iterator[None]:
-        """Tell how the work within ended, where it did not end well."""
+        """Report a failure or a stop of the block as an event."""
         try:
             yield
         except Exception as error:
@@ -116,7 +121,7 @@ class MigrationOptions:
 
 
 def as_events(progress: Progress) -> Events:
-    """Events that draw progress bars."""
+    """Return events that call `progress`."""
 
     def show(event: Event) -> None:
         if event.name == "copying":
@@ -130,13 +135,15 @@ def as_events(progress: Progress) -> Events:
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """source is copied to target, field in augmented form; the chunks of `survey` are frozen here.
+    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. `survey` fixes the
+    chunks.
 
-    alias: moved to the target in the end; rename: or the source's own name is, which then is an alias. waits:
-    seconds in which the run waits for clients to hear of it. recall: what the augmented form costs the index,
-    where that was measured; resolution: what it costs an exact search, where it does. restart: an unfinished
-    target is dropped first. index: the copy's, where it is not to be as the source's; `source` tells of it
-    too."""
+    alias: the alias that the cutover moves to the target. rename: the cutover moves the source's own name
+    instead, which becomes an alias. waits: seconds that the run waits for clients. recall: the recall that
+    the index loses with the augmented form, if measured. resolution: the precision that an exact search
+    loses, if any. restart: the run drops an unfinished target first. index: the copy's index, if it differs
+    from the source's; `source` then describes it too.
+    """
 
     source: CollectionInfo
     schema: dict[str, Any]
@@ -165,12 +172,13 @@ class MigrationPlan:
 
     @property
     def rows(self) -> int:
-        """Distinct keys."""
+        """The number of distinct keys."""
         return self.survey.rows
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What an interrupted run must be given again, as plain data: the copy depends on all of it."""
+        """The arguments that an interrupted run must be given again, as plain data: the copy depends on all
+        of them."""
         return {
             "schema": self.schema,
             "field": self.field,
@@ -187,11 +195,11 @@ class MigrationPlan:
 
     @property
     def form(self) -> StorageFormat:
-        """How the layout's rows lie in the field."""
+        """The form in which the field stores the layout's rows."""
         return form_of(self.layout, self.source.vector_fields[self.field].dtype)
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as plain data, for people and for --json."""
+        """Return the plan as plain data, for people and for --json."""
         vector = self.source.vector_fields[self.field]
         return {
             "source": self.source.name,
@@ -263,20 +271,22 @@ def plan_migration(
     force: bool = False,
     client_ttl: float = 0.0,
 ) -> MigrationPlan:
-    """Look at `source` and say what a migration would do. Reads only.
+    """Plan a migration of `source`. Read only.
 
-    estimator: without one, what tuning on this bank chose, at its strength; else Blend(), the best choice
-    known without labelled pairs. force: migrate though tuning advises against it. gate: see DynamicGate, by
-    default every query is corrected; with gate_targets, see DualDynamicGate. profiles: for how many sets of
-    biases there is to be room at least; `refresh` adds those after the first. index_type, index_params: of
-    the copy's index on the field; without another type, parameters that are not named are the source's.
-    measure: what the augmented form costs such an index, some 10 s; search_value: of ef or nprobe at which
-    to. client_ttl: seconds that clients which write take to hear of the migration, which a run waits for once
-    while it copies and once more before it switches; 0 if nobody writes.
+    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(), the best
+    known choice without labelled pairs. force: plan even if tuning advises against correction. gate: see
+    DynamicGate; by default every query is corrected. With gate_targets, see DualDynamicGate. profiles: the
+    minimum number of bias profiles with room in the vectors; `refresh` adds those after the first.
+    index_type, index_params: of the copy's index on the field; if the type is unchanged, unnamed parameters
+    are the source's. measure: measure the recall that such an index loses with the augmented form, in some 10
+    s. search_value: the value of ef or nprobe for this measurement. client_ttl: seconds until writing clients
+    have read a new collection state; a run waits this long once while it copies and once before the cutover.
+    0 if no client writes.
 
-    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate
-    naming every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall, InvalidParameter,
-    and InvalidInput where gate_targets lacks a gate or a target bank."""
+    Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate,
+    which names every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall,
+    InvalidParameter, and InvalidInput if gate_targets is given without a gate or a target bank.
+    """
     bank, target_bank = QueryBank.of(bank), optional_bank(target_bank)
     gate, gate_targets = _gates(gate, gate_targets, target_bank)
     info = store.info(source)
@@ -362,7 +372,7 @@ def _index(
     index_type: str | None,
     index_params: Mapping[str, Any] | None,
 ) -> dict[str, Any] | None:
-    """What `CollectionInfo.with_index` takes; None where nothing is asked for."""
+    """Return the argument of `CollectionInfo.with_index`; None if no index was requested."""
     if index_type is None and not index_params:
         return None
     there = info.vector_fields[field]
@@ -388,7 +398,7 @@ def _gates(
 
 
 def checked_gate(gate: int | None) -> int | None:
-    """k of a DynamicGate; None for no gate. Raises InvalidParameter."""
+    """Return the k of a DynamicGate; None for no gate. Raises InvalidParameter."""
     try:
         return None if gate is None else DynamicGate(gate).k
     except InvalidParameter as error:
@@ -398,9 +408,9 @@ def checked_gate(gate: int | None) -> int | None:
 def chosen(
     info: CollectionInfo, bank: QueryBank, estimator: Estimator | None, *, force: bool
 ) -> tuple[Estimator, float]:
-    """The estimator to fit and the strength to search at: the one given, at 1; else what tuning chose for
-    this bank; else Blend(). Raises CorrectionNotRecommended where tuning advises against this bank, unless
-    forced."""
+    """Return the estimator to fit and the search strength: the given estimator, at strength 1; else the
+    choice of tuning for this bank; else Blend(). Raises CorrectionNotRecommended if tuning advises against
+    this bank, unless `force`."""
     tuning = info.tuning
     if tuning is None or tuning.bank_fingerprint != bank.fingerprint:
         return estimator or Blend(), 1.0
@@ -414,8 +424,9 @@ def chosen(
 
 
 def _unfinished(store: Store, info: CollectionInfo, target: str) -> Migration | None:
-    """The migration to this target that a run would carry on with. Raises CollectionExists where the name is
-    another's, AlreadyCorrected where the application has been switched to it."""
+    """Return the unfinished migration to this target, which a run would continue. Raises CollectionExists if
+    the name belongs to another collection, and AlreadyCorrected if the application already uses the target.
+    """
     cached = Ledger(store).of_target(target)
     if cached is not None and cached.source == info.name:
         if cached.phase in {"switching", "switched", "rolling back"}:

@@ -1,4 +1,4 @@
-"""Prepares a migration: the fit, the bank, the state, the copy and its chunks."""
+"""The preparation of a migration: the fit, the bank, the state, and the chunks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from milvus_hubness.stores.protocols import Store
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
-    """The migration that the plan asks for: the unfinished one of the ledger, or a new one. Raises
-    ResumeRefused where the plan differs from what the unfinished one was begun with."""
+    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused if the plan
+    differs from the unfinished migration's arguments."""
     known = ledger.of_target(plan.target)
     if known is not None and known.phase not in {"preparing", "finished"}:
         known.expect(plan.arguments)
@@ -41,7 +41,8 @@ def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
 
 
 def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
-    """Fit, keep the bank, and record the state and the chunks. Done again from the start if interrupted."""
+    """Fit the estimator, save the bank, and record the state and the chunks. After an interruption this
+    starts again from the beginning."""
     correction = _fit(store, plan)
     kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
     if not store.exists(plan.bank_collection):
@@ -74,14 +75,14 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
 
 
 def forward(store: Store, migration: Migration, engine: Engine = "local") -> Pair:
-    """The source, and its copy with the biases of the bank that the database keeps, by this engine. Raises
+    """Return the pair of the source and the copy, whose biases `engine` computes from the saved bank. Raises
     as `on_engine` does."""
     copy = _corrected(store, migration, engine)
     return Pair(store, _source(store, migration), copy, migration.corrected())
 
 
 def backward(store: Store, migration: Migration) -> Pair:
-    """The copy as the truth, and the source that is to follow it."""
+    """Return the pair with the copy as the origin and the source as the copy."""
     return Pair(store, _corrected(store, migration), _source(store, migration), migration.corrected())
 
 
@@ -98,8 +99,9 @@ def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> 
 
 
 def _fit(store: Store, plan: MigrationPlan) -> Correction:
-    """Fitted on the bank, and on the whole gallery where the estimator learns from it; on rows spread evenly
-    over the keys, centred on their mean bias and the layout's constants measured."""
+    """Return the correction, fitted on the bank and, if the estimator needs it, on the whole gallery. The
+    gallery also gives the mean bias and the layout's constants; if the estimator does not need it, rows
+    spread evenly over the keys replace it."""
     gallery, of = _gallery(store, plan), (plan.source, plan.field)
     correction = Correction.fit(
         plan.layout.measured_on(

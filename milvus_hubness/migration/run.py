@@ -1,4 +1,4 @@
-"""Runs a migration from a plan to a verified copy, and resumes one that was stopped."""
+"""The run of a migration: from a plan to a verified copy, with resume after an interruption."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ from milvus_hubness.stores.records import CollectionInfo
 
 
 def run(store: Store, plan: MigrationPlan, options: MigrationOptions | None = None) -> Migration:
-    """Copy, catch up and verify, from wherever an earlier run of the same plan ended.
+    """Copy, catch up and verify; continue an earlier run of the same plan where it stopped.
 
-    Raises ResumeRefused where the plan or the source's schema is not that of the earlier run, LeaseHeld,
-    LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate where the database cannot import files,
-    InvalidParameter where the engine does not know the estimator or the server not the copy's index, and what
-    the store raises. Whatever it raises, it can be run again.
+    Raises ResumeRefused if the plan or the source's schema differs from that of the earlier run, LeaseHeld,
+    LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate if the database cannot import files,
+    InvalidParameter if the engine does not support the estimator or the server does not support the copy's
+    index, and the exceptions of the store. It can be run again after any of these.
     """
     options = options or MigrationOptions()
     require_engine(options.engine, plan.estimator)
@@ -60,9 +60,9 @@ def run(store: Store, plan: MigrationPlan, options: MigrationOptions | None = No
 
 
 def resume(store: Store, name: str, options: MigrationOptions | None = None) -> Migration:
-    """As `run`, of the unfinished migration of this source or to this target, with what it was begun with.
+    """Resume the unfinished migration of this source or to this target, with its original arguments.
 
-    Raises NoMigration too.
+    Raises NoMigration, and the exceptions of `run`.
     """
     options = options or MigrationOptions()
     found = Ledger(store).find(name)
@@ -89,7 +89,7 @@ def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, options: Migra
     if migration.phase not in {"copying", "catching up", "rolled back"}:
         return migration
     store = lease.store
-    # What a job that was killed has brought back in the source must not reach the copy.
+    # The rows that a killed job has changed in the source must be repaired before they reach the copy.
     write_intents.repair(lease, migration.source, client_ttl=options.client_ttl)
     source = store.info(migration.source)
     if migration.phase == "copying":
@@ -110,8 +110,8 @@ def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, options: Migra
 
 
 def _settled(store: Store, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
-    """Before anybody writes to the copy: no import of an earlier run is under way, and where this run will
-    import, no rows of chunks that are still to be copied are there."""
+    """Finish the imports of an earlier run before clients write to the copy. If this run imports files too,
+    also remove the copy's rows of chunks that are not copied yet."""
     chunks = ledger.chunks(migration)
     if not half_imported(chunks) and not (options.bulk and store.count(migration.target)):
         return migration
@@ -165,8 +165,11 @@ def _invalid(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class MigrationResult:
-    """invalid: how many rows hold no usable vector and carry bias 0, invalid_keys: the first of them. alias:
-    the name that leads to the copy now, None where none was moved."""
+    """The result of a migration.
+
+    invalid: number of rows without a usable vector, which get bias 0. invalid_keys: the first of them. alias:
+    the name that now leads to the copy; None if no name was moved.
+    """
 
     target: str
     bank: str
@@ -178,7 +181,7 @@ class MigrationResult:
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return {**asdict(self), "invalid_keys": list(self.invalid_keys)}
 
 
@@ -191,13 +194,14 @@ def migrate(
     client_ttl: float | None = None,
     engine: Engine = "local",
 ) -> MigrationResult:
-    """`run`, and `cutover` where the plan names what to move.
+    """Run a migration, and cut over if the plan names an alias or a rename.
 
-    no_writers: nobody writes to the source meanwhile, which saves waiting for clients to notice. client_ttl:
-    the longest state_ttl of a HubnessClient that writes, in seconds, None for its default. engine: what tells
-    the biases of the rows, "server" for the database's own search over the bank (NNN and CSLS), "ray" for a
-    Ray cluster. What fails or is interrupted can be called again, and carries on; `clean` takes it back.
-    Raises what those raise."""
+    no_writers: no client writes to the source during the migration, which saves the wait for clients.
+    client_ttl: the longest state_ttl of a HubnessClient that writes, in seconds; None for the client's
+    default. engine: computes the biases of the rows: "server" uses the database's own search over the bank
+    (NNN and CSLS), "ray" uses a Ray cluster. After a failure or an interruption, call it again to continue,
+    or use `clean` to undo it. Raises as `run` and `cutover` do.
+    """
     began = time.perf_counter()
     options = MigrationOptions(no_writers=no_writers, events=as_events(progress), engine=engine)
     if client_ttl is not None:

@@ -1,4 +1,4 @@
-"""A survey of the source: its chunks of keys, and estimates of memory, time and recall."""
+"""The survey of the source: its chunks of keys, and estimates of memory, time and recall."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ KEYS_PER_PAGE = 16_384
 
 
 def key_pages(store: Store, collection: str, partition: str | None = None) -> Iterator[list[Key]]:
-    """The keys that were there when this began, and some of those that were written meanwhile."""
+    """Yield pages of keys: all keys that exist at the start, and some of those that clients write
+    meanwhile."""
     after: Key | None = None
     ceiling: Key | None = None
     while page := store.scan_keys(collection, after=after, limit=KEYS_PER_PAGE, partition=partition):
@@ -44,11 +45,12 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
 
 
 def ceiling_of(store: Store, collection: str, key: Key, partition: str | None = None) -> Key | None:
-    """A key that the greatest one of this moment is not above, looked for from `key` up; None where there is
-    no such key.
+    """Return a key that is at least the greatest current key, searched from `key` up; None if there is no
+    such key.
 
-    Whoever reads up to it comes to an end, while rows of rising keys may be written faster than pages are
-    read. A short page shows no end: of one partition of several Milvus 2.3 gives the last rows one by one.
+    A reader that stops at this key ends even if clients write rows with rising keys faster than it reads
+    pages. A short page does not show the end: Milvus 2.3 returns the last rows of one of several partitions
+    one by one.
     """
     for step in count():
         above = store.above(key, step)
@@ -61,10 +63,12 @@ SAMPLE_ROWS = 4_096
 
 
 class Chunk(BaseModel):
-    """The rows of a partition with after < key ≤ upto. rows: how many there were when it was frozen.
-    seconds: how long writing them took, None until that is done. invalid: how many of them hold no usable
-    vector; invalid_keys: the first of those. importing: the file that the database was asked to import it
-    from, as that calls it."""
+    """The rows of a partition with after < key ≤ upto.
+
+    rows: their number when the chunk was fixed. seconds: duration of their write; None until it is done.
+    invalid: number of rows without a usable vector. invalid_keys: the first of these. importing: the file
+    that the database was asked to import, by its name in the database.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -81,20 +85,20 @@ class Chunk(BaseModel):
 
 @dataclass(frozen=True)
 class Survey:
-    """All chunks of a collection, in the order of their keys within each partition, and the keys of rows
-    spread evenly over each."""
+    """All chunks of a collection, in key order within each partition, and the keys of a sample of rows,
+    spread evenly over each partition."""
 
     chunks: list[Chunk]
     sample: dict[str | None, list[Key]]
 
     @property
     def rows(self) -> int:
-        """Distinct keys."""
+        """The number of distinct keys."""
         return sum(chunk.rows for chunk in self.chunks)
 
 
 def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress: Progress = silent) -> Survey:
-    """Page through the keys once. Holds one page of them at a time."""
+    """Page through the keys once, with one page in memory at a time, and return the chunks."""
     store.count(info.name)
     every = max(1, info.rows // SAMPLE_ROWS)
     chunks: list[Chunk] = []
@@ -122,13 +126,17 @@ def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress:
 
 ESTIMATED_ROWS = 512
 DEFAULT_LINKS = 30
-"""M of Milvus's HNSW where the index names none: each row keeps up to 2·M links of four bytes."""
+"""Default M of Milvus's HNSW, for an index that names none: each row has up to 2·M links of four bytes."""
 
 
 @dataclass(frozen=True)
 class Gauge:
-    """seconds: what copying and verifying would take, writing and comparing as long as reading does. bytes:
-    that the source holds in memory when loaded, and its copy: vectors, the links of a graph, other fields."""
+    """Estimates for a migration.
+
+    seconds: duration of copy and verification, if a write and a comparison take as long as a read.
+    bytes_of_source, bytes_of_target: memory of the loaded source and of its copy: vectors, graph links, other
+    fields.
+    """
 
     seconds: float
     bytes_of_source: int
@@ -146,7 +154,7 @@ def gauge(
     bank: QueryBank,
     target_bank: QueryBank | None,
 ) -> Gauge:
-    """Also finds out, on the sample, whether the estimator can be fitted on this bank at all."""
+    """Return the estimates. Also check on the sample that the estimator can be fitted on this bank."""
     chunk = max(looked.chunks, key=lambda each: each.rows)
     began = time.perf_counter()
     batch = store.scan(
@@ -180,8 +188,8 @@ def recall_gate(
     *,
     value: int | None = None,
 ) -> RecallGate:
-    """What the augmented form costs the collection's own kind of index, measured on up to ROWS of its rows
-    and queries of the bank; see `measure_recall`. value: of ef or nprobe, as the application asks."""
+    """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS
+    rows and queries of the bank; see `measure_recall`. value: of ef or nprobe, as the application uses."""
     parts, left = [], ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(looked.chunks, object)):
         if left <= 0:
@@ -226,8 +234,9 @@ def recall_gate(
 def resolution_of(
     store: Store, info: CollectionInfo, field: str, looked: Survey, layout: Layout, bank: QueryBank
 ) -> Resolution | None:
-    """How finely the augmented form tells rows apart, on rows spread over the collection and queries of the
-    bank; None where it does so as finely as the vectors do. Raises CannotMigrate where it does not."""
+    """Measure how well the augmented form tells rows apart, on rows spread over the collection and queries of
+    the bank. Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not tell
+    rows apart."""
     dtype = info.vector_fields[field].dtype
     if layout.metric != "L2" and dtype == "float32":
         return None
@@ -244,7 +253,7 @@ def resolution_of(
 
 
 def said(gate: RecallGate) -> str:
-    """The gate in one sentence."""
+    """Return the recall gate in one sentence."""
     at = f" at {gate.search_parameter} {gate.value}" if gate.search_parameter else ""
     raw, stored = gate.raw.estimate, gate.stored.estimate
     measured = f"recall@{gate.k}{at} of {gate.rows:,} rows: {raw:.3f} raw, {stored:.3f} corrected"

@@ -1,4 +1,5 @@
-"""Verifies a copy: equal rows, the right index and biases, and enough recall."""
+"""The verification of a copy: equal rows, the planned index, correct biases, and searches that find its
+rows."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ SAMPLED_ROWS = 16
 BIAS_TOLERANCE = 1e-5
 TOP = 10
 SEARCHED = 100
-"""Results asked for, so that a graph is searched as widely: what it finds narrowly is the plan's matter."""
+"""Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
 
 FEWER_ALLOWED = 0.1
 FEWEST_MISSES = 3
@@ -32,8 +33,12 @@ FEWEST_MISSES = 3
 
 @dataclass(frozen=True)
 class Verification:
-    """rows and fields: compared one by one. biases: computed anew and found the same. searched: rows whose
-    own vector was searched for; found_in_source, found_in_copy: how many of them were among the best ten."""
+    """The result of a verification.
+
+    rows, fields: number compared one by one. biases: number of biases that were computed again and are equal.
+    searched: number of rows whose own vector was searched for. found_in_source, found_in_copy: number of
+    those rows that were among the ten best.
+    """
 
     rows: int
     fields: int
@@ -46,10 +51,11 @@ class Verification:
 def verified(
     pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
 ) -> Verification:
-    """Check what the comparison of rows, `equal`, does not show: that none is there twice, that biases of a
-    sample are what the bank gives now, and that searches find rows in the copy as they do in the source.
+    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is there
+    twice, the biases of a sample equal those that the bank gives now, and searches find rows in the copy as
+    in the source.
 
-    Raises VerificationFailed, and StateError where the ledger has lost the chunks of the migration.
+    Raises VerificationFailed, and StateError if the ledger has lost the chunks of the migration.
     """
     if not chunks:
         raise StateError(
@@ -72,13 +78,13 @@ def verified(
 
 
 def index_as_planned(store: Store, migration: Migration, source: CollectionInfo) -> None:
-    """Check that the copy's index is the one of the plan, as far as the database tells, unless the copy has
-    taken over: then its owner may have made another. Raises VerificationFailed."""
+    """Check that the copy has the planned index, as far as the database shows it. Skip the check if the copy
+    has taken over: its owner may have created another index. Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:
         return
     planned = migration.indexed(source).vector_fields[migration.field]
     found = store.info(migration.target, counted=False).vector_fields[migration.field]
-    # Milvus Lite tells no parameters.
+    # Milvus Lite does not return index parameters.
     differing = {
         name: value
         for name, value in planned.index_params.items()
@@ -94,8 +100,8 @@ def index_as_planned(store: Store, migration: Migration, source: CollectionInfo)
 
 
 def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
-    """While clients write, the count means something only where it holds still; and where as many rows come
-    as go, it only seems to: so it is asked several times."""
+    """Check that no row is there twice. While clients write, only a stable count is meaningful, and a count
+    can also look stable because inserts and deletes balance: so this counts several times."""
     store, copy = pair.store, pair.copy.collection
     for _ in range(COUNTS):
         counted = store.count(copy)
@@ -141,7 +147,7 @@ def _biases_as_computed(pair: Pair, wanted: Batch, copied: Batch) -> None:
 
 
 def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
-    """How many rows were searched for, and how many found themselves in the origin and in the copy."""
+    """Return the number of rows that were searched for, and of those found in the origin and in the copy."""
     layout, field = pair.state.layout, pair.state.field
     rows = pair.copy.decode_rows(copied)
     valid = ~layout.invalid(rows.vectors)
@@ -164,13 +170,14 @@ def _only(batch: Batch, keys: set[Key]) -> Batch:
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
-    """Compare every row and field of a migration's two collections, and what `Verification` names beside.
+    """Compare every row and field of a migration's two collections, and check the other parts of
+    `Verification`.
 
-    name: of the source, the copy or the alias. Vectors must come back bit for bit; under COSINE, where a row
-    was not unit, within one unit in the last place of the field's type. Rows that clients are writing in that
-    moment are looked at again. Once the application was switched, rows that it changed since differ. Raises
-    VerificationFailed naming the first rows that differ, or an index that is not as planned, NoMigration,
-    WrongPhase before there is a copy or once the source is dropped.
+    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are
+    not unit may differ by one unit in the last place of the field's type. Rows that clients are writing at
+    this moment are read again. After the cutover, rows that the application changed since then differ. Raises
+    VerificationFailed, which names the first rows that differ or an index that is not as planned,
+    NoMigration, and WrongPhase before there is a copy or after the source is dropped.
     """
     options = options or MigrationOptions()
     ledger = Ledger(store)

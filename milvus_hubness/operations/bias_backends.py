@@ -1,4 +1,4 @@
-"""Reads and writes the biases of rows at each bias location."""
+"""The bias locations: read and write the biases of live rows, in one class per location."""
 
 from __future__ import annotations
 
@@ -25,9 +25,13 @@ REPAIR_ROUNDS = 20
 
 @dataclass(frozen=True, eq=False)
 class BiasedRows:
-    """Rows with the biases they carry. batch: as fetched; vectors (n, d) as the user knows them; biases
-    (n, slots), 0 where there is none; pending (n,) whether the row still waits for its first. Of a second
-    vector field, else None: cells (n, c); bare (n,) whether a row is pending for those alone."""
+    """Rows and their biases.
+
+    batch: the rows as read. vectors: (n, d), as users see them. biases: (n, slots), 0 where a row has none.
+    pending: (n,), whether a row still lacks its first bias. Two fields are None except for a second vector
+    field: locality_hints (n, c), and bare (n,), whether a row is pending only because its locality hint
+    columns are empty.
+    """
 
     batch: Batch
     vectors: Floats
@@ -37,7 +41,7 @@ class BiasedRows:
     bare: npt.NDArray[np.bool_] | None = None
 
     def only(self, rows: npt.NDArray[np.bool_]) -> BiasedRows:
-        """Those of the rows (n,) that are true."""
+        """Return the rows for which `rows` (n,) is true."""
         places = np.flatnonzero(rows).tolist()
         batch = Batch(
             [self.batch.keys[i] for i in places],
@@ -52,14 +56,14 @@ class BiasedRows:
 
 
 class BiasLocation(Protocol):
-    """The rows of one corrected collection."""
+    """The biases of the rows of one corrected collection."""
 
     def pending(self, partition: str | None) -> list[Key]:
-        """Keys of the rows without a bias."""
+        """Return the keys of the rows without a bias."""
         ...
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
-        """The rows that are still there, in the order of `keys`."""
+        """Return the rows that still exist, in the order of `keys`."""
         ...
 
     def write(
@@ -69,17 +73,18 @@ class BiasLocation(Protocol):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> int:
-        """Give the rows that are still there fresh biases in these slots, and leave all else as it is.
+        """Compute and write the biases of these slots for the rows that still exist; return the number of
+        rows. Change nothing else.
 
-        epoch: None where the rows' own remains. Returns how many rows there were.
+        epoch: None keeps the epoch of each row.
         """
         ...
 
     def put(
         self, biased_rows: BiasedRows, partition: str | None, biases: Mapping[int, Floats], epoch: int | None
     ) -> None:
-        """Store the rows as they were read, but for the biases (n,) in these slots, and the epoch unless that
-        is None."""
+        """Store the rows as read, with new biases (n,) in these slots, and a new epoch unless `epoch` is
+        None."""
         ...
 
     def repair(
@@ -89,20 +94,20 @@ class BiasLocation(Protocol):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        """Call this after `put`, with the rows as they were read: those that a client gave another vector
-        since get fresh biases in these slots. Raises NotCaughtUp for rows that change faster than that."""
+        """Give rows whose vector a client has changed since the read fresh biases in these slots. Call this
+        after `put`, with the rows as read. Raises NotCaughtUp for rows that change faster than this."""
         ...
 
     def wait_visible(self) -> None:
-        """Everything written is seen by every search on return, and biases of rows that are gone are gone."""
+        """Wait until every search sees all writes, and remove the biases of rows that no longer exist."""
         ...
 
 
 def bias_location_of(
     store: Store, info: CollectionInfo, state: CollectionState, writer: RowWriter | None = None
 ) -> BiasLocation:
-    """Return the biases of `info` where the state says that they are. writer: rewrites rows; None if none is
-    to be rewritten."""
+    """Return the bias location that the state names, for the collection `info`. writer: rewrites rows; None
+    for reading only."""
     if state.second_vector is not None:
         return InSecondVector(store, info, state, writer, state.second_vector)
     if state.reranking is None:
@@ -174,7 +179,7 @@ class _BiasLocation(ABC):
     def _with_fields(
         self, batch: Batch, vectors: Floats, columns: Mapping[str, Floats], epoch: int | None
     ) -> Batch:
-        """The rows with these vectors, these fields and this epoch."""
+        """Return the rows with these vectors, these fields and this epoch."""
         changed = {name: column.tolist() for name, column in columns.items()}
         if epoch is not None:
             changed[self.state.epoch_field] = [epoch] * len(batch)
@@ -189,8 +194,8 @@ class _BiasLocation(ABC):
         return np.array([epoch in (None, PENDING) for epoch in epochs], np.bool_)
 
     def _dated(self, biased_rows: BiasedRows, epoch: int | None) -> list[str]:
-        """The epoch's field, where some of the rows had no bias until now. What else it tells is history,
-        which is no reason to touch a field that could be left alone."""
+        """Return the epoch field if some of the rows had no bias until now. For other rows the epoch is
+        history only, which does not justify a change of the field."""
         return [self.state.epoch_field] if epoch is not None and biased_rows.pending.any() else []
 
     def _rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
@@ -204,7 +209,7 @@ class _BiasLocation(ABC):
 
 
 class _InRows(_BiasLocation):
-    """In the rows themselves, which a RowWriter writes and repairs."""
+    """Biases in the rows themselves, which a RowWriter writes and repairs."""
 
     def repair(
         self,
@@ -218,8 +223,8 @@ class _InRows(_BiasLocation):
 
 @dataclass(frozen=True)
 class InVector(_InRows):
-    """In columns of the vectors themselves, which are in augmented form. A row is pending too while its
-    locality hint columns are empty."""
+    """Biases in columns of the vectors, which have augmented form. A row is also pending while its locality
+    hint columns are empty."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         batch, layout = self._fetch(keys, partition), self.state.layout
@@ -255,8 +260,9 @@ class InVector(_InRows):
 
 @dataclass(frozen=True)
 class InSecondVector(_InRows):
-    """In columns of a second vector field, beside the user's vectors. A row is pending too while that holds
-    the augmented form of another vector, or none, or its locality hint columns are empty."""
+    """Biases in columns of a second vector field; the user's vectors stay as they are. A row is also pending
+    while the second field is empty, holds the augmented form of another vector, or has empty locality hint
+    columns."""
 
     second: str
 
@@ -270,7 +276,8 @@ class InSecondVector(_InRows):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> int:
-        """As BiasLocation.write. Raises NotCaughtUp for a row that changes faster than this writes it."""
+        """Write the biases as BiasLocation.write does. Raises NotCaughtUp for a row that changes faster than
+        this writes it."""
         placed = self.read(keys, partition)
         self._put_all(placed, partition, corrections, epoch)
         self.repair(placed, partition, corrections, epoch)
@@ -283,8 +290,9 @@ class InSecondVector(_InRows):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        # A client may give a row another vector before the second field of its old one is written. Reading
-        # the row again, afterwards, shows that; or the client writes after that, both fields, and they stay.
+        # A client may change the vector of a row before this job writes the second field for the old vector.
+        # The second read shows such a change. If the client writes after that read, it writes both fields,
+        # and they stay.
         keys = biased_rows.batch.keys
         for _ in range(REPAIR_ROUNDS):
             found, differing = self._read(keys, partition)
@@ -298,7 +306,7 @@ class InSecondVector(_InRows):
         )
 
     def _read(self, keys: Sequence[Key], partition: str | None) -> tuple[BiasedRows, npt.NDArray[np.bool_]]:
-        """The rows, and (n,) whether the second field holds another vector."""
+        """Return the rows, and (n,) whether the second field holds the form of another vector."""
         batch, layout, form = self._fetch(keys, partition), self.state.layout, self.state.form
         held = np.zeros((len(batch), form.width), np.float32)
         there = [i for i, row in enumerate(batch.rows) if row.get(self.second) is not None]
@@ -344,7 +352,7 @@ class InSecondVector(_InRows):
         self._update(Batch(batch.keys, batch.vectors, rows), partition, changed)
 
     def _update(self, batch: Batch, partition: str | None, changed: Sequence[str]) -> None:
-        """Those of the rows that are still there: the database refuses some fields of a row that is not."""
+        """Update the rows that still exist: the database refuses some fields of a row that does not."""
         try:
             self._row_writer.update(batch, changed, partition)
         except StoreError:
@@ -360,7 +368,7 @@ class InSecondVector(_InRows):
         return self.state.form.encode_rows(self.state.layout.augment(vectors, slots, locality_hints))
 
     def _differing(self, stored: Floats, wanted: Floats) -> npt.NDArray[np.bool_]:
-        """(n,) whether these are of different vectors, by more than their last place."""
+        """Return (n,) whether the two forms differ by more than rounding in the last place."""
         last = 2 * SPACING[self.state.dtype]
         size = np.abs(wanted).max(axis=1, initial=0.0, keepdims=True)
         same = (np.abs(stored - wanted) <= last * size) | (np.isnan(stored) & np.isnan(wanted))
@@ -369,7 +377,7 @@ class InSecondVector(_InRows):
 
 @dataclass(frozen=True)
 class InFields(_InRows):
-    """In scalar fields of the rows."""
+    """Biases in scalar fields of the rows."""
 
     def read(self, keys: Sequence[Key], partition: str | None) -> BiasedRows:
         batch = self._fetch(keys, partition)
@@ -390,7 +398,8 @@ class InFields(_InRows):
 
 @dataclass(frozen=True)
 class InSideCollection(_BiasLocation):
-    """In a collection of their own under the same keys. A row is pending while that holds none of its key."""
+    """Biases in a side collection with the same keys. A row is pending while the side collection lacks its
+    key."""
 
     side: str
 
@@ -426,7 +435,7 @@ class InSideCollection(_BiasLocation):
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        # Clients write a row and then its bias: either the row is seen here, or their bias comes later.
+        # Clients write a row and then its bias: this read sees the row, or the client's bias comes later.
         for _ in range(REPAIR_ROUNDS):
             known = dict(zip(biased_rows.batch.keys, biased_rows.vectors, strict=True))
             there = self.read(biased_rows.batch.keys, partition)
@@ -445,7 +454,7 @@ class InSideCollection(_BiasLocation):
         )
 
     def wait_visible(self) -> None:
-        # Clients write a row before its bias, so a key that is seen here first has its row already.
+        # Clients write a row before its bias, so the row of every key that was read here already exists.
         kept = self.store.keys(self.side)
         rows = set(self.store.keys(self.info.name))
         if orphans := [key for key in kept if key not in rows]:

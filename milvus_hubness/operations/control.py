@@ -1,5 +1,7 @@
 """Control of a running migration: its settings, its control file, and its Prometheus metrics.
 
+A control file is JSON, for example:
+
 {"paused": false, "rows_per_second": 500, "bytes_per_second": null, "chunk_seconds": 1.5, "cutover": "now"}
 """
 
@@ -22,12 +24,12 @@ CHUNK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
 class MigrationMetrics:
-    """A listener that counts in a registry of its own. All metrics begin with milvus_hubness_migration_ and
-    have the labels source and target.
+    """A listener that keeps Prometheus metrics in a registry of its own. All metrics begin with
+    milvus_hubness_migration_ and have the labels source and target.
 
-    rows_copied_total, bytes_copied_total, rows_differing_total, rows_repaired_total (by the catch-up passes),
-    source_rows (how many there are to copy), chunk_seconds (a histogram), phase (1 for the one in its further
-    label phase, 0 for others), paused (0 or 1), eta_seconds (NaN while unknown),
+    rows_copied_total, bytes_copied_total, rows_differing_total and rows_repaired_total (both by the catch-up
+    passes), source_rows (number of rows to copy), chunk_seconds (a histogram), phase (1 for the value of the
+    further label phase that is current, 0 for others), paused (0 or 1), eta_seconds (NaN while unknown),
     last_progress_timestamp_seconds. Safe to read from any thread.
     """
 
@@ -73,12 +75,12 @@ class MigrationMetrics:
                 self._follow_pass(event)
 
     def text(self) -> str:
-        """In the text format that Prometheus scrapes."""
+        """Return the metrics in the text format that Prometheus scrapes."""
         with self._lock:
             return generate_latest(self._registry).decode()
 
     def write_textfile(self, path: Path) -> None:
-        """A .prom file for the textfile collector of node_exporter, in one step for those who read it."""
+        """Write a .prom file for the textfile collector of node_exporter. Replace the file atomically."""
         with self._lock:
             write_to_textfile(str(path), self._registry)
 
@@ -114,7 +116,7 @@ class MigrationMetrics:
 
 
 class _Rising:
-    """A counter that is told how far something is, rather than by how much it rose."""
+    """A counter that takes absolute positions and counts the increments between them."""
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
@@ -137,7 +139,7 @@ SETTINGS = ("paused", *LIMITS, "cutover")
 
 
 class CutoverGate:
-    """Whether the cut-over may happen yet. Safe to use from any thread."""
+    """A gate that postpones or releases the cutover. Safe to use from any thread."""
 
     def __init__(self, *, postponed: bool = False) -> None:
         self._released = threading.Event()
@@ -149,22 +151,22 @@ class CutoverGate:
         return not self._released.is_set()
 
     def postpone(self) -> None:
-        """Hold the cut-over back until `release`."""
+        """Postpone the cutover until `release`."""
         self._released.clear()
 
     def release(self) -> None:
-        """Let the cut-over happen as soon as it can."""
+        """Allow the cutover."""
         self._released.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it is released, or for `timeout` seconds. Whether it is released."""
+        """Wait until the gate is released, at most `timeout` seconds. Return whether it is released."""
         return self._released.wait(timeout)
 
 
 class Controls:
-    """The handle of one operator, `name`, on a running migration. What is changed is told to `events`.
+    """The controls of one operator, `name`, over a running migration. They report changes to `events`.
 
-    Each name pauses for itself: a migration goes on when everyone who paused it has resumed it.
+    Pauses count per name: a migration continues when every operator that paused it has resumed it.
     """
 
     def __init__(self, name: str, throttle: Throttle, gate: CutoverGate, events: Events) -> None:
@@ -172,9 +174,9 @@ class Controls:
         self._throttle, self._gate, self._events = throttle, gate, events
 
     def apply(self, settings: Mapping[str, Any]) -> None:
-        """Change what is named: paused (true or false), rows_per_second, bytes_per_second, chunk_seconds (a
-        positive number, or None for no limit), cutover ("postponed" or "now"). Raises InvalidParameter, and
-        then nothing is changed."""
+        """Change the named settings: paused (true or false), rows_per_second, bytes_per_second, chunk_seconds
+        (a positive number, or None for no limit), cutover ("postponed" or "now"). Raises InvalidParameter,
+        and then changes nothing."""
         check_settings(settings)
         limits = {name: settings[name] for name in LIMITS if name in settings}
         if limits:
@@ -189,7 +191,7 @@ class Controls:
             self._set_paused(settings["paused"])
 
     def snapshot(self) -> dict[str, Any]:
-        """The throttle's snapshot, and cutover, "postponed" or "now"."""
+        """Return the throttle's snapshot, and cutover, "postponed" or "now"."""
         return {**self._throttle.snapshot(), "cutover": "postponed" if self._gate.postponed else "now"}
 
     def _set_paused(self, paused: bool) -> None:
@@ -201,7 +203,7 @@ class Controls:
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
-    """Raises InvalidParameter unless all of `settings` can be applied."""
+    """Check that all of `settings` can be applied. Raises InvalidParameter."""
     for name, value in settings.items():
         if name in LIMITS:
             checked_limit(name, value)
@@ -219,12 +221,12 @@ POLL_SECONDS = 0.5
 
 
 class ControlFile:
-    """Applies the settings in a JSON file, and what is changed in it later, while this is open.
+    """Applies the settings in a JSON file, and later changes to the file, while this context is open.
 
-    What stands in the file already holds from the first line of the `with` body on. When the file changes,
-    those settings are applied whose value is another than before, so that what was asked in other ways
-    meanwhile stays. A file that is not there, or not there any more, changes nothing; of one that is broken
-    there is one warning to `events`, and what held before holds on.
+    The settings that are in the file at the start apply from the first line of the `with` body. When the file
+    changes, only settings with a changed value are applied, so that settings made in other ways stay. A file
+    that does not exist, or no longer exists, changes nothing. If the file is invalid, `events` gets one
+    warning and the former settings stay.
     """
 
     def __init__(self, path: Path, controls: Controls, events: Events) -> None:
@@ -267,9 +269,9 @@ class ControlFile:
 
 
 def write_control(path: Path, **changes: Any) -> dict[str, Any]:
-    """Change these settings in the control file at `path`, in one step for those who read it, and keep its
-    others; it is made if it is not there. What it holds then. Raises InvalidParameter, and UnreadableFile
-    where the file is broken or cannot be written."""
+    """Change these settings in the control file at `path`, keep its others, and return all settings. Create
+    the file if it does not exist, and replace it atomically. Raises InvalidParameter, and UnreadableFile if
+    the file is invalid or cannot be written."""
     content = _content(path)
     settings = {**(_parsed(path, content) if content is not None else {}), **changes}
     check_settings(settings)

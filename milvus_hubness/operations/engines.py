@@ -27,7 +27,11 @@ WINDOW = 16_384
 
 @dataclass(frozen=True)
 class Served(Correction):
-    """As exact as the index that the bank has there. scores: (m, k) of vectors (m, d), falling."""
+    """A correction that reads the scores of bank queries from the bank's index in the database. It is as
+    exact as that index.
+
+    scores: maps vectors (m, d) to their k best scores (m, k), in descending order.
+    """
 
     scores: Callable[[Floats, int], Floats] = field(kw_only=True)
 
@@ -46,7 +50,8 @@ class Served(Correction):
 
 @dataclass(frozen=True)
 class Spread(Correction):
-    """workers: (n,) biases of items (n, d) as the layout's metric sees them."""
+    """A correction whose biases Ray workers compute. workers: maps items (n, d), in the form that the
+    layout's metric uses, to their biases (n,)."""
 
     workers: Callable[[Floats], Floats] = field(kw_only=True)
 
@@ -63,7 +68,7 @@ class Spread(Correction):
 
 
 def require_engine(engine: Engine, estimator: Estimator) -> None:
-    """Raises InvalidParameter as `on_engine` does."""
+    """Check that the engine can compute this estimator. Raises InvalidParameter as `on_engine` does."""
     if engine not in get_args(Engine):
         raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
     result = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
@@ -80,9 +85,12 @@ def on_engine(
     bank: BankReference,
     targets: QueryBank | None = None,
 ) -> Correction:
-    """targets: the target bank that the database keeps with the bank. Raises InvalidParameter where the
-    server cannot tell the biases: it can those of NNN and CSLS, whose k does not exceed the 16,384 hits that
-    it gives at most; and MissingExtra for "ray" where Ray is not installed."""
+    """Return the correction with its biases computed by this engine.
+
+    targets: the target bank that the database keeps with the bank. Raises InvalidParameter if the server
+    cannot compute the biases: it computes those of NNN and CSLS with a k of at most 16,384, its limit for
+    hits. Raises MissingExtra for "ray" if Ray is not installed.
+    """
     require_engine(engine, correction.fitted.estimator)
     if engine == "local":
         return correction
@@ -99,7 +107,7 @@ def on_engine(
 
 
 Banks = Mapping[BankReference, StoredBank]
-"""Those that were read already."""
+"""Banks that the caller has read already."""
 NONE_READ: Banks = MappingProxyType({})
 
 
@@ -112,8 +120,8 @@ def load_correction(
     *,
     checked: bool = True,
 ) -> Correction:
-    """Without the gallery: the potentials are kept with the bank. checked: as `load_bank` has it. Raises as
-    that and `on_engine` do."""
+    """Return the correction of a profile, without a read of the gallery: the potentials are stored with the
+    bank. checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do."""
     kept = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
     correction = Correction.restore(
         state.layout,
@@ -134,8 +142,8 @@ def load_corrections(
     *,
     unchecked: Container[str] = (),
 ) -> dict[int, Correction]:
-    """By the slot that its biases lie in: every profile's, and those of biases on their way
-    in or out. unchecked: profiles whose bank is used as it is, though it was edited by hand."""
+    """Return the corrections of all profiles and of biases that are being added or removed, by bias slot.
+    unchecked: profiles whose bank is used even if it was edited by hand."""
     corrections: dict[int, Correction] = {}
     for name, profile in state.profiles.items():
         correction = load_correction(store, state, profile, engine, banks, checked=name not in unchecked)

@@ -1,6 +1,7 @@
-"""The HTTP server of a job or service in a thread of its own, and the HTTP control of a migration.
+"""The HTTP server of a job or a service, which runs in its own thread, and the HTTP control of a migration.
 
-GET /status, /metrics, /healthz; POST /pause, /resume, /rate, /cutover with a JSON object.
+The control server answers GET /status, /metrics, /healthz; and POST /pause, /resume, /rate, /cutover with a
+JSON object.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from milvus_hubness.operations.progress import LIMITS, LatestEvents
 
 LARGEST_BODY = 65_536
 REQUEST_SECONDS = 5.0
-"""A client has this long for the head of a request, and as long again for its body."""
+"""Time that a client has to send the head of a request, and again to send its body, in seconds."""
 RESPONSE_SECONDS = 2.0
-"""A client has this long to receive the response."""
+"""Time that a client has to receive the response, in seconds."""
 
 Json = dict[str, Any]
 
@@ -41,7 +42,7 @@ log = logging.getLogger("milvus_hubness")
 
 
 class RedactedResponse(Response):
-    """A response from a text, or from data as JSON, without secrets."""
+    """A response that is a text, or data as JSON, with secrets removed."""
 
     media_type = "application/json"
 
@@ -50,7 +51,8 @@ class RedactedResponse(Response):
 
 
 def get(path: str, respond: Callable[[], Response]) -> Route:
-    """Return a route for GET and HEAD. `respond` runs in a thread, and may raise what `HttpServer` names."""
+    """Return a route for GET and HEAD. `respond` runs in a thread and may raise the exceptions that
+    `HttpServer` lists."""
 
     async def endpoint(request: Request) -> Response:
         return await asyncio.to_thread(respond)
@@ -59,7 +61,7 @@ def get(path: str, respond: Callable[[], Response]) -> Route:
 
 
 def post(path: str, respond: Callable[[Json], Response]) -> Route:
-    """Return a route for POST that passes the JSON object in the body to `respond`, as `get` does."""
+    """Return a route for POST. `respond` gets the JSON object in the body, and otherwise runs as in `get`."""
 
     async def endpoint(request: Request) -> Response:
         return await asyncio.to_thread(respond, await _json_body(request))
@@ -68,11 +70,13 @@ def post(path: str, respond: Callable[[Json], Response]) -> Route:
 
 
 class HttpServer:
-    """Serves `routes` while it is open. They may raise InvalidParameter, for a status of 400.
+    """Serves `routes` while this context is open. A route may raise InvalidParameter, which becomes a status
+    of 400.
 
-    address: HOST:PORT, or [::1]:PORT; port 0 is a free one, see `url`. On a loopback address the server
+    address: HOST:PORT, or [::1]:PORT; port 0 selects a free port, see `url`. On a loopback address the server
     refuses requests that name another host (403), so that no page in this machine's browsers can use it.
-    name: of the thread. Raises InvalidParameter for an address of another form, or a port in use.
+    name: the name of the thread. Raises InvalidParameter for an address of another form, or for a port in
+    use.
     """
 
     def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
@@ -124,7 +128,7 @@ class HttpServer:
 
 
 class _Protocol(H11Protocol):
-    """One request for each connection, with limits on the time for its head and for the response."""
+    """An HTTP protocol with one request per connection and time limits for its head and for the response."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -135,7 +139,7 @@ class _Protocol(H11Protocol):
         self.loop.call_later(RESPONSE_SECONDS, self._abort, False)
 
     def shutdown(self) -> None:
-        """Let the server wait for responses under way, and not for requests that are still arriving."""
+        """Let the server wait for responses in progress, but not for requests that are still arriving."""
         super().shutdown()
         if self.cycle and self.cycle.more_body:
             self.transport.abort()
@@ -159,7 +163,8 @@ class _LoopbackOnly:
 
 
 async def _json_body(request: Request) -> Json:
-    """Return the object in the body. Raises HTTPException, and InvalidParameter where it is not JSON."""
+    """Return the JSON object in the body. Raises HTTPException, and InvalidParameter if the body is not
+    JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the Content-Type must be application/json")
     length = request.headers.get("content-length")
@@ -183,7 +188,7 @@ def _error(status: int, message: str, **more: str) -> RedactedResponse:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Return the response for an HTTPException, also for those that Starlette raises."""
+    """Return the response for an HTTPException, including those that Starlette raises."""
     assert isinstance(error, HTTPException)
     message, allow = error.detail, ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     if error.status_code == 404:
@@ -222,7 +227,7 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether `host` is localhost or an address of this machine's loopback."""
+    """Return whether `host` is localhost or a loopback address of this machine."""
     if host == "localhost":
         return True
     try:
@@ -242,10 +247,10 @@ def _names_loopback(host: str) -> bool:
 def control_server(
     address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics
 ) -> HttpServer:
-    """Return a server that every program on this machine may use, but no page in its browsers: it refuses
-    requests that name another host (403), and posts that are not application/json (415).
+    """Return the control server of a migration. Every program on this machine can use it, but no page in its
+    browsers: it refuses requests that name another host (403), and posts that are not application/json (415).
 
-    address: as `HttpServer` has it. Raises InvalidParameter for a host that is not a loopback address, or a
+    address: as in `HttpServer`. Raises InvalidParameter for a host that is not a loopback address, or for a
     port in use.
     """
     host, _ = parse_address(address)

@@ -1,24 +1,24 @@
-"""One job at a time on a collection: a lease in the database, with fencing tokens and fencing aliases.
+"""The lease: a lock in the database that lets one job at a time change a collection.
 
-Milvus has no compare-and-set. Two mechanisms stand in for it.
+Milvus has no compare-and-set. Two mechanisms replace it.
 
-*Who holds the lease* is decided by flags, one record for each taking: a process reads the records, writes its
-own with the next token, and reads again. Of two processes that write the same token, at least the one that
+*Flags decide which process holds the lease.* A process reads the lease records, writes its own record with
+the next token, and reads the records again. If two processes write the same token, at least the one that
 reads last sees the other and withdraws (the flag principle: Herlihy and Shavit, The Art of Multiprocessor
-Programming, 2008, section 2.9). No clock and no speed matters. The highest token holds the lease. A holder
-renews only its own record, so a renewal that arrives late changes nothing.
+Programming, 2008, section 2.9). The result depends on no clock and no speed. The highest token holds the
+lease. A holder renews only its own record, so a renewal that arrives late changes nothing.
 
-*A write that is already on its way* cannot be recalled. So a holder sends no write by the name of the
-collection: it creates an alias of its own, `<collection>__lease_<token>_<digits>`, and sends all writes by
-that (`Lease.store`). The next holder drops this alias before it does anything else. Whatever the former
-holder sent, however long it was held up, then finds no collection and is refused. The holder itself does the
-same to a write of its own that failed and may yet arrive: it drops the alias and sends the write again by
-another (`Lease.renew_fences`). Each alias is recorded before it is created, and the lease is read again
-afterwards, so that of a holder and its successor at least one knows of the other.
+*Fencing aliases stop late writes.* A write that is already on its way cannot be recalled. A holder therefore
+never writes by the name of the collection: it creates an alias, `<collection>__lease_<token>_<digits>`, and
+sends all writes by that alias (`Lease.store`). The next holder drops this alias before it does anything else.
+A delayed write of the former holder then finds no collection, and the database refuses it. A holder does the
+same to its own failed writes that may still arrive: it drops the alias and sends the write again by another
+alias (`Lease.renew_fences`). A holder records each alias before it creates it, and reads the lease again
+afterwards, so that at least one of a holder and its successor knows the other.
 
-Clocks: the time at which a lease expires is compared between machines, whose clocks may differ by `skew`
-seconds. If they differ by more, a holder can lose its lease too early and then stops with LeaseLost; its
-writes are fenced all the same.
+Clocks: machines compare the time at which a lease expires, and their clocks may differ by `skew` seconds. If
+the clocks differ by more, a holder can lose its lease too early and then stops with LeaseLost; its writes are
+fenced all the same.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
 RENEWALS = 3
-"""Renewals in the time after which a lease would expire."""
+"""Number of renewals within the lifetime of a lease."""
 LOOKS = 30
-"""Reads of the records in the same time, at most."""
+"""Maximum number of reads of the records within the lifetime of a lease."""
 ATTEMPTS = 10
 LONGEST_PAUSE = 0.2
-"""Seconds before the second attempt, drawn at random up to this; longer before each further one."""
+"""Upper bound of the random pause before the second attempt, in seconds; it grows with each further
+attempt."""
 LONGEST_NAME = 200
-"""Characters of a collection's name in that of an alias: Milvus allows 255 in all."""
+"""Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
 
 _RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)
 
 
 class Lease:
-    """The lease on one or more collections, held within `with` and renewed meanwhile.
+    """The lease on one or more collections: a context manager that renews it in the background.
 
-    collections: their real names; one that does not exist yet can be leased too. fenced: False for a lease on
-    anything else than a collection. Raises LeaseHeld, naming the holder.
+    collections: their real names; a collection that does not exist yet can be leased too. fenced: False for a
+    lease on something that is not a collection. Raises LeaseHeld, which names the holder.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Lease:
         self._release()
 
     def include(self, *collections: str) -> None:
-        """Lease further collections too, until the end of the block. Raises LeaseHeld."""
+        """Extend the lease to further collections until the end of the block. Raises LeaseHeld."""
         if further := [name for name in collections if name not in self._entries]:
             self._claim(further)
 
@@ -98,29 +99,29 @@ class Lease:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process holds it, as far as it knows."""
+        """Whether this process holds the lease, as far as it can tell without a read."""
         return bool(self._entries)
 
     @property
     def store(self) -> Store:
-        """The store, its writes to the leased collections and to the ledger fenced."""
+        """The store, with fenced writes to the leased collections and to the ledger."""
         return self._fenced
 
     def fence(self, collection: str) -> None:
-        """Write to a leased collection, which was created just now, by a fencing alias from here on. Raises
-        LeaseLost."""
+        """Create a fencing alias of a leased collection that was just created, and write by it from now on.
+        Raises LeaseLost."""
         made = self._make_fence(collection)
         self.look()
         self._fences[collection] = made
 
     def alias_of(self, collection: str) -> str | None:
-        """As Fences.alias_of; wait while the alias is renewed."""
+        """Return the fencing alias, as Fences.alias_of does; wait while the alias is being renewed."""
         with self._renewal:
             fence = self._fences.get(collection)
         return fence.alias if fence else None
 
     def renew(self, *collections: str) -> None:
-        """As Fences.renew, for several collections."""
+        """Replace the aliases of several collections, as Fences.renew does for one."""
         with self._renewal:
             for collection in collections:
                 self._drop_fence(self._fences[collection])
@@ -130,15 +131,15 @@ class Lease:
             self._fences |= made
 
     def renew_fences(self) -> None:
-        """Write by other aliases from here on, after a write may have been broken off. Raises LeaseLost."""
+        """Write by new aliases from now on; call it after an interrupted write. Raises LeaseLost."""
         self.renew(*self._fences)
 
     def drop(self, collection: str) -> None:
-        """Drop a leased collection if it is there.
+        """Drop a leased collection if it exists.
 
-        A call that drops a collection cannot be fenced: it may arrive when another job uses that name. So
-        the collection is renamed first, and dropped by its new name if the lease is still held then. If the
-        call that renames arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
+        A call that drops a collection cannot be fenced: it may arrive when another job uses the name. This
+        method therefore renames the collection first, and drops it by its new name if the lease is still held
+        then. If the rename arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
         """
         self.include(collection)
         store, entry = self.store, self._entries[collection]
@@ -161,16 +162,16 @@ class Lease:
         store.drop(dropped)
 
     def check(self) -> None:
-        """Call this before every write. Raises LeaseLost if another process has the lease by now.
+        """Check that the lease is still held; call this before every write.
 
-        What was read within 1/`LOOKS` of the time after which the lease expires still holds: nobody takes it
-        sooner.
+        A read of the records stays valid for 1/`LOOKS` of the lease's lifetime, because no other process can
+        take the lease sooner. Raises LeaseLost if another process holds the lease.
         """
         if time.monotonic() - self._seen >= self.policy.seconds / LOOKS:
             self.look()
 
     def look(self) -> None:
-        """Read the records. Raises LeaseLost if another process has the lease by now."""
+        """Read the records now. Raises LeaseLost if another process holds the lease."""
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
         began = time.monotonic()
@@ -187,8 +188,8 @@ class Lease:
 
     @contextmanager
     def explained(self) -> Iterator[None]:
-        """Raise LeaseLost in place of any error within if another process has the lease: that process may
-        have dropped what this one works with."""
+        """Turn an error within the block into LeaseLost if another process holds the lease: that process may
+        have dropped the objects that this one works with."""
         try:
             yield
         except LeaseLost:
@@ -243,8 +244,8 @@ class Lease:
         mine: Mapping[str, Entry],
         planned: Sequence[Fence],
     ) -> bool:
-        """Write this process's records and create its aliases. Whether it has written the highest token of
-        each collection, and no other process has written it too."""
+        """Write this process's records and create its aliases; return whether it wins. It wins if it alone
+        has written the highest token of each collection."""
         self._put([*mine.values(), *planned])
         self._drop_former_fences(found)
         for fence in planned:
@@ -258,7 +259,7 @@ class Lease:
         return True
 
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
-        """The aliases that are to be created for what is leased now."""
+        """Return the aliases that this process must create for the collections of `entries`."""
         if not self._fences_writes:
             return []
         planned: list[Fence] = []
@@ -279,8 +280,8 @@ class Lease:
         self._store.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger. `look` must follow before anything is
-        written by it."""
+        """Record and create a new alias of a collection or the ledger. Call `look` before the first write by
+        it."""
         attempt = 0
         while True:
             entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
@@ -318,8 +319,8 @@ class Lease:
         )
 
     def _drop_former_fences(self, found: Mapping[str, Sequence[Entry | Fence]]) -> None:
-        """Drop the aliases of former holders that did not, so that whatever is read from here on has their
-        last writes. If this process does not get the lease, the next holder would have done so."""
+        """Drop the aliases that former holders left, so that later reads include all their writes. If this
+        process does not get the lease, the next holder would have dropped them anyway."""
         records = [each for of_one in found.values() for each in of_one]
         released = {each.owner_id for each in _entries(records) if each.expires_at is None}
         former = {each.alias for each in records if isinstance(each, Fence) and each.owner_id not in released}
@@ -368,7 +369,7 @@ class Lease:
 
 
 def lease_on(store: Store, info: CollectionInfo) -> Lease:
-    """Return the lease that every job takes that changes biases: on the collection and on those beside it."""
+    """Return the lease for jobs that change biases: on the collection and its side collections."""
     sides = [
         state.reranking.side for state in info.states.values() if state.reranking and state.reranking.side
     ]
@@ -379,10 +380,12 @@ def lease_on(store: Store, info: CollectionInfo) -> Lease:
 def leasing(
     store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
 ) -> Iterator[tuple[Lease, CollectionInfo]]:
-    """Hold the lease on the collection that a name leads to, and yield it with the collection as it is then.
+    """Hold the lease on the collection that `name` leads to; yield the lease and the collection's current
+    info.
 
-    An alias may be moved before the lease is held: then the collection is leased that it leads to by now.
-    validate: raises what is wrong with the collection, before the lease is taken. Raises LeaseHeld.
+    Another process may move an alias before the lease is held: the lease is then taken on the new collection.
+    validate: checks the collection before the lease is taken, and raises if the collection is not valid.
+    Raises LeaseHeld.
     """
     while True:
         before = store.info(name, counted=False)
@@ -395,8 +398,7 @@ def leasing(
 
 
 def read_entries(store: Store, collection: str) -> list[Entry]:
-    """Return the records of the lease on a collection, the one with the highest token last. Raises
-    StateError."""
+    """Return the lease records of a collection, ordered by token. Raises StateError."""
     return _entries(_records(store, collection))
 
 
@@ -418,7 +420,7 @@ def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:
 
 
 def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
-    """Return the record of this alias, of a new one unless it is given."""
+    """Return the record of `alias`, or of a new alias if none is given."""
     token = "" if target == LEDGER else f"{entry.token}_"
     return Fence(
         collection=entry.collection,
@@ -430,7 +432,7 @@ def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
 
 
 def holder_of(store: Store, collection: str) -> Entry | None:
-    """Return the record of the process that may be at work on a collection; None if there is none."""
+    """Return the record of the process that may be changing a collection; None if there is none."""
     entries = read_entries(store, collection)
     return entries[-1] if entries and entries[-1].is_held else None
 

@@ -19,10 +19,10 @@ LEDGER = "hubness_ledger"
 
 
 class Owner(BaseModel):
-    """A process. started: when it began, in the kernel's ticks since boot.
+    """A process. started: its start time, in the kernel's ticks since boot.
 
-    Process numbers mean something only within one boot of one kernel and one PID namespace: two containers
-    with the same host name may each have a process of the same number.
+    Process numbers are unique only within one boot of one kernel and one PID namespace: two containers with
+    the same host name may each have a process of the same number.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -47,8 +47,8 @@ class Owner(BaseModel):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the process is gone for certain: it ran in this boot and this PID namespace, and no
-        process here has its number and its start time."""
+        """Whether the process has certainly ended: it ran in this boot and this PID namespace, and no process
+        here has its number and its start time."""
         if not (self.boot_id and self.pid_namespace and self.started):
             return False
         if (self.boot_id, self.pid_namespace) != (_boot_id(), _pid_namespace()):
@@ -60,12 +60,13 @@ class Owner(BaseModel):
 
 
 def now() -> datetime:
-    """Return the time of this machine's clock."""
+    """Return the current time of this machine's clock."""
     return datetime.now(timezone.utc)
 
 
 def process_start(pid: int) -> str:
-    """Return when a process of this PID namespace began, in ticks since boot; empty if there is none."""
+    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is
+    none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):
@@ -92,9 +93,12 @@ LEASES = "leases"
 
 @dataclass(frozen=True)
 class LeasePolicy:
-    """seconds: after which the lease of a silent holder expires. skew: by how much the clocks of machines may
-    differ. fenced_write: after how many seconds a server that resolved an alias before it was dropped has
-    applied the write."""
+    """The times of a lease, in seconds.
+
+    seconds: lifetime of a lease that is not renewed. skew: maximum difference between the clocks of two
+    machines. fenced_write: time within which a server applies a write whose alias it resolved before the
+    alias was dropped.
+    """
 
     seconds: float = 30.0
     skew: float = 5.0
@@ -102,8 +106,8 @@ class LeasePolicy:
 
     @classmethod
     def default(cls) -> LeasePolicy:
-        """Return the policy that the environment asks for: MILVUS_HUBNESS_LEASE_SECONDS, 30 unless set, and a
-        sixth of that as the skew. Raises InvalidParameter."""
+        """Return the default policy. The environment variable MILVUS_HUBNESS_LEASE_SECONDS sets `seconds`, 30
+        by default; `skew` is a sixth of it. Raises InvalidParameter."""
         text = os.environ.get("MILVUS_HUBNESS_LEASE_SECONDS", "30")
         try:
             seconds = float(text)
@@ -115,7 +119,7 @@ class LeasePolicy:
 
 
 class Entry(BaseModel):
-    """The record of one taking of the lease. expires_at: None once the lease was released."""
+    """The record of one acquisition of the lease. expires_at: None once the lease is released."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -132,8 +136,8 @@ class Entry(BaseModel):
 
     @property
     def is_held(self) -> bool:
-        """Whether the holder may be at work: it has not released the lease, the lease has not expired by any
-        clock, and its process is not known to be gone."""
+        """Whether the holder may still be working: it has not released the lease, the lease has not expired
+        by any clock, and the process is not known to have ended."""
         if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
             return False
         return not self.owner.is_dead
@@ -144,8 +148,8 @@ class Entry(BaseModel):
 
 
 class Fence(BaseModel):
-    """The record of a fencing alias. collection: whose lease. target: the collection or ledger that it leads
-    to."""
+    """The record of a fencing alias. collection: the leased collection. target: the collection or ledger that
+    the alias leads to."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,10 +1,10 @@
-"""The progress of a job: callbacks, events, and the throttle that sets its pace.
+"""The progress of a job: callbacks, events, and the throttle that limits its pace.
 
 | event           | facts                                                                                   |
 |-----------------|-----------------------------------------------------------------------------------------|
 | plan            | the plan                                                                                |
 | before-copy     | source, target, rows_total                                                              |
-| copying         | after each chunk: partition, chunk and chunks (its number and how many there are), rows |
+| copying         | after each chunk: partition, chunk and chunks (its number and the total number), rows   |
 |                 | copied so far, rows_total, bytes and seconds of this chunk, rows_per_second,            |
 |                 | eta_seconds (None while unknown)                                                        |
 | after-copy      | source, target, rows                                                                    |
@@ -12,17 +12,17 @@
 |                 | pass 0 only compares                                                                    |
 | before-verify   | source, target, rows_total                                                              |
 | verified        | rows, fields                                                                            |
-| postponed       | the cut-over waits to be released                                                       |
+| postponed       | the cutover waits for its release                                                       |
 | before-cutover  | source, target, alias                                                                   |
 | after-cutover   | source, target, alias                                                                   |
 | before-rollback | source, target, alias                                                                   |
 | after-rollback  | source, target, alias                                                                   |
-| throttled       | reason, detail: the server is under load, and copying rests until `resumed`             |
-| paused          | reason: who paused                                                                      |
-| resumed         | reason: whose pause is over; copying goes on when none is left                          |
-| rate            | rows_per_second, bytes_per_second, chunk_seconds as they are now, None for no limit     |
-| warning         | message: something was not done, and the migration goes on without                      |
-| stopped         | reason: ended on request; it can be resumed                                             |
+| throttled       | reason, detail: the server is under load, and the copy pauses until `resumed`           |
+| paused          | reason: the operator or check that paused the copy                                      |
+| resumed         | reason: the pause that ended; the copy continues when no pause is left                  |
+| rate            | rows_per_second, bytes_per_second, chunk_seconds: current values, None for no limit     |
+| warning         | message: a step failed, and the migration continues without it                          |
+| stopped         | reason: ended on request; the migration can be resumed                                  |
 | failed          | type and message of the error                                                           |
 """
 
@@ -45,15 +45,15 @@ from milvus_hubness.errors import InvalidParameter
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many rows are done, and how many there are."""
+"""A callback that gets the current step, the number of finished rows, and the total number of rows."""
 
 
 def silent(doing: str, done: int, total: int) -> None:
-    """The progress of work that nobody watches."""
+    """Ignore the progress."""
 
 
 def chunks(items: Sequence[T], size: int, doing: str, progress: Progress) -> Iterator[Sequence[T]]:
-    """`items` in runs of `size`, telling `progress` after each is worked off."""
+    """Yield `items` in chunks of `size`, and report to `progress` after each chunk is processed."""
     progress(doing, 0, len(items))
     for start in range(0, len(items), size):
         part = items[start : start + size]
@@ -77,22 +77,23 @@ PHASES = {
     "stopped": "stopped",
     "failed": "failed",
 }
-"""The phase that a migration is in from an event on; other events leave it as it is."""
+"""The phase of a migration from each event on; other events do not change it."""
 
 EVENT_NAMES = (*PHASES, "throttled", "paused", "resumed", "rate", "warning")
 
 
 @dataclass(frozen=True)
 class Event:
-    """name: one of EVENT_NAMES. facts: see the table above. time: when it was told, in UTC."""
+    """An event of a job. name: one of EVENT_NAMES. facts: see the table above. time: when it was reported, in
+    UTC."""
 
     name: str
     facts: Mapping[str, Any]
     time: datetime
 
     def to_dict(self) -> dict[str, Any]:
-        """name, time (ISO 8601) and facts as plain data that JSON can carry; what JSON has no number for,
-        such as an infinite rest of the time, is None."""
+        """Return name, time (ISO 8601) and facts as JSON-compatible data. Numbers that JSON lacks, such as an
+        infinite remaining time, become None."""
         return {"name": self.name, "time": self.time.isoformat(), "facts": _plain(self.facts)}
 
 
@@ -100,10 +101,10 @@ Listener = Callable[[Event], None]
 
 
 class Events:
-    """Tells each event to every listener, in their order, in the thread that tells.
+    """Passes each event to every listener, in order, in the thread that reports it.
 
-    Listeners hear one event at a time, whichever threads tell. hooks are called after them and hold nobody
-    up but who result: they may take long, and may themselves steer the migration.
+    Listeners get one event at a time, even if several threads report. Hooks run after the listeners and block
+    only the thread that reports: they may take long, and may control the migration themselves.
     """
 
     def __init__(self, listeners: Iterable[Listener], hooks: Listener | None = None) -> None:
@@ -112,7 +113,7 @@ class Events:
         self._one_at_a_time = threading.RLock()
 
     def report(self, name: str, /, **facts: Any) -> None:
-        """Raises what a listener or hook raises, and does not tell those after it."""
+        """Report an event. If a listener or hook raises, raise its exception and skip the remaining ones."""
         with self._one_at_a_time:
             event = Event(name, facts, datetime.now(timezone.utc))
             for listener in self._listeners:
@@ -136,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 class LatestEvents:
-    """A listener that remembers the last event of each name. Safe to read from any thread."""
+    """A listener that stores the last event of each name. Safe to read from any thread."""
 
     def __init__(self) -> None:
         self._events: dict[str, Event] = {}
@@ -149,7 +150,7 @@ class LatestEvents:
             self._phase = PHASES.get(event.name, self._phase)
 
     def to_dict(self) -> dict[str, Any]:
-        """phase, one of the values of PHASES, and events by their name, as plain data."""
+        """Return phase, one of the values of PHASES, and events by name, as plain data."""
         with self._lock:
             phase, events = self._phase, dict(self._events)
         return {"phase": phase, "events": {name: event.to_dict() for name, event in events.items()}}
@@ -167,12 +168,12 @@ Wait = Callable[[threading.Condition, float], object]
 
 
 class Throttle:
-    """Whoever writes asks `admit` before each request, and reports to `took` after it.
+    """Limits the pace of a job: a writer calls `admit` before each request and `took` after it.
 
-    rows_per_second, bytes_per_second: token buckets that hold at most one second's worth; a request larger
-    than that is admitted from a full bucket, and the next waits the longer. chunk_seconds: how long one
-    request should take. None is no limit. clock in seconds; wait: on a condition, for so many seconds or
-    until it is notified. Safe to use from any thread. Raises InvalidParameter.
+    rows_per_second, bytes_per_second: token buckets that hold at most the tokens of one second; a larger
+    request is admitted from a full bucket, and the next request waits longer. chunk_seconds: the target
+    duration of one request. None means no limit. clock: returns seconds. wait: waits on a condition for a
+    number of seconds or until it is notified. Safe to use from any thread. Raises InvalidParameter.
     """
 
     def __init__(
@@ -196,9 +197,9 @@ class Throttle:
         self._bytes_per_row = 0.0
 
     def admit(self, rows: int, size: int) -> None:
-        """Blocks until a request of so many rows and `size` bytes may be sent: while paused, and as long as
-        the limits ask; `admit(0, 0)` waits for no more than the end of a pause. Raises the error that `stop`
-        was given."""
+        """Block until a request of `rows` rows and `size` bytes may be sent: while paused, and as long as the
+        limits require. `admit(0, 0)` waits only for the end of a pause. Raises the error that was passed to
+        `stop`."""
         self._guard()
         with self._changed:
             while delay := self._delay(rows, size):
@@ -210,7 +211,7 @@ class Throttle:
 
     @contextmanager
     def guarded(self, guard: Callable[[], object]) -> Iterator[None]:
-        """Have `admit` call `guard` first, for the length of the block, and raise what it raises."""
+        """Have `admit` call `guard` first within the block, and raise its exceptions."""
         before, self._guard = self._guard, guard
         try:
             yield
@@ -218,13 +219,13 @@ class Throttle:
             self._guard = before
 
     def check(self) -> None:
-        """Raises the error that `stop` was given; waits for nothing."""
+        """Raise the error that was passed to `stop`, without waiting."""
         with self._changed:
             if self._error is not None:
                 raise self._error
 
     def pause(self, reason: str) -> bool:
-        """Admit nothing until each reason to pause was resumed. Whether this reason is a new one."""
+        """Admit nothing until every reason to pause is resumed. Return whether this reason is new."""
         with self._changed:
             is_new = reason not in self._paused_by
             self._paused_by[reason] = None
@@ -232,7 +233,7 @@ class Throttle:
             return is_new
 
     def resume(self, reason: str) -> bool:
-        """Take back the pause for `reason`. Whether there was one."""
+        """End the pause for `reason`. Return whether there was one."""
         with self._changed:
             was_paused = reason in self._paused_by
             self._paused_by.pop(reason, None)
@@ -240,15 +241,15 @@ class Throttle:
             return was_paused
 
     def stop(self, error: BaseException) -> None:
-        """Have everyone who waits in `admit`, or calls it from now on, raise `error`. The first one stays."""
+        """Have all current and later calls of `admit` raise `error`. The first error stays."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def set_rate(self, **limits: float | None) -> None:
-        """Change those of rows_per_second, bytes_per_second and chunk_seconds that are named; None takes a
-        limit away. A changed limit starts from an empty bucket, without the debts of the old one. Raises
-        InvalidParameter, and then nothing is changed."""
+        """Change the named limits among rows_per_second, bytes_per_second and chunk_seconds; None removes a
+        limit. A changed limit starts from an empty bucket, without the debt of the former bucket. Raises
+        InvalidParameter, and then changes nothing."""
         limits = {name: checked_limit(name, value) for name, value in limits.items()}
         with self._changed:
             self._rows = self._rows.at(limits.get("rows_per_second", self._rows.rate), self._clock())
@@ -257,9 +258,9 @@ class Throttle:
             self._changed.notify_all()
 
     def rows_per_request(self, default: int, ceiling: int) -> int:
-        """How many rows the next request should have: `default` at first and where chunk_seconds is None,
-        then what makes it take about chunk_seconds; no more than the rates allow for one second, no fewer
-        than 16, and never more than `ceiling`."""
+        """Return the number of rows for the next request. It is `default` at first and while chunk_seconds is
+        None. Later it is the number that takes about chunk_seconds, at most the rates for one second, at
+        least 16, and never more than `ceiling`."""
         with self._changed:
             wanted = float(default)
             if self._chunk_seconds is not None:
@@ -272,9 +273,9 @@ class Throttle:
             return min(max(int(wanted), SMALLEST_REQUEST), ceiling)
 
     def took(self, rows: int, seconds: float) -> None:
-        """A request of so many rows took that long: the next should take nearer to chunk_seconds, by at most
-        twice or half the rows. A request of fewer rows than that, the last of a partition, say, counts only
-        if it was slow."""
+        """Record the duration of a request, so that the next request takes closer to chunk_seconds. One call
+        changes the number of rows by at most a factor of two. A request with fewer rows than planned, for
+        example the last of a partition, counts only if it was slow."""
         with self._changed:
             if self._chunk_seconds is None or self._with_options is None:
                 return
@@ -284,8 +285,8 @@ class Throttle:
             self._with_options *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
-        """running; paused_by, the reasons; the three limits; rows_per_request, None while it was never
-        steered; stopped, the message of the error that `stop` was given."""
+        """Return running; paused_by, the reasons; the three limits; rows_per_request, None if it was never
+        adapted; stopped, the message of the error that was passed to `stop`."""
         with self._changed:
             return {
                 "running": not self._paused_by and self._error is None,
@@ -298,7 +299,7 @@ class Throttle:
             }
 
     def _delay(self, rows: int, size: int) -> float:
-        """Seconds until the request may be sent, unless something changes; infinite while paused."""
+        """Return the seconds until the request may be sent if nothing changes; infinite while paused."""
         if self._error is not None:
             raise self._error
         if self._paused_by:
@@ -308,7 +309,8 @@ class Throttle:
 
 
 class _Bucket:
-    """rate tokens a second, of which it holds those of the last second; below zero it is in debt."""
+    """A bucket that gains `rate` tokens a second and holds at most those of one second; its level may be
+    negative."""
 
     def __init__(self, rate: float | None, now: float, seconds_full: float) -> None:
         self.rate = rate
@@ -333,7 +335,8 @@ class _Bucket:
 
 
 def checked_limit(name: str, value: object) -> float | None:
-    """`value`, where it is a positive number or None, and `name` one of LIMITS. Raises InvalidParameter."""
+    """Return `value` if it is a positive number or None, and `name` is one of LIMITS. Raises
+    InvalidParameter."""
     if name not in LIMITS:
         raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")
     if value is None:

@@ -1,4 +1,4 @@
-"""The inputs of a job: a whole gallery, banks, labelled pairs, and the nearest rows of bank queries."""
+"""The inputs of a job: galleries, banks, labelled pairs, and the nearest rows of bank queries."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ from milvus_hubness.stores.records import CollectionInfo
 
 MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
 ALIKE = 1e-6
-"""Scores that differ by no larger a share are one to a raw search in float32 too."""
+"""Relative difference below which a raw search in float32 treats two scores as equal."""
 LEAST_IN_ORDER, REMARKED = 0.5, 0.99
-"""Where a smaller share keeps the order: under L2 rows are not told apart; a plan says so."""
+"""Minimum shares of queries that keep their order: below the first, rows cannot be told apart under L2; below
+the second, the plan has a remark."""
 
 Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Resolution:
-    """On `rows` rows and `queries` queries: in_order, the share of the queries whose ten nearest are in the
-    raw order at strength 0; gap, by how much neighbours among them differ in score (L2: squared distance),
-    and error, by how much the augmented form's score is off, both in the median."""
+    """How well the scores of the augmented form keep the raw order.
+
+    rows, queries: how many were measured. in_order: the share of queries whose ten nearest rows keep the raw
+    order at strength 0. gap: the score difference of neighbours among those ten (L2: squared distance).
+    error: the error of the score of the augmented form. gap and error are medians.
+    """
 
     rows: int
     queries: int
@@ -47,7 +51,7 @@ class Resolution:
     error: float
 
     def require(self, field: str) -> None:
-        """Raises CannotMigrate where the augmented form does not tell rows apart under L2."""
+        """Check that the augmented form tells rows apart under L2. Raises CannotMigrate."""
         if self.in_order < LEAST_IN_ORDER:
             raise CannotMigrate(
                 f"field {field!r} has rows that float32 does not tell apart: the {NEAREST} nearest of a "
@@ -57,7 +61,7 @@ class Resolution:
             )
 
     def remark(self, dtype: Dtype) -> list[str]:
-        """What a plan says of it."""
+        """Return the remarks of a plan about the resolution."""
         if self.in_order >= REMARKED:
             return []
         reason = "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
@@ -67,13 +71,14 @@ class Resolution:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         return asdict(self)
 
 
 def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure it on at most MEASURED_ROWS vectors (n, d) and MEASURED_QUERIES queries (m, d), spread evenly,
-    as a server computes in float32. None where there are fewer than a dozen usable rows, or no query."""
+    """Measure the resolution in float32, as a server computes, on at most MEASURED_ROWS vectors (n, d) and
+    MEASURED_QUERIES queries (m, d), spread evenly. Return None if there are fewer than a dozen usable rows,
+    or no query."""
     rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
@@ -100,7 +105,7 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
 
 
 def _exact(layout: Layout, rows: Floats, queries: Floats) -> Scores:
-    """(m, n) scores of the user's metric, the higher the nearer, in float64."""
+    """Return the scores (m, n) of the user's metric in float64; higher means nearer."""
     wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
@@ -120,8 +125,8 @@ WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
 def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
-    """column: the array, column or vector field, needed where there are several. Raises what QueryBank.load
-    and the store raise."""
+    """Read a query bank. column: the array, column or vector field, required if there are several. Raises as
+    QueryBank.load and the store do."""
     if spec.startswith(COLLECTION_PREFIX):
         return store.read_vectors(spec.removeprefix(COLLECTION_PREFIX), column)
     return QueryBank.load(spec, column)
@@ -131,9 +136,10 @@ QUERY_COLUMN, KEY_COLUMN = "query", "key"
 
 
 def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
-    """Arrays `query` (n, d) and `key` (n,) of an .npz, or columns so named in a .parquet or .arrow file.
+    """Read the arrays `query` (n, d) and `key` (n,) of an .npz file, or the columns of these names of a
+    .parquet or .arrow file.
 
-    Raises UnreadableFile, InvalidInput where one of them is missing or their lengths differ.
+    Raises UnreadableFile, and InvalidInput if one of them is missing or their lengths differ.
     """
     queries = QueryBank.load(path, QUERY_COLUMN)
     try:
@@ -158,8 +164,11 @@ def read_pairs(path: str) -> tuple[QueryBank, list[Key]]:
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Rows that hold a usable vector. vectors (n, d) as inserted; fields: the scalar fields of each; biases
-    (n,) as searches read them now, None where the collection carries none."""
+    """The rows of a collection that have a usable vector.
+
+    vectors: (n, d), as inserted. fields: the scalar fields of each row. biases: (n,), those that searches use
+    now; None if the collection is not corrected.
+    """
 
     layout: Layout
     keys: list[Key]
@@ -168,7 +177,7 @@ class Gallery:
     biases: Floats | None
 
     def positions(self, keys: Sequence[Key]) -> npt.NDArray[np.int64]:
-        """Where the rows of these keys stand. Raises InvalidInput naming those that are not there."""
+        """Return the positions of the rows of these keys. Raises InvalidInput, which names missing keys."""
         where = {key: i for i, key in enumerate(self.keys)}
         if unknown := [key for key in keys if key not in where]:
             raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
@@ -176,7 +185,7 @@ class Gallery:
 
 
 def require_resolved(gallery: Gallery, bank: QueryBank, field: str, dtype: Dtype) -> None:
-    """Raises CannotMigrate where scores under L2 do not tell the gallery's rows apart in float32."""
+    """Check that scores under L2 tell the gallery's rows apart in float32. Raises CannotMigrate."""
     if gallery.layout.metric == "L2":
         found = resolution(gallery.layout, gallery.vectors, bank.vectors, dtype)
         if found is not None:
@@ -184,7 +193,7 @@ def require_resolved(gallery: Gallery, bank: QueryBank, field: str, dtype: Dtype
 
 
 def only_field(info: CollectionInfo) -> str:
-    """The vector field, where there is just one. Raises InvalidInput, CannotMigrate."""
+    """Return the vector field if there is exactly one. Raises InvalidInput, CannotMigrate."""
     if state := info.state_of(None):
         return state.field
     if len(info.users_fields) == 1:
@@ -199,7 +208,8 @@ def only_field(info: CollectionInfo) -> str:
 def read_gallery(
     store: Store, info: CollectionInfo, field: str | None = None, *, progress: Progress = silent
 ) -> Gallery:
-    """Raises EmptyCollection, InvalidInput, InvalidParameter where the metric cannot be corrected."""
+    """Read all rows with a usable vector. Raises EmptyCollection, InvalidInput, and InvalidParameter if the
+    metric cannot be corrected."""
     field = field or only_field(info)
     info.require_field(field)
     state = info.states.get(field)
@@ -236,10 +246,10 @@ def _shown(row: Mapping[str, Any], hidden: set[str]) -> dict[str, Any]:
 
 
 def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
-    """For every profile whose searches are gated, keep the keys of each bank query's raw nearest rows, and of
-    each target's where the gate asks for them too.
+    """Store the keys of the raw nearest rows of each bank query for every profile with a gate, and of each
+    target if the gate uses targets.
 
-    Returns the state that names them: until it is written, the earlier are read.
+    Return the state that names them. Clients read the former keys until that state is written.
     """
     for name, profile in state.profiles.items():
         if profile.gate is None:
@@ -256,7 +266,8 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 def _nearest(
     store: Store, collection: str, state: CollectionState, bank: QueryBank, k: int
 ) -> list[list[Key]]:
-    """The keys of the k raw nearest rows of each of `bank`; none for vectors without a direction."""
+    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a
+    direction."""
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = bank.vectors[valid]
     if state.reranking is None:

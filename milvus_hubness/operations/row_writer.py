@@ -1,21 +1,23 @@
-"""The one way in which a job rewrites rows of a collection that clients write to.
+"""The row writer: every job uses it to rewrite rows of a live collection.
 
-A job reads rows and writes them back with other biases. Whatever a client did to a row in between is undone
-by that: an update is lost, a deleted row is there again. So clients note what they are about to write while
-the collection tells them to (`write_intents`), and the job, for each batch of rows,
+A job reads rows and writes them back with other biases. This would undo a client's change in between: an
+update would be lost, and a deleted row would return. Clients therefore note their writes in the write-intent
+log while the collection asks for it (`write_intents`), and for each batch of rows the job does three things:
 
-    1. records the keys and a digest of what each row holds, field by field;
-    2. writes the rows, by the fencing alias of its lease;
-    3. repairs: does again what clients noted, where the row still is what the job wrote.
+    1. It records the keys and a digest of each row's content, field by field.
+    2. It writes the rows by the fencing alias of its lease.
+    3. It repairs them: it replays the noted writes of rows that still have the content that the job wrote.
 
-A client's note comes before its write. If the write came before the job's, the note is there at step 3; if it
-comes after, it stays. A repair is a write too, so the job looks once more, until it finds no newer note.
-Rows that somebody else has changed since are left alone: their content has another digest.
+A client's note precedes its write. If the client writes before the job, the note exists at step 3; if it
+writes after the job, its write stays. A repair is a write too, so the job reads the log again until it finds
+no newer note. The repair leaves rows alone that another client has changed since: their content has another
+digest.
 
-Rows are compared by what their users wrote; biases do not count.
+Digests cover the content that users wrote, and no biases.
 
-A job that is killed leaves its last record. The next holder of the lease first drops the alias of the former
-one, so that none of its writes can arrive any more, and then repairs what the record names.
+A job that is killed leaves its last batch record. The next holder of the lease first drops the former
+holder's alias, so that none of its writes can arrive any more, and then repairs the rows that the record
+names.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ from milvus_hubness.stores.records import CollectionInfo, Note, Record
 BATCHES = "batches"
 HAS_BIAS = ""
 VISIBLE_SECONDS, VISIBLE_PAUSE = 5.0, 0.05
-"""How long a write may take after its note, and the time between two looks at it."""
+"""Maximum time between a note and its write, and the time between two reads, in seconds."""
 REPAIR_ROUNDS = 20
 COMPACT_SECONDS = 60.0
-"""Between two compactions of the log; a noted row is dropped if neither found it in use."""
+"""Time between two compactions of the log, in seconds; a noted row is dropped if both find it unused."""
 LONGEST_RECORD = 50_000
-"""Characters; a ledger takes 60,000."""
+"""Maximum length of a record, in characters; a ledger takes 60,000."""
 
 
 class RowContent(BaseModel):
-    """What of a row its user wrote: the first `dim` numbers of the vector `field`, and all fields but those
-    in `hidden`. A job that rewrites biases changes none of that. epoch: the field that is 0 or missing in
-    rows without a bias."""
+    """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields
+    except those in `hidden`. A job that rewrites biases changes none of it. epoch: the name of the field that
+    is 0 or missing in rows without a bias."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +65,7 @@ class RowContent(BaseModel):
 
     @classmethod
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
-        """Return what users write to `info`, whose biases of the state's field are rewritten."""
+        """Return the row content of `info`, for a job that rewrites the biases of the state's field."""
         hidden = {name for each in (*info.states.values(), state) for name in each.hidden_fields}
         return cls(field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.epoch_field)
 
@@ -79,24 +81,28 @@ class RowContent(BaseModel):
 
 
 class Digest(dict[str, str]):
-    """A short hash of each field of a row, by name; under HAS_BIAS whether it has a bias. Empty: no row."""
+    """Short hashes of a row's fields, by field name; HAS_BIAS maps to whether the row has a bias. An empty
+    digest stands for a missing row."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
     def without(self, names: Iterable[str]) -> Digest:
-        """The digest of all other fields."""
+        """Return the digest without the fields in `names`."""
         left_out = set(names)
         return Digest({name: each for name, each in self.items() if name not in left_out})
 
 
 ABSENT = Digest()
-"""Of a row that is not there."""
+"""The digest of a row that does not exist."""
 
 
 class BatchRecord(BaseModel):
-    """Rows that a job may have rewritten. rows: for each key the digests of what the job may have left there,
-    each as the hashes of these fields, in their order and with an empty one for a field that is missing."""
+    """Rows that a job may have rewritten.
+
+    rows: for each key, the digests of the contents that the job may have left. A digest is a list of the
+    hashes of `fields`, in their order; a missing field has an empty hash.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -107,7 +113,7 @@ class BatchRecord(BaseModel):
     rows: list[tuple[Key, list[str]]]
 
     def digests(self) -> dict[Key, set[Digest]]:
-        """Return the rows as `record` took them."""
+        """Return the digests of each row, in the form that `RowWriter` recorded."""
         return {key: {self._digest(each) for each in texts} for key, texts in self.rows}
 
     def _digest(self, text: str) -> Digest:
@@ -126,8 +132,11 @@ def _canonical(value: Any) -> Any:
 
 
 class RowWriter:
-    """Rewrites rows of the collection `info`. state: of the field whose biases are written. intent_log: where
-    clients note what they write; None if no row of the collection itself is rewritten."""
+    """Rewrites rows of the collection `info`.
+
+    state: the state of the field whose biases are written. intent_log: the log in which clients note their
+    writes; None if the job rewrites no row of the collection itself.
+    """
 
     def __init__(
         self, lease: Lease, info: CollectionInfo, state: CollectionState, intent_log: WriteIntentLog | None
@@ -139,21 +148,24 @@ class RowWriter:
         self._unused: frozenset[str] = frozenset()
         self._applied: set[Note] = set()
         self.repaired = 0
-        """Rows that had to be repaired."""
+        """Number of rows that the writer repaired."""
 
     def rewrite(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
-        """As Store.rewrite, of rows as they were read, but for their biases. Raises LeaseLost, and
-        NotCaughtUp for rows that change faster than they can be repaired."""
+        """Write rows with new biases and their content as read, as Store.rewrite does. Raises LeaseLost, and
+        NotCaughtUp for rows that change faster than the writer can repair them."""
         self._write("rewrite", batch, changed, partition)
 
     def update(self, batch: Batch, changed: Sequence[str], partition: str | None) -> None:
-        """As Store.update, otherwise as `rewrite`."""
+        """Write rows as Store.update does, and otherwise as `rewrite`."""
         self._write("update", batch, changed, partition)
 
     def read(self, keys: Sequence[Key], partition: str | None) -> Batch:
-        """As Store.fetch, of rows that are rewritten then: whatever was noted and written before is in what
-        is read, and is not replayed over it. A client may be between its note and its write: it is waited
-        for, but no longer than VISIBLE_SECONDS. Then somebody else has written the row since."""
+        """Read rows that the job will rewrite, as Store.get does.
+
+        The rows include all writes that were noted and made before, and the repair does not replay those. If
+        a client is between its note and its write, this waits for the write up to VISIBLE_SECONDS. After that
+        time another client must have written the row since.
+        """
         store = self._lease.store
 
         def fetch() -> Batch:
@@ -161,15 +173,15 @@ class RowWriter:
 
         if self._intent_log is None or not store.replaces_rows():
             return fetch()
-        # A strongly consistent read mostly waits, so the rows are read beside the notes, and again if there
-        # were any.
+        # A strongly consistent read mostly waits, so the rows and the notes are read in parallel; the rows
+        # are read again if there were notes.
         with ThreadPoolExecutor(1, "rows") as pool:
             reading = pool.submit(fetch)
             noted = self._wait_applied(keys, partition)
         return fetch() if noted else reading.result()
 
     def _wait_applied(self, keys: Sequence[Key], partition: str | None) -> bool:
-        """Wait until the rows show what was noted of them. Return whether anything new was noted."""
+        """Wait until the rows show their noted writes. Return whether there were new notes."""
         assert self._intent_log is not None
         repair = _Repair(self._lease.store, self._info.name, self._intent_log, self._content, self._applied)
         before = len(self._applied)
@@ -204,8 +216,8 @@ class RowWriter:
             self._compact(self._intent_log)
 
     def _compact(self, intent_log: WriteIntentLog) -> None:
-        """Drop noted rows that later notes have replaced, once they were unused for a while: a client may be
-        between its note and its write."""
+        """Drop noted rows that later notes have replaced, once they were unused for a while: a client may
+        still be between its note and its write."""
         if time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
             self._unused = self._lease.store.compact_notes(intent_log, self._unused)
             self._compacted_at = time.monotonic()
@@ -241,19 +253,19 @@ def batch_group(collection: str) -> str:
 
 
 def open_batches(store: Store, collection: str) -> list[BatchRecord]:
-    """Return the batch records of a collection. Those of other jobs were left by jobs that were killed."""
+    """Return the batch records of a collection, including those that killed jobs left."""
     found = store.records(LEDGER, batch_group(collection))
     return [BatchRecord.model_validate_json(each.body) for each in found]
 
 
 def repair_left(store: Store, collection: str, intent_log: WriteIntentLog) -> int:
-    """Repair the batches that killed jobs left, and remove their records. Returns how many rows had to be
-    repaired. store: that of the lease, whose former holders are fenced."""
+    """Repair the batches that killed jobs left, and remove their records. Return the number of repaired rows.
+    store: the store of the lease, which has fenced the former holders."""
     repaired = 0
     for record in open_batches(store, collection):
         rows = record.digests()
         repair = _Repair(store, collection, intent_log, record.content, set())
-        # Replayed rows need not be recorded again: the record stays until all are repaired.
+        # Replayed rows need no new record: the record stays until all rows are repaired.
         repaired += repair.run(rows, record.partition, lambda: None)
     drop_batches(store, collection)
     return repaired
@@ -265,8 +277,8 @@ def drop_batches(store: Store, collection: str) -> None:
 
 
 class _Repair:
-    """Does again what clients noted of rows that a job has rewritten. applied: notes whose writes were made
-    before the job read the rows."""
+    """Replays client writes that were noted for rows that a job has rewritten. applied: notes whose writes
+    precede the job's read of the rows."""
 
     def __init__(
         self,
@@ -280,7 +292,8 @@ class _Repair:
         self._content, self._applied = content, applied
 
     def unapplied(self, keys: Sequence[Key], partition: str | None) -> list[Note]:
-        """Return the notes of these keys that the rows do not show, and take the others as settled."""
+        """Return the notes of these keys that the rows do not show, and add the others to the applied
+        notes."""
         notes = [
             note
             for note in self._store.notes(self._intent_log, keys, partition=partition)
@@ -298,8 +311,11 @@ class _Repair:
         return [note for note in notes if note not in shown]
 
     def run(self, rows: dict[Key, set[Digest]], partition: str | None, record: Any) -> int:
-        """rows: for each key the digests of what the job may have left there; those of replayed rows are
-        added. record: keeps them, before they are written."""
+        """Repair the rows, and return the number of repaired rows.
+
+        rows: for each key, the digests of the contents that the job may have left; digests of replayed rows
+        are added to it. record: stores `rows` before the replay. Raises NotCaughtUp.
+        """
         keys: Iterable[Key] = rows
         seen = set(self._applied)
         repaired: set[Key] = set()
@@ -314,7 +330,7 @@ class _Repair:
                 done = self._store.replay(self._collection, self._intent_log, chosen)
                 repaired |= {note.key for note in done}
                 self._applied.update(chosen)
-            # Of the other rows none was written, so none of their clients' writes can have been undone.
+            # The job wrote none of the other rows, so it cannot have undone their clients' writes.
             keys = [note.key for note in notes if note in chosen or note not in seen_now]
             if not keys:
                 return len(repaired)
@@ -326,7 +342,7 @@ class _Repair:
     def _chosen(
         self, notes: Sequence[Note], rows: dict[Key, set[Digest]], partition: str | None, record: Any
     ) -> tuple[list[Note], set[Note]]:
-        """Those of the notes that are to be replayed, and those that could be judged."""
+        """Return the notes to replay, and the notes that this round could judge."""
         if not self._store.replaces_rows():
             return list(notes), set(notes)
         digests, noted = self._contents(notes, partition)
@@ -346,13 +362,13 @@ class _Repair:
     def _contents(
         self, notes: Sequence[Note], partition: str | None
     ) -> tuple[dict[Key, Digest], dict[Key, dict[str, Digest]]]:
-        """The digests of the rows that notes are of, and of all rows that were noted of them."""
+        """Return the current digests of the noted rows, and the digests of all contents noted for them."""
         field, keys = self._content.field, [note.key for note in notes]
         held = self._store.get(self._collection, keys, field, partition=partition)
         return dict(zip(held.keys, self._content.digests(held), strict=True)), self._noted(keys)
 
     def _noted(self, keys: Sequence[Key]) -> dict[Key, dict[str, Digest]]:
-        """For each key the digests of all rows that were noted of it, by the names of these."""
+        """Return, for each key, the digests of all noted rows, by the name of the noted row."""
         names, batch = self._store.noted(self._collection, self._intent_log, keys, self._content.field)
         found: dict[Key, dict[str, Digest]] = {}
         for key, name, digest in zip(batch.keys, names, self._content.digests(batch), strict=True):
@@ -361,8 +377,8 @@ class _Repair:
 
 
 def _is_stale(found: Digest, written: set[Digest], earlier: Iterable[Digest], note: Note) -> bool:
-    """Whether a row is as the job left it, or has an earlier content that a client noted, or is as the job
-    left it but for what partial updates have changed since."""
+    """Return whether a row still has the job's content: exactly, or an earlier content that a client noted,
+    or the job's content apart from the fields of later partial updates."""
     if found in written or (found and found in earlier):
         return True
     if not (found and note.changed):
@@ -371,7 +387,7 @@ def _is_stale(found: Digest, written: set[Digest], earlier: Iterable[Digest], no
 
 
 def _shows(found: Digest, wanted: Digest) -> bool:
-    """Whether a row has all that was noted; Milvus Lite keeps further fields of the row that was replaced."""
+    """Return whether a row has all noted fields; Milvus Lite keeps further fields of the replaced row."""
     if not wanted:
         return not found
     return all(found.get(name) == each for name, each in wanted.items() if name != HAS_BIAS)
@@ -382,7 +398,7 @@ def _differ(found: Digest, wanted: Digest) -> bool:
 
 
 def _in_parts(rows: dict[Key, set[Digest]], fields: Sequence[str]) -> Iterator[list[tuple[Key, list[str]]]]:
-    """The rows as a record has them, so many at once as one takes."""
+    """Split the rows into parts that each fit into one batch record."""
     part: list[tuple[Key, list[str]]] = []
     size = LONGEST_RECORD
     for key, digests in rows.items():

@@ -31,16 +31,19 @@ LINE_LENGTH = 500
 
 @dataclass(frozen=True)
 class Outcome:
-    """exit_code: negative for a signal, None where the command was ended for taking too long, or because
-    nobody waits for it any more. last_line: of its standard error, or else of its standard output; secrets
-    are replaced by ***."""
+    """The outcome of a command.
+
+    exit_code: negative for a signal; None if the command was ended because it took too long or was cancelled.
+    last_line: the last line of its standard error, or else of its standard output, with secrets replaced by
+    ***.
+    """
 
     exit_code: int | None
     last_line: str
 
     @property
     def complaint(self) -> str:
-        """Why it does not count as a success, for an error message."""
+        """The reason why the command failed, for an error message."""
         how = "did not end in time" if self.exit_code is None else f"exit code {self.exit_code}"
         return f"{how}: {self.last_line}" if self.last_line else how
 
@@ -53,10 +56,10 @@ def run_command(
     timeout: float | None = None,
     cancelled: threading.Event | None = None,
 ) -> Outcome:
-    """Run `command` through the shell and wait for it, at most `timeout` seconds and until `cancelled`.
+    """Run `command` through the shell and wait for it, at most `timeout` seconds or until `cancelled` is set.
 
-    variables are added to its environment. It sees neither the variables that hold the token nor any whose
-    value contains one of `secrets`.
+    variables: added to its environment. The environment lacks the variables that hold the token, and all
+    variables whose value contains one of `secrets`.
     """
     hidden = all_secrets(secrets)
     environment = _without_secrets({**os.environ, **(variables or {})}, hidden)
@@ -110,13 +113,13 @@ log = logging.getLogger("milvus_hubness")
 
 
 class Hooks:
-    """A listener that runs the commands for an event's name, one after the other, through the shell.
+    """A listener that runs the user's commands for an event, one after the other, through the shell.
 
-    They find the name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>, as JSON where it is
-    neither a text nor a number, and nothing where it is None. commands: by the name of the event. secrets are
-    kept from the commands, and out of what is told of them. timeout in seconds, None for none; a command that
-    takes longer is killed and has failed, and so is one that runs when `cancelled` is set. Raises
-    InvalidParameter for events that do not exist.
+    A command gets the event's name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: a text
+    or number as it is, None as an empty value, and other values as JSON. commands: lists of commands, by
+    event name. secrets: values that are removed from the commands' environment and from reports about them.
+    timeout: in seconds, None for no limit. A command that exceeds the timeout, or still runs when `cancelled`
+    is set, is killed and counts as failed. Raises InvalidParameter for unknown events.
     """
 
     def __init__(
@@ -134,7 +137,8 @@ class Hooks:
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
-        """Raises HookFailed where a command of a before-* event fails. Failures of others are logged."""
+        """Run the commands of the event. Raises HookFailed if a command of a before-* event fails; other
+        failures are logged."""
         for command in self._commands.get(event.name, ()):
             outcome = run_command(
                 command,
@@ -159,8 +163,8 @@ class Hooks:
 
 
 def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
-    """Commands by the name of their event, from specs such as "before-copy=./backup.sh". Raises
-    InvalidParameter for events that do not exist, and specs of another form."""
+    """Return lists of commands by event name, from specs such as "before-copy=./backup.sh". Raises
+    InvalidParameter for unknown events and for specs of another form."""
     commands: dict[str, list[str]] = {}
     for spec in specs:
         name, _, command = spec.partition("=")
@@ -189,13 +193,13 @@ TIMEOUT_SECONDS = 30.0
 
 
 class LoadWatch:
-    """Runs two of the user's shell commands every so often, while this is open.
+    """Runs two shell commands of the user at regular intervals while this context is open.
 
-    max_load: while it exits with anything but 0, `throttle` is paused. critical_load: once it does,
-    `throttle` is stopped with CriticalLoad, whose message holds the exit code and the last line that the
-    command printed; whoever catches that tells of it. A command that takes more than 30 s has failed. Both
-    are run once before the body of `with`, so that nothing is written to a server that is busy already.
-    every: seconds between two looks. secrets: see `run_command`.
+    max_load: `throttle` is paused while this command exits with a code other than 0. critical_load: once this
+    command exits with a code other than 0, `throttle` is stopped with CriticalLoad, whose message has the
+    exit code and the last line of output; the caller reports it. A command that takes more than 30 s counts
+    as failed. Both commands run once before the body of `with`, so that no write goes to a busy server.
+    every: seconds between two checks. secrets: see `run_command`.
     """
 
     def __init__(

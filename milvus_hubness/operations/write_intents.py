@@ -1,10 +1,10 @@
-"""Write intents: what clients are about to write to a collection while a job rewrites its rows.
+"""Write intents: clients log their writes before making them while a job rewrites rows.
 
-The collection tells its clients to note each write in a log before they make it; `row_writer` says what the
-job does with the notes. They help writes of HubnessClient and AsyncHubnessClient with the same rights on the
-log as on the collection. A write of another client between the job's read and its write of the same row is
-undone. Notes of a write that failed may be done too: a write that failed may have been done, here as
-anywhere.
+A collection property asks its clients to note each write in the log; `row_writer` describes what the job does
+with the notes. The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights
+on the log as on the collection. If another client writes a row between the job's read and write of it, that
+write is undone. A repair may also replay the note of a failed write: the database may have applied such a
+write anyway.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ def rewriting(
     client_ttl: float,
     stop: threading.Event | None = None,
 ) -> Iterator[RowWriter]:
-    """Have all clients note their writes to `info` from here to the end, and yield the writer of its rows.
+    """Have all clients note their writes to `info` within the block, and yield the writer of its rows.
 
-    state: of the field whose biases are written. Biases that are on their way must be announced before this,
-    so that every row that is noted has them. client_ttl: the longest state_ttl of a client that writes, in
-    seconds; so long is waited before the first row may be read. stop: once it is set, the wait ends with
-    Cancelled.
+    state: the state of the field whose biases are written. New biases must be announced before this call, so
+    that every noted row has them. client_ttl: the longest state_ttl of a client that writes, in seconds; this
+    waits that long before the first row may be read. stop: an event that ends the wait with Cancelled.
 
-    If the work within fails or is stopped, the last batch is repaired before clients are told to stop noting.
-    A job that is killed leaves them noting: the next one repairs its last batch. If all biases lie in side
+    If the block fails or is stopped, this repairs the last batch before clients stop noting. After a job is
+    killed, clients continue to note, and the next job repairs the last batch. If all biases are in side
     collections, no row is rewritten and clients note nothing.
     """
     store = lease.store
@@ -50,7 +49,7 @@ def rewriting(
     announced = store.info(info.name, counted=False)
     former = announced.intent_log
     if former is not None and store.exists(former.collection):
-        # Its job may have been killed before all clients had heard of it.
+        # The job may have been killed before all clients had read the new collection state.
         _wait(client_ttl, stop)
         repair_left(store, info.name, former)
     lease.check()
@@ -71,7 +70,7 @@ def rewriting(
     except (LeaseLost, GeneratorExit):
         raise
     except BaseException:
-        # A write that was broken off may arrive yet: not after the repair.
+        # An interrupted write may still arrive; with new fences it cannot arrive after the repair.
         lease.renew_fences()
         repair_left(store, info.name, intent_log)
         store.end_intent_log(info.name, intent_log)
@@ -82,7 +81,8 @@ def rewriting(
 
 
 def repair(lease: Lease, collection: str, *, client_ttl: float) -> int:
-    """Repair what killed jobs left, and have clients note no more. Returns how many rows were repaired."""
+    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of repaired
+    rows."""
     store = lease.store
     info = store.info(collection, counted=False)
     if info.intent_log is None:
@@ -97,8 +97,8 @@ def repair(lease: Lease, collection: str, *, client_ttl: float) -> int:
 
 
 def drop_intents(lease: Lease, info: CollectionInfo) -> None:
-    """Drop the log of a collection that stays, once the last batch of a killed job is repaired: no job will
-    rewrite its rows any more."""
+    """Repair the last batch of a killed job, and drop the log of a collection that stays: no job will rewrite
+    its rows any more."""
     store = lease.store
     if info.intent_log is not None:
         if store.exists(info.intent_log.collection):
@@ -108,7 +108,7 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
 
 
 def drop_log(lease: Lease, collection: str) -> None:
-    """Drop the log and the batch records of a leased collection, which may be gone. Reads no row."""
+    """Drop the log and the batch records of a leased collection, which may no longer exist. Read no row."""
     store = lease.store
     if open_batches(store, collection):
         drop_batches(store, collection)
@@ -117,7 +117,7 @@ def drop_log(lease: Lease, collection: str) -> None:
 
 
 def rewrites_rows(state: CollectionState) -> bool:
-    """Whether new biases of a field are written into rows of the collection itself."""
+    """Return whether a job writes new biases of a field into rows of the collection itself."""
     return state.reranking is None or state.reranking.side is None
 
 

@@ -1,4 +1,4 @@
-"""Measures, tuning, diagnosis and reports."""
+"""Quality: measures of hubness and retrieval, tuning, diagnosis and reports."""
 
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions
 from milvus_hubness.quality.measures import (

@@ -1,9 +1,10 @@
 """Checks of a bank: signs of an unfit bank, coverage of the gallery, and drift of recent queries.
 
-The statistic is the unbiased estimate of the squared maximum mean discrepancy under a Gaussian kernel whose
-width is the median distance, its p-value that of permuting the two samples' rows (Gretton et al., JMLR 2012,
-eq. 3 and section 8). As any shift becomes significant with enough queries, it must also be large: of the
-variance of both samples in the kernel's space, weighed alike, so large a share must lie between them.
+The drift statistic is the unbiased estimate of the squared maximum mean discrepancy under a Gaussian kernel
+whose width is the median distance. Its p-value comes from permutations of the rows of the two samples
+(Gretton et al., JMLR 2012, eq. 3 and section 8). With enough queries any shift becomes significant, so the
+shift must also be large: a minimum share of the variance of both samples in the kernel's space, with equal
+weights, must be between the samples.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ SAMPLE = 10_000
 
 
 class Reach(NamedTuple):
-    """How many items are the nearest of some query.
+    """The number of items that are the nearest item of some query.
 
-    reached: so many. share: of the number that as many queries would reach if all items were as likely,
-    N·(1 − exp(−n/N)). once: share of the queries whose nearest item no other query has; it estimates how
-    likely the next query is to reach a new item (Good, Biometrika 1953).
+    reached: that number. share: `reached` as a share of the number that as many queries would reach if all
+    items were equally likely, N·(1 − exp(−n/N)). once: the share of queries whose nearest item is not the
+    nearest of another query; it estimates the probability that the next query reaches a new item (Good,
+    Biometrika 1953).
     """
 
     queries: int
@@ -43,14 +45,14 @@ class Reach(NamedTuple):
 
 
 class Suspicion(NamedTuple):
-    """kind: "narrow", "chosen" or "shifted". text: what was seen, for people."""
+    """A sign of an unfit bank. kind: "narrow", "chosen" or "shifted". text: the observation, for people."""
 
     kind: str
     text: str
 
 
 def reach(queries: Vectors, gallery: Vectors, *, device: str = "auto") -> Reach:
-    """Of queries (n, d) over the items (N, d)."""
+    """Return the reach of queries (n, d) over the items (N, d)."""
     nearest = topk(queries, gallery, 1, device=device).indices[:, 0]
     counts = np.bincount(nearest, minlength=len(gallery))
     n, items, reached = len(queries), len(gallery), int((counts > 0).sum())
@@ -60,7 +62,8 @@ def reach(queries: Vectors, gallery: Vectors, *, device: str = "auto") -> Reach:
 
 
 def shift(bank: Vectors, queries: Vectors) -> float:
-    """‖mean(bank) − mean(queries)‖² over their mean variance, less what chance gives; 0 for equals."""
+    """Return ‖mean(bank) − mean(queries)‖² over their mean variance, less its expectation under chance; 0 for
+    equal samples."""
     apart = bank.mean(0, dtype=np.float64) - queries.mean(0, dtype=np.float64)
     spreads = [float(part.var(0, dtype=np.float64).sum()) for part in (bank, queries)]
     by_chance = spreads[0] / len(bank) + spreads[1] / len(queries)
@@ -70,15 +73,15 @@ def shift(bank: Vectors, queries: Vectors) -> float:
 def suspicions(
     bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0, device: str = "auto"
 ) -> list[Suspicion]:
-    """What speaks against a bank; nothing for a good one. queries: what is really asked, where known.
+    """Return the signs that a bank is unfit; none for a good bank. queries: real queries, if known.
 
-    A bank is narrow if its queries' nearest items are fewer than `NARROW` of what evenly spread queries would
-    reach, or, where queries are known, fewer than `NARROWER` of what as many of those reach. It is chosen
-    rather than drawn if, being narrow, fewer than `CHOSEN` of its queries have a nearest item of their own: a
-    bank drawn from a stream of queries has rare ones. It is shifted if `shift` from the queries is above
-    `SHIFTED`. On eight real tasks the first is 0.52 or more for their own banks, at most 0.35 for half a bank
-    picked to crowd few items and for banks of other data sets; the second at least 0.68 and at most 0.49;
-    the shift at most 0.002, and at least 1.7 for other data sets.
+    A bank is narrow if its queries reach fewer than `NARROW` of the items that evenly spread queries would
+    reach or, if real queries are known, fewer than `NARROWER` of the items that as many real queries reach. A
+    narrow bank is chosen, not drawn, if fewer than `CHOSEN` of its queries have a nearest item of their own:
+    a bank drawn from a stream of queries has rare ones. A bank is shifted if its `shift` from the queries
+    exceeds `SHIFTED`. On eight real tasks, the first share is at least 0.52 for their own banks, and at most
+    0.35 for half a bank picked to crowd few items and for banks of other data sets; the second share is at
+    least 0.68 and at most 0.49; the shift is at most 0.002, and at least 1.7 for other data sets.
     """
     order = np.random.default_rng(seed).permutation(len(bank))[:SAMPLE]
     seen = reach(bank[order], gallery, device=device)
@@ -128,11 +131,11 @@ ROUNDS = 10
 
 
 class Coverage(NamedTuple):
-    """What a bank sees of a gallery.
+    """The coverage of a gallery by a bank.
 
-    counts: (n_items,) N_k over the bank, 0 for an item that no bank query reaches.
-    similarity: (n_items,) the largest inner product of each item with a bank query.
-    region, central: (n_items,) the number of each item's region, (n_regions,) each region's middlemost item.
+    counts: (n_items,) N_k over the bank, 0 for an item that no bank query reaches. similarity: (n_items,) the
+    largest inner product of each item with a bank query. region, central: (n_items,) the number of each
+    item's region; (n_regions,) the most central item of each region.
     """
 
     counts: Counts
@@ -144,10 +147,10 @@ class Coverage(NamedTuple):
 def bank_coverage(
     bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10, device: str = "auto"
 ) -> Coverage:
-    """A bank (m, d) against a gallery (n_items, d), by inner products, without biases.
+    """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases.
 
-    Regions are clusters of gallery items; a bank reaches one through its k nearest items, so a gap between
-    the modalities, bank queries far from every item, does not count as a gap in the coverage.
+    Regions are clusters of gallery items. A bank reaches a region through its k nearest items, so a gap
+    between the modalities, with bank queries far from every item, does not count as a gap in the coverage.
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
     """
     query_vectors, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
@@ -157,7 +160,7 @@ def bank_coverage(
 
 
 def _regions(items: Vectors, device: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Clusters by k-means, found on a sample: the nearest centroid has the largest r·c − ½‖c‖²."""
+    """Return clusters by k-means, computed on a sample: the nearest centroid has the largest r·c − ½‖c‖²."""
     rng = np.random.default_rng(0)
     wanted = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION)
     sample = items[np.sort(rng.permutation(len(items))[:COVERAGE_SAMPLE])]
@@ -180,7 +183,8 @@ def _nearest_centroid(items: Vectors, centroids: Vectors, device: str) -> npt.ND
 
 
 THRESHOLD = 0.002
-"""Banks this far from the queries cost one point of R@1 on real sets, see benchmarks/living_bank.py."""
+"""Share from which drift counts: banks this far from the queries lose one point of R@1 on real data, see
+benchmarks/living_bank.py."""
 LEVEL = 0.001
 AT_LEAST = 50
 AT_MOST = 1_000
@@ -191,10 +195,13 @@ Squares = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Drift:
-    """statistic: the share of the variance that lies between bank and recent queries, 0 for the same
-    distribution in the mean, up to 1; threshold: from which on it counts. p: how often as much is seen of two
-    halves of one distribution; level: up to which it counts. mmd2: the unbiased squared discrepancy. fired:
-    whether both count. bank, recent: how many queries were compared."""
+    """The drift between a bank and recent queries.
+
+    statistic: the share of the variance that is between bank and recent queries, on average 0 for equal
+    distributions, at most 1. threshold: the statistic from which drift counts. p: the probability of such a
+    statistic between two halves of one distribution. level: the largest p that counts. mmd2: the unbiased
+    squared discrepancy. fired: whether both statistic and p count. bank, recent: numbers of compared queries.
+    """
 
     statistic: float
     threshold: float
@@ -207,7 +214,7 @@ class Drift:
     recent: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return asdict(self)
 
 
@@ -221,9 +228,10 @@ def drift_between(
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> Drift:
-    """Compare recent queries (m, d) with the bank's (n, d), `at_most` of each, drawn at random.
+    """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at
+    random.
 
-    Fewer than 50 of either decide nothing. Raises DimensionMismatch, InvalidInput, NonFiniteVectors,
+    With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors,
     InvalidParameter.
     """
     if not 0 <= threshold < 1:
@@ -258,7 +266,7 @@ def _some(rows: npt.ArrayLike, what: str, at_most: int, rng: np.random.Generator
 def _compared(
     first: Vectors, second: Vectors, permutations: int, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """MMD², the share of the variance, and the p-value."""
+    """Return MMD², the share of the variance, and the p-value."""
     n, m = len(first), len(second)
     kernel = _kernel(np.concatenate([first, second]))
     own = np.zeros((n + m, 1 + permutations), np.float32)
@@ -276,7 +284,7 @@ def _compared(
 
 
 def _kernel(rows: Vectors) -> Squares:
-    """(N, N) exp(−‖x−y‖² / 2σ²), σ the median distance; 0 on the diagonal."""
+    """Return (N, N) exp(−‖x−y‖² / 2σ²), with the median distance as σ; 0 on the diagonal."""
     centred = rows.astype(np.float64) - rows.mean(0, dtype=np.float64)
     lengths = (centred**2).sum(1)
     squares: Squares = np.maximum(lengths[:, None] + lengths[None, :] - 2 * centred @ centred.T, 0)
@@ -287,8 +295,8 @@ def _kernel(rows: Vectors) -> Squares:
 
 
 def _sums(kernel: Squares, own: npt.NDArray[np.float32]) -> tuple[Squares, Squares, Squares]:
-    """For each column of `own`, which says whose rows are the first sample's: the sum of the kernel within
-    that, across, and within the other."""
+    """Return the sums of the kernel within the first sample, across the samples, and within the second
+    sample, for each column of `own`. A column of `own` marks the rows of the first sample."""
     within = (own * (kernel.astype(np.float32) @ own)).sum(0, dtype=np.float64)
     touching = own.T.astype(np.float64) @ kernel.sum(1)
     across = touching - within

@@ -36,7 +36,7 @@ def _template() -> Template:
 
 
 def render(diagnosis: Diagnosis) -> str:
-    """Return the page, UTF-8; write it with encoding="utf-8"."""
+    """Return the HTML page in UTF-8; write it with encoding="utf-8"."""
     regions = _regions(diagnosis)
     return _template().render(
         d=diagnosis,
@@ -74,7 +74,7 @@ def _headline(d: Diagnosis) -> dict[str, Any]:
 
 
 def _tiles(d: Diagnosis) -> list[tuple[str, ...]]:
-    """Return name, value before, value after and meaning of each."""
+    """Return name, value before, value after and meaning of each measure."""
     both, tiles = (d.before, d.after), []
     if d.retrieval_before and d.retrieval_after:
         for measure, meaning in (("R@1", "a right answer first"), ("R@10", "one among the first ten")):
@@ -106,7 +106,7 @@ def _curves(d: Diagnosis) -> list[Markup]:
 
 
 def _regions(d: Diagnosis) -> list[tuple[Region, float]]:
-    """Return the regions of the gallery with the share of each that the bank reaches, in its order."""
+    """Return the regions of the gallery, in order, with the share of each that the bank reaches."""
     regions = d.coverage.regions if d.coverage else []
     return sorted(((each, each.reached / each.items) for each in regions), key=lambda pair: pair[1])
 
@@ -124,11 +124,11 @@ def diagnose(
     texts: Sequence[str] | None = None,
     progress: Progress = silent,
 ) -> Diagnosis:
-    """Search `queries` in the collection's rows before and after correction.
+    """Search `queries` in the collection's rows before and after correction, and report the hubs.
 
-    A corrected collection is shown with the biases that it serves. Another one with those that `estimator`
-    (without one: what tuning chose, else Blend) would give it from `bank`. answers: the keys of the right
-    rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
+    A corrected collection is shown with its current biases. Any other collection is shown with the biases
+    that `estimator` computes from `bank`; by default that is the choice of tuning, else Blend. answers: the
+    keys of the right rows. Raises InvalidInput, DimensionMismatch, CollectionNotFound, EmptyCollection.
     """
     queries, bank, target_bank = QueryBank.of(queries), optional_bank(bank), optional_bank(target_bank)
     info = store.info(collection)
@@ -174,11 +174,11 @@ def tune(
     seed: int = 0,
     progress: Progress = silent,
 ) -> tuning.Tuning:
-    """Try every method on the collection's rows; the finding goes into a property of the collection.
+    """Try every method on the collection's rows, and write the result into a property of the collection.
 
-    bank: without one, that of the corrected collection. queries (n, d) with answers, the keys of their right
-    rows, are labelled pairs; queries alone stand for what is asked. Raises InvalidInput, CollectionNotFound,
-    EmptyCollection, and as `quality.tuning.tune` does.
+    bank: by default the bank of the corrected collection. queries: (n, d); with answers, the keys of their
+    right rows, they are labelled pairs; without answers they represent real queries. Raises InvalidInput,
+    CollectionNotFound, EmptyCollection, and as `quality.tuning.tune` does.
     """
     bank, queries, target_bank = map(optional_bank, (bank, queries, target_bank))
     info = store.info(collection)

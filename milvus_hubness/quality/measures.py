@@ -18,7 +18,7 @@ CHUNK = 1 << 22
 
 
 class Interval(NamedTuple):
-    """The statistic of all queries, and the bounds of its confidence interval."""
+    """A statistic of all queries, and the bounds of its confidence interval."""
 
     estimate: float
     low: float
@@ -33,7 +33,7 @@ def confidence_interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """The mean or median of per-query values (n,), n ≥ 2, with the interval that its resamples span.
+    """Return the mean or median of per-query values (n,), n ≥ 2, with its bootstrap interval.
 
     Raises InvalidInput for fewer than two values or values that are not finite, InvalidParameter.
     """
@@ -49,9 +49,11 @@ def paired_difference(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """The statistic of `after` less that of `before`, two systems on the same queries, resampled together.
+    """Return the statistic of `after` minus that of `before`, for two systems on the same queries, with joint
+    resampling.
 
-    Per-query values (n,) in the same order. Raises as `confidence_interval`, and DimensionMismatch.
+    before, after: per-query values (n,) in the same order. Raises as `confidence_interval`, and
+    DimensionMismatch.
     """
     pair = [_checked(before), _checked(after)]
     if len(pair[0]) != len(pair[1]):
@@ -104,10 +106,10 @@ def nearest(
     *,
     device: str = "auto",
 ) -> npt.NDArray[np.int64]:
-    """(n_queries, k) numbers of the gallery items with the highest s(q, r) − b(r), best first.
+    """Return (n_queries, k) numbers of the gallery items with the highest s(q, r) − b(r), best first.
 
-    queries (n_queries, d), gallery (n_items, d); bias (n_items,), none unless given; 1 ≤ k ≤ n_items.
-    Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
+    queries (n_queries, d); gallery (n_items, d); bias (n_items,), by default zero; 1 ≤ k ≤ n_items. Raises
+    InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
@@ -120,7 +122,8 @@ def nearest(
 def with_bias(
     queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None
 ) -> tuple[Vectors, Vectors]:
-    """<q, −1> and <r, b>, whose inner products are the corrected scores; as they are without a bias."""
+    """Return <q, −1> and <r, b>, whose inner products are the corrected scores; without a bias return the
+    vectors unchanged."""
     query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
     if query_vectors.shape[1] != stored.shape[1]:
         raise DimensionMismatch(
@@ -137,7 +140,8 @@ def with_bias(
 
 
 def first_k(retrieved: npt.NDArray[Any], k: int) -> npt.NDArray[Any]:
-    """(n_queries, k) of the results (n_queries, ≥ k); raises InvalidInput where there are fewer."""
+    """Return the first k results (n_queries, k) of the results (n_queries, ≥ k). Raises InvalidInput if there
+    are fewer."""
     if retrieved.ndim != 2 or retrieved.shape[1] < k:
         raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {retrieved.shape}")
     return retrieved[:, :k]
@@ -157,10 +161,11 @@ class HubnessSummary(NamedTuple):
 
 
 def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items: int, k: int = 10) -> Counts:
-    """(n_items,) N_k: in how many queries' first k results each item is (Radovanović et al., JMLR 2010).
+    """Return (n_items,) N_k: the number of queries with the item among their first k results (Radovanović et
+    al., JMLR 2010).
 
-    retrieved: for each query the numbers, 0 … n_items − 1, of the items found, best first: an array
-    (n_queries, ≥ k) or lists of any length. Raises InvalidInput for other numbers; InvalidParameter.
+    retrieved: for each query the numbers, 0 … n_items − 1, of its results, best first: an array (n_queries, ≥
+    k) or lists of any length. Raises InvalidInput for other numbers; InvalidParameter.
     """
     k, n_items = whole_number("k", k), whole_number("n_items", n_items)
     if isinstance(retrieved, np.ndarray):
@@ -175,30 +180,32 @@ def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items:
 
 
 def skewness(counts: npt.ArrayLike) -> float:
-    """E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are equal."""
+    """Return E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are
+    equal."""
     return _standardised_moment(counts, 3)
 
 
 def kurtosis(counts: npt.ArrayLike) -> float:
-    """E(N_k − μ)⁴ / σ⁴ − 3 over the items, 0 for a normal distribution; 0 if all counts are equal."""
+    """Return E(N_k − μ)⁴ / σ⁴ − 3 over the items, 0 for a normal distribution; 0 if all counts are equal."""
     return _standardised_moment(counts, 4) - 3 if np.ptp(_counts(counts)) else 0.0
 
 
 def robin_hood(counts: npt.ArrayLike) -> float:
-    """½ Σ|N_k − μ| / Σ N_k: the share of answers to be moved to make all equal (Feldbauer et al., 2018)."""
+    """Return ½ Σ|N_k − μ| / Σ N_k: the share of answers that must move to make all counts equal (Feldbauer et
+    al., 2018)."""
     values = _counts(counts)
     return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
 
 
 def antihubs(counts: npt.ArrayLike) -> float:
-    """Share of items that no query finds, N_k = 0 (Radovanović et al., JMLR 2010)."""
+    """Return the share of items that no query finds, N_k = 0 (Radovanović et al., JMLR 2010)."""
     return float((_counts(counts) == 0).mean())
 
 
 def top_hubs(
     counts: npt.ArrayLike, keys: Sequence[Hashable] | None = None, limit: int = 10
 ) -> list[tuple[Any, int]]:
-    """The items with the largest N_k, as (key, N_k), largest first; their numbers where no keys are given.
+    """Return the items with the largest N_k, as (key, N_k), largest first; without keys, as (number, N_k).
 
     Raises DimensionMismatch unless there are as many keys as counts.
     """
@@ -210,7 +217,7 @@ def top_hubs(
 
 
 def hubness_summary(counts: npt.ArrayLike) -> HubnessSummary:
-    """All measures of a k-occurrence distribution (n_items,)."""
+    """Return all measures of a k-occurrence distribution (n_items,)."""
     return HubnessSummary(
         skewness(counts), kurtosis(counts), robin_hood(counts), int(_counts(counts).max()), antihubs(counts)
     )
@@ -234,9 +241,9 @@ Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
 
 
 class PositiveRanks(NamedTuple):
-    """ranks (p,): the places, from 1, of all positives; those of query i are ranks[starts[i]:starts[i + 1]].
+    """The ranks of all positives. ranks: (p,), from 1; those of query i are ranks[starts[i]:starts[i + 1]].
 
-    They rise within a query, so the first is that of its best positive. starts: (n_queries + 1,).
+    Ranks rise within a query, so the first is that of its best positive. starts: (n_queries + 1,).
     """
 
     ranks: npt.NDArray[np.int64]
@@ -244,7 +251,7 @@ class PositiveRanks(NamedTuple):
 
     @property
     def best(self) -> npt.NDArray[np.int64]:
-        """(n_queries,) the rank of each query's best positive."""
+        """Return (n_queries,) the rank of each query's best positive."""
         return self.ranks[self.starts[:-1]]
 
 
@@ -256,13 +263,13 @@ def ranks(
     *,
     device: str = "auto",
 ) -> PositiveRanks:
-    """The rank of every positive under s(q, r) − b(r), all gallery items counted.
+    """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
 
-    queries (n_queries, d), gallery (n_items, d); positives: for each query the number of its gallery item,
-    or several; bias (n_items,). An item whose score differs from a positive's by no more than float32
-    rounding counts as equal, and equal items count as behind it. Holds a tile of at least one row of scores.
+    queries (n_queries, d); gallery (n_items, d); positives: for each query the number of its gallery item, or
+    several; bias (n_items,). A score that differs from a positive's score by at most float32 rounding counts
+    as equal, and equal items rank behind the positive. Memory: a tile of at least one row of scores.
 
-    Raises InvalidInput (no query, no item, positives that point nowhere or of another number than the
+    Raises InvalidInput (no query, no item, positives that name no item or do not match the number of
     queries), DimensionMismatch, NonFiniteVectors.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
@@ -287,7 +294,7 @@ def ranks(
 
 
 def _in_order(found: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Each query's ranks rising, and one place for each of several equal positives."""
+    """Return each query's ranks in ascending order, with distinct ranks for several equal positives."""
     query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
     found = found[np.lexsort((found, query))]
     nth = np.arange(len(found)) - starts[query]
@@ -300,7 +307,8 @@ def _in_order(found: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> np
 def checked_positives(
     positives: Positives, n_queries: int, n_items: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All positives, each query's own apart and once, and where each query's begin."""
+    """Return all positives, sorted by query and without duplicates, and the start of each query's
+    positives."""
     if len(positives) != n_queries:
         raise InvalidInput(f"positives are given for {len(positives)} queries and there are {n_queries}")
     if n_queries == 0 or n_items == 0:
@@ -328,11 +336,11 @@ def recall_at_k(
     positives: npt.NDArray[Any] | Sequence[Hashable | Collection[Hashable]],
     k: int,
 ) -> float:
-    """Share, 0 … 1, of queries with a positive among their first k results: R@k.
+    """Return the share, 0 … 1, of queries with a positive among their first k results: R@k.
 
-    retrieved: for each query the keys found, best first, an array (n_queries, ≥ k) or lists of any length.
-    positives: for each query its key, or a set, list or tuple of keys.
-    Raises InvalidInput for no queries or unequal numbers of them; for k, InvalidParameter.
+    retrieved: for each query the keys of its results, best first, an array (n_queries, ≥ k) or lists of any
+    length. positives: for each query its key, or a set, list or tuple of keys. Raises InvalidInput for no
+    queries or unequal numbers of them; for k, InvalidParameter.
     """
     k = whole_number("k", k)
     if len(retrieved) != len(positives) or len(retrieved) == 0:
@@ -347,29 +355,32 @@ def recall_at_k(
 
 
 def hits(ranks: PositiveRanks, k: int) -> PerQuery:
-    """(n_queries,) 1 where a positive is among the first k, else 0; the mean is R@k."""
+    """Return (n_queries,) 1 if a positive is among the first k, else 0; the mean is R@k."""
     return (ranks.best <= whole_number("k", k)).astype(np.float64)
 
 
 def reciprocal_ranks(ranks: PositiveRanks) -> PerQuery:
-    """(n_queries,) 1 / rank of the best positive; the mean is the MRR (Voorhees, TREC-8, 1999)."""
+    """Return (n_queries,) 1 / rank of the best positive; the mean is the MRR (Voorhees, TREC-8, 1999)."""
     return 1 / ranks.best
 
 
 def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
-    """(n_queries,) AP@k; the mean is mAP@k.
+    """Return (n_queries,) AP@k; the mean is mAP@k.
 
-    AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, … by rank that are among the
-    first k: the precision at each (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
+    AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, …, ordered by rank, that are
+    among the first k: the sum of the precision at each (Manning et al., Introduction to Information
+    Retrieval, 2008, 8.4).
     """
     k = whole_number("k", k)
     return _per_query(ranks, _nth(ranks) / ranks.ranks * (ranks.ranks <= k)) / _reachable(ranks, k)
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
-    """(n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002, with log2(1 + rank)).
+    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002, with log2(1 +
+    rank)).
 
-    Σ 1 / log2(1 + rank) over the positives among the first k, over what it is with all of them in front.
+    It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all positives
+    in front.
     """
     k = whole_number("k", k)
     gained = _per_query(ranks, (ranks.ranks <= k) / np.log2(1 + ranks.ranks))
@@ -380,7 +391,8 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
 def retrieval_summary(
     ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
 ) -> dict[str, float]:
-    """R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR, mAP and nDCG to a depth."""
+    """Return R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR, and mAP and nDCG at
+    `depth`."""
     return {
         **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
         "MdR": float(np.median(ranks.best)),
@@ -392,7 +404,7 @@ def retrieval_summary(
 
 
 def _nth(ranks: PositiveRanks) -> npt.NDArray[np.int64]:
-    """1, 2, … for the positives of each query."""
+    """Return 1, 2, … for the positives of each query."""
     return 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], np.diff(ranks.starts))
 
 

@@ -1,9 +1,9 @@
-"""The recall gate of a migration: what augmented vectors cost an ANN index, measured on a sample.
+"""The recall gate of a migration: the recall that an ANN index loses with augmented vectors, on a sample.
 
-recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own kind of index
-over r, over <r, b − c> and over <r − μ, b − c>, each held against the exact top k of the same scores. μ is
-the mean of the items: q·μ is the same for every item, so no ranking changes. Under L2 it is taken off items
-and queries alike, which changes no distance.
+The measure is recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own
+kind of index over r, over <r, b − c> and over <r − μ, b − c>. Each is compared with the exact top k of the
+same scores. μ is the mean of the items: q·μ is equal for every item, so no ranking changes. Under L2, μ is
+subtracted from items and queries alike, which changes no distance.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from milvus_hubness.kernels.operands import whole_number
 from milvus_hubness.quality.measures import Interval, confidence_interval, paired_difference
 
 ROWS, QUERIES = 20_000, 500
-"""No more of either is measured."""
+"""Maximum number of measured rows and of measured queries."""
 
 GRAPH_BUDGET = 5e8
-"""Rows × width × efConstruction × M/16 of one graph: about 3.5 s on two cores where vectors are Gaussian, the
-hardest, and half of that on real ones."""
+"""Budget of one graph, as rows × width × efConstruction × M/16: about 3.5 s on two cores for Gaussian
+vectors, the hardest case, and half of that for real vectors."""
 
 BEARABLE = 4
-"""Times its present value, up to which the search parameter may make up for a lost recall."""
+"""Factor on the search parameter up to which it may compensate a lost recall."""
 
 LIMIT = 16
-"""Times its present value, up to which the search parameter is tried at all."""
+"""Factor on the search parameter up to which it is tried at all."""
 
 ROUNDING = 2.0**-22
 
@@ -47,14 +47,14 @@ class RecallGate:
     """recall@k, with its 95% interval over the queries, of r (raw), <r, b − c> (stored) and <r − μ, b − c>
     (centred).
 
-    rows, queries: how many were measured. index_params: of the index as it was built, nlist in proportion to
-    the rows. measured_as: the kind that was built where it is not index_type itself. value: of the search
-    parameter at which the three were measured; both None where there is nothing to widen.
-    layout: the one to take, `<r, b − c>` unless the centred one is better by more than its interval and
-    `<r, b − c>` does not reach the raw recall at up to BEARABLE times the value.
-    needed: the least value, from the present one to LIMIT times that and at most nlist, at which the layout's
-    recall is no more than one standard error of the paired difference below the raw one; None where none is,
-    and where there is nothing to widen.
+    rows, queries: numbers measured. index_params: parameters of the measured index, with nlist in proportion
+    to the rows. measured_as: the kind of the measured index if it is not index_type itself. search_parameter,
+    value: the search parameter and its value in the three measurements; both None if the index has none.
+    layout: the form to use: `<r, b − c>`, unless the centred form is better by more than its interval and
+    `<r, b − c>` does not reach the raw recall at up to BEARABLE times the value. needed: the least value,
+    from the present one to LIMIT times that and at most nlist, at which the layout's recall is at most one
+    standard error of the paired difference below the raw recall; None if there is no such value or no search
+    parameter.
     """
 
     rows: int
@@ -72,7 +72,7 @@ class RecallGate:
     needed: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """The finding as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         recalls = {
             name: {bound: round(share, 4) for bound, share in getattr(self, name)._asdict().items()}
             for name in ("raw", "stored", "centred")
@@ -96,18 +96,19 @@ def measure_recall(
     locality_hints: npt.ArrayLike | None = None,
     seed: int = 0,
 ) -> RecallGate:
-    """What recall@k the index finds in each form, and at which ef or nprobe it is the raw one again.
+    """Measure recall@k of the index in each form, and the ef or nprobe at which it equals the raw recall
+    again.
 
-    vectors (n, d) as the user inserted them, biases (n,) b − c, queries (m, d), m ≥ 2; rows that no bias can
-    be computed for, and such queries, are left out. rows_total: of the collection, n unless given. at_most:
-    rows to measure, `affordable_rows` unless given and never more than ROWS; of the queries it is QUERIES,
-    all drawn with the seed. value: the user's ef or nprobe, Milvus' default unless given. graph_hint: with a
-    graph hint column where the width has one to spare, see Layout. locality_hints: (n, c) what the layout's
-    locality hint columns hold, zeros unless given.
+    vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2. Rows and queries
+    without a usable direction are left out. rows_total: rows of the collection, n by default. at_most: number
+    of rows to measure, `affordable_rows` by default and never more than ROWS; at most QUERIES queries are
+    measured; all are drawn with the seed. value: the user's ef or nprobe, Milvus's default by default.
+    graph_hint: add a graph hint column if the width has a spare column, see Layout. locality_hints: (n, c)
+    values of the layout's locality hint columns, zeros by default.
 
-    About 10 s on two cores. In a sample the nearest are easier to find than in the whole: compare the three
-    recalls with each other. Raises DimensionMismatch, InvalidParameter, FaissConflict, and InvalidInput where
-    fewer than two rows or queries are left.
+    This takes about 10 s on two cores. The nearest items of a sample are easier to find than those of all
+    rows: compare the three recalls only with each other. Raises DimensionMismatch, InvalidParameter,
+    FaissConflict, and InvalidInput if fewer than two rows or queries are left.
     """
     rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
     subtracted = np.asarray(biases, np.float32)
@@ -171,8 +172,8 @@ def measure_recall(
 
 
 def affordable_rows(width: int, spec: IndexSpec) -> int:
-    """Rows of which three indexes are built in about 10 s on two cores: 4,882 of 512 columns under HNSW with
-    M 16 and efConstruction 200, ROWS where no graph is built."""
+    """Return the number of rows for which three indexes can be built in about 10 s on two cores: 4,882 rows
+    of 512 columns under HNSW with M 16 and efConstruction 200; ROWS if no graph is built."""
     if spec.search_parameter != "ef":
         return ROWS
     effort = spec.params["efConstruction"] * spec.params["M"] / 16
@@ -180,7 +181,7 @@ def affordable_rows(width: int, spec: IndexSpec) -> int:
 
 
 class _Form:
-    """One way to store the items, with the exact scores (m, n) that the answers of its index are held to."""
+    """One form of the stored items, with its exact scores (m, n), which are the reference for its index."""
 
     def __init__(
         self,
@@ -196,7 +197,8 @@ class _Form:
         self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * _magnitude(items, queries)
 
     def recalls(self, value: int | None) -> Scores:
-        """(m,) of each query; answers as good as the k-th best count, up to float32 rounding."""
+        """Return (m,) the recall of each query; answers as good as the k-th best count, up to float32
+        rounding."""
         found = self.index.search(self.queries, self.k, value)
         good = np.take_along_axis(self.scores, np.maximum(found, 0), 1) >= self.least[:, None]
         recalls: Scores = (good & (found >= 0)).mean(axis=1)
@@ -204,7 +206,7 @@ class _Form:
 
 
 def _raw(layout: Layout, rows: Floats, query_vectors: Floats) -> tuple[Floats, Floats, Literal["IP", "L2"]]:
-    """As the user's own index has them: COSINE is the inner product of unit vectors."""
+    """Return the vectors of the user's own index: COSINE is the inner product of unit vectors."""
     if layout.metric == "L2":
         return rows, query_vectors, "L2"
     return layout.reduce_items(rows), layout.reduce_queries(query_vectors), "IP"
@@ -239,7 +241,7 @@ def _centred(
 
 
 def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
-    """The least search parameter, found by doubling and bisection, that holds the raw recall."""
+    """Return the least search parameter that reaches the raw recall, found by doubling and bisection."""
     if value is None:
         return None
 
@@ -268,12 +270,13 @@ def _checked_value(value: int | None, spec: IndexSpec, k: int) -> int | None:
 
 
 def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
-    """At most `count` of them, in order."""
+    """Return at most `count` of the numbers, in order."""
     return numbers if len(numbers) <= count else np.sort(rng.choice(numbers, count, replace=False))
 
 
 def _magnitude(items: Floats, queries: Floats) -> Scores:
-    """(m,) half the squared lengths of each query and the longest item; rounding is in proportion to it."""
+    """Return (m,) half the squared lengths of each query and the longest item; rounding is in proportion to
+    it."""
     longest = np.square(items, dtype=np.float64).sum(axis=1).max()
     magnitude: Scores = (np.square(queries, dtype=np.float64).sum(axis=1) + longest) / 2
     return magnitude

@@ -34,7 +34,7 @@ from milvus_hubness.quality.measures import (
 
 
 class Bin(NamedTuple):
-    """How many items have low ≤ N_k ≤ high."""
+    """A bin of the histogram: the number of items with low ≤ N_k ≤ high."""
 
     low: int
     high: int
@@ -43,7 +43,7 @@ class Bin(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A gallery item, its N_k before and after; fields: its scalar fields, empty where none were given."""
+    """A gallery item, with its N_k before and after. fields: its scalar fields, empty if none were given."""
 
     key: Any
     fields: dict[str, Any]
@@ -52,7 +52,7 @@ class Item(NamedTuple):
 
 
 class Swallowed(NamedTuple):
-    """A query that has a hub at place `rank`, in front of its best positive where positives are known.
+    """A query with a hub at rank `rank`, in front of its best positive if positives are known.
 
     right_before, right_after: the rank of that positive.
     """
@@ -65,17 +65,17 @@ class Swallowed(NamedTuple):
 
 
 class Hub(NamedTuple):
-    """An item that many queries find, and the queries that it stands nearest the top of."""
+    """An item that many queries find, and the queries that rank it highest."""
 
     item: Item
     swallows: list[Swallowed]
 
 
 class Antihubs(NamedTuple):
-    """Items that no query finds, before and after; of those before, `rescued` are found after.
+    """Items that no query finds, before and after; `rescued` of those before are found after.
 
-    by_chance: how many there would be had every query found k items at random.
-    examples: rescued ones, those found most often first; never: some found neither before nor after.
+    by_chance: the expected number if every query found k items at random. examples: rescued items, those
+    found most often first; never: some that are found neither before nor after.
     """
 
     before: int
@@ -87,7 +87,7 @@ class Antihubs(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The search at one strength; recall: R@1, where positives are known."""
+    """The search at one strength. recall: R@1, if positives are known."""
 
     strength: float
     hubness: HubnessSummary
@@ -95,7 +95,8 @@ class Point(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A cluster of gallery items; reached: how many of them a bank query finds; central: its middlemost."""
+    """A cluster of gallery items. reached: number of its items that a bank query finds. central: its most
+    central item."""
 
     items: int
     reached: int
@@ -103,11 +104,11 @@ class Region(NamedTuple):
 
 
 class BankReach(NamedTuple):
-    """How much of the gallery is among the first k of at least one bank query.
+    """The part of the gallery that is among the first k of at least one bank query.
 
-    reached, by_chance: how many items are, and would be if every bank query found k items at random.
-    blind_answers: share of the answers, before, that are items no bank query reaches.
-    farthest: the items least similar to any bank query, with that similarity.
+    reached, by_chance: the number of such items, and the expected number if every bank query found k items at
+    random. blind_answers: share of the answers before correction that no bank query reaches. farthest: the
+    items with the least similarity to any bank query, with that similarity.
     """
 
     bank_size: int
@@ -120,10 +121,10 @@ class BankReach(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """HubnessSummary before (strength 0) and after correction at `strength`; recall and retrieval need
-    positives.
+    """The report: HubnessSummary before (strength 0) and after correction at `strength`; recall and retrieval
+    need positives.
 
-    gain: R@1 after less R@1 before, paired. retrieval_*: as `retrieval_summary` has it.
+    gain: paired difference of R@1 after and before. retrieval_*: as in `retrieval_summary`.
     """
 
     title: str
@@ -144,13 +145,14 @@ class Diagnosis:
     verdict: dict[str, Any] | None
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as dicts, lists, numbers and strings, ready for JSON."""
+        """Return everything as dicts, lists, numbers and strings, ready for JSON."""
         plain: dict[str, Any] = as_plain(self)
         return plain
 
 
 def as_plain(value: Any) -> Any:
-    """Dicts of dataclasses and named tuples, numbers of NumPy's, and strings of what JSON does not know."""
+    """Return dataclasses and named tuples as dicts, NumPy numbers as numbers, and other values that JSON
+    lacks as strings."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     if dataclasses.is_dataclass(value):
@@ -187,14 +189,15 @@ def diagnose(
     title: str = "Gallery",
     device: str = "auto",
 ) -> Diagnosis:
-    """Searches queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w.
+    """Search queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w, and
+    report the hubs.
 
-    s is the inner product: vectors of other metrics are reduced to it before. bias (n_items,) is b(r);
-    `strength` is the w in use, that of everything called "after", and it and 0 join `strengths`.
-    bank (m, d): for its coverage. positives: as for `ranks`. keys and fields, one an item, and query_texts,
-    one a query, are read only where shown, so lazy sequences do. verdict: {"verdict", "reason",
-    "interval"}, the last (estimate, low, high) of the gain, a share, in "measure", R@1 unless named.
-    Memory is that of `nearest` and `ranks`.
+    s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the
+    current w, that of all values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage.
+    positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read only
+    for shown items, so lazy sequences work. verdict: {"verdict", "reason", "interval"}; the interval is
+    (estimate, low, high) of the gain, a share, in the measure named "measure", by default R@1. Memory: that
+    of `nearest` and `ranks`.
 
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
     """
@@ -230,7 +233,7 @@ def diagnose(
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """found (n_queries, k) and how often each item is; where the positives come, if they are known."""
+    """A search: found (n_queries, k), the count of each item, and the ranks of the positives if known."""
 
     found: npt.NDArray[np.int64]
     counts: Counts
@@ -256,7 +259,7 @@ class _Search:
 
 @dataclass(frozen=True, eq=False)
 class _Pair:
-    """Two searches, and what the items and queries are called."""
+    """Two searches, and the names of the items and queries."""
 
     before: _Search
     after: _Search
@@ -281,13 +284,13 @@ class _Pair:
         return number if self.keys is None else as_plain(self.keys[number])
 
     def hubs(self) -> list[Hub]:
-        """The most found items, with the queries that have them highest."""
+        """Return the items with the largest counts, with the queries that rank them highest."""
         counts = self.before.counts
         worst = np.argsort(-counts, kind="stable")[:HUBS].tolist()
         return [Hub(self.item(n), self.swallowed(n)) for n in worst if counts[n] > 0]
 
     def swallowed(self, hub: int) -> list[Swallowed]:
-        """Those that have it highest, of those whose positive comes behind it."""
+        """Return the queries that rank the hub highest, among those whose positive ranks behind it."""
         queries, places = np.nonzero(self.before.found == hub)
         chosen: list[Swallowed] = []
         for nth in np.argsort(places, kind="stable").tolist():
@@ -334,7 +337,7 @@ class _Pair:
 
 
 def _histogram(before: Counts, after: Counts) -> list[Bin]:
-    """N_k = 0, 1, 2 … 3, 4 … 7, and on by powers of two to the largest of both."""
+    """Return bins of N_k = 0, 1, 2 … 3, 4 … 7, and so on by powers of two up to the largest of both."""
     bins, low, high = [], 0, 0
     while low <= max(before.max(), after.max()):
         inside = [int(((low <= counts) & (counts <= high)).sum()) for counts in (before, after)]
@@ -344,7 +347,7 @@ def _histogram(before: Counts, after: Counts) -> list[Bin]:
 
 
 def _unreached(n_items: int, n_queries: int, k: int) -> float:
-    """How many items no query finds when each finds k at random."""
+    """Return the expected number of items that no query finds if each query finds k at random."""
     return float(n_items * (1 - k / n_items) ** n_queries)
 
 

@@ -1,4 +1,4 @@
-"""Trials of many methods and parameters on one gallery, and what candidate re-ranking misses."""
+"""Trials of many methods and parameters on one gallery, and the corrected answers that candidates miss."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ DEPTH = 10
 
 
 class Outcome(NamedTuple):
-    """ranks (n_biases, n_queries) of each query's best positive, from 1, as `quality.ranks` has it;
-    (n_biases, 0) where no positives were given.
+    """The outcome of searches under several biases.
 
-    found (n_biases, n_queries, 10): the items that the query finds first, fewer where there are fewer.
+    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `quality.ranks`; (n_biases, 0)
+    without positives. found: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery
+    has fewer.
     """
 
     ranks: npt.NDArray[np.int32]
     found: npt.NDArray[np.int32]
 
     def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
-        """The same of these queries only."""
+        """Return the outcome of these queries only."""
         return Outcome(self.ranks[:, queries], self.found[:, queries])
 
     @property
     def hits(self) -> npt.NDArray[np.float64]:
-        """(n_biases, n_queries) 1 where a positive comes first, else 0."""
+        """Return (n_biases, n_queries) 1 if a positive is first, else 0."""
         first: npt.NDArray[np.float64] = (self.ranks == 1).astype(np.float64)
         return first
 
@@ -59,9 +60,9 @@ def assess(
     *,
     device: str = "auto",
 ) -> Outcome:
-    """The outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d).
+    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d).
 
-    positives: for each query the numbers of its items. Holds a tile of at least one row of scores.
+    positives: for each query the numbers of its items. Memory: a tile of at least one row of scores.
     """
     operands = Operands.of(queries, gallery, device)
     depth = min(DEPTH, len(gallery))
@@ -85,18 +86,18 @@ def assess(
 
 
 def unevenness(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
-    """(n_biases,) the Robin Hood index of N_10: what share of the answers hubs have too many."""
+    """Return (n_biases,) the Robin Hood index of N_10: the excess answers taken by hubs, as a share."""
     return np.array([robin_hood(k_occurrence(found, n_items, found.shape[1])) for found in outcome.found])
 
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """(n_queries, most) the items of each query, the first of them again where it has fewer."""
+    """Return (n_queries, most) the items of each query; a query with fewer items repeats its first."""
     most = max(len(one) for one in positives)
     return np.stack([np.concatenate([one, np.repeat(one[:1], most - len(one))]) for one in positives])
 
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
-"""Numbers of candidates that are tried. Milvus answers a search with at most the last."""
+"""Numbers of candidates to try. Milvus answers a search with at most the last of them."""
 
 TILE_SCORES = 1 << 25
 
@@ -104,10 +105,11 @@ TILE_SCORES = 1 << 25
 def raw_places(
     queries: Vectors, items: Vectors, biases: Vectors, *, strength: float = 1.0
 ) -> npt.NDArray[np.int64]:
-    """(m, 10) where the raw ranking puts each of a query's exact corrected top 10, from 1; ties count for it.
+    """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in
+    its favour.
 
-    queries (m, d) and items (n, d) float32 with the score as their inner product, biases (n,); fewer columns
-    where there are fewer items. Memory: some 2^25 scores at a time.
+    queries (m, d) and items (n, d) are float32 with the score as their inner product; biases (n,). There are
+    fewer columns if there are fewer items. Memory: about 2^25 scores at a time.
     """
     cpu = torch.device("cpu")
     query_vectors, gallery, subtracted = (
@@ -125,12 +127,12 @@ def raw_places(
 
 
 def missed_share(places: npt.ArrayLike, candidates: int) -> float:
-    """The share of places beyond that many candidates."""
+    """Return the share of places beyond that many candidates."""
     return float((np.asarray(places) > candidates).mean())
 
 
 def enough_candidates(places: npt.ArrayLike, allowed: float) -> int:
-    """The least of LADDER that misses no more than `allowed`; its last where none does."""
+    """Return the least number of LADDER that misses at most `allowed`; its last if none does."""
     return next((each for each in LADDER if missed_share(places, each) <= allowed), LADDER[-1])
 
 
@@ -139,7 +141,7 @@ DEEPEST_K = 512
 TEMPERATURES = (0.125, 0.25, 0.5, 1.0)
 LAMS = (0.25, 0.5, 0.75, 1.0)
 TARGET_SHARE = 50
-"""How many times the temperature of the bank that of the target bank is."""
+"""Temperature of the target bank, as a multiple of the bank's."""
 STRENGTHS = (0.5, 0.75, 1.0)
 DENSE_SCORES = 20_000_000
 NEIGHBORS = 64
@@ -147,7 +149,7 @@ ITEMS_AT_ONCE = 16_384
 
 
 class Trial(NamedTuple):
-    """An estimator, the share of its bias that is subtracted, and that share (n_items,) of it."""
+    """An estimator, the strength of its bias, and the bias (n_items,) times that strength."""
 
     estimator: Estimator
     strength: float
@@ -165,14 +167,16 @@ def sweep(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> list[Trial]:
-    """The trials on a gallery (n, d), those of `default_blend` last and the one of full strength last of all.
+    """Return the trials on a gallery (n, d): those of `default_blend` come last, with full strength at the
+    very end.
 
-    NNN over `ALPHAS` and all powers of two up to 512 and |bank| for k, all from one top-k pass; ½ of a mean
-    is CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms over `TEMPERATURES`, in
-    units of `score_spread`; these and Blend at `STRENGTHS`. Sinkhorn runs on nearest pairs where there are
-    more than `DENSE_SCORES` scores. progress: called with what is done, estimators fitted, their number.
+    NNN runs over `ALPHAS` and, for k, over all powers of two up to 512 and |bank|, from one top-k pass; ½ of
+    a mean is CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms run over
+    `TEMPERATURES`, in units of `score_spread`; these and Blend run at `STRENGTHS`. Sinkhorn uses nearest
+    pairs if there are more than `DENSE_SCORES` scores. progress: called with the step, the number of fitted
+    estimators, and their total.
 
-    Raises InvalidInput where all items score alike.
+    Raises InvalidInput if all items score alike.
     """
     if not score_spread(bank, gallery):
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
@@ -188,7 +192,8 @@ def sweep(
 
 
 def default_blend(bank: QueryBank, n_items: int, device: str = "auto") -> Blend:
-    """`Blend()`, fitted to the sizes: k at most |bank|, and nearest pairs where there are too many."""
+    """Return `Blend()` adapted to the sizes: k is at most |bank|, and it uses nearest pairs if there are too
+    many scores."""
     neighbors = _neighbors(len(bank) * n_items)
     return Blend(
         (

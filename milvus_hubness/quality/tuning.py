@@ -1,4 +1,4 @@
-"""Tuning: whether to correct, and with which estimator, measured on queries that the biases have not seen."""
+"""Tuning: decide whether to correct, and with which estimator, on queries that the biases have not seen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Values = npt.NDArray[np.float64]
 
 
 class Judgement(NamedTuple):
-    """The verdict, the strength it is for, why, and the gain in R@1 over the raw search where labels tell."""
+    """The verdict, its strength, its reason, and the gain in R@1 over the raw search if there are labels."""
 
     verdict: Verdict
     strength: float
@@ -40,11 +40,11 @@ class Judgement(NamedTuple):
 
 
 def pick(uneven: Values, ranks: npt.NDArray[np.int32] | None = None) -> npt.NDArray[np.int64]:
-    """The numbers of the `MEMBERS` best trials; all biases but the raw one have a row.
+    """Return the numbers of the `MEMBERS` best trials; each bias except the raw one has a row.
 
-    By mean reciprocal rank less `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, or by the latter alone
-    without ranks (n_trials, n_queries). Reciprocal ranks follow R@1 with less noise; evenness, which needs no
-    labels, keeps a small set of labels from choosing by chance; and the mean of several good trials is safer,
+    The order is by mean reciprocal rank less `UNEVENNESS_WEIGHT` · Robin Hood index of N_10, or by that index
+    alone without ranks (n_trials, n_queries). Reciprocal ranks follow R@1 with less noise. Evenness needs no
+    labels and keeps a small set of labels from deciding by chance. The mean of several good trials is safer,
     and often better, than the best of them.
     """
     score = -UNEVENNESS_WEIGHT * uneven
@@ -54,7 +54,7 @@ def pick(uneven: Values, ranks: npt.NDArray[np.int32] | None = None) -> npt.NDAr
 
 
 def mix(trials: Sequence[Trial]) -> Trial:
-    """The mean of the trials as one: their mean strength times a Blend of weights s_e / Σ s."""
+    """Return the mean of the trials as one trial: their mean strength times a Blend of weights s_e / Σ s."""
     shares: dict[Estimator, float] = {}
     for trial in trials:
         shares[trial.estimator] = shares.get(trial.estimator, 0.0) + trial.strength
@@ -75,7 +75,8 @@ def cross_fitted_hits(
     seed: int = 0,
     device: str = "auto",
 ) -> Values:
-    """(n_queries,) 1 where a query finds a positive first under a mix picked without its label, else 0."""
+    """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else
+    0."""
     uneven = unevenness(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
     mixes = [
@@ -90,10 +91,11 @@ def cross_fitted_hits(
 def judge_labelled(
     raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
 ) -> Judgement:
-    """Apply if the gain in R@1 to expect is above 0.
+    """Return the verdict: "apply" if the expected gain in R@1 is above 0.
 
-    raw, cross_fitted: (n_queries,) hits. What is expected is the gain measured, weighed against a prior of 4
-    points with a standard deviation of 4, up or down as the label-free sign, `fall`, has it.
+    raw, cross_fitted: (n_queries,) hits. The expected gain combines the measured gain with a prior of 4
+    points and a standard deviation of 4 points; the label-free sign, `fall`, decides whether the prior is
+    positive or negative.
     """
     interval = paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
@@ -113,11 +115,12 @@ def judge_labelled(
 
 
 def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) -> Judgement:
-    """Apply if answers to queries that the biases have not seen fall more evenly on the items.
+    """Return the verdict: "apply" if the answers to queries that the biases have not seen spread more evenly
+    over the items.
 
-    raw, mixed, default: Robin Hood index of N_10 uncorrected, under the mix, under Blend at full strength.
-    Both must fall by more than `FALL_TO_TRY`; where the mix falls by no more than `FALL_TO_APPLY`, half the
-    strength is applied.
+    raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full
+    strength. Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the
+    strength applies.
     """
     result = (
         f"on queries held out the share of answers that hubs have too many goes from {100 * raw:.1f}% to "
@@ -131,7 +134,7 @@ def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) 
 
 
 def relative_fall(raw: float, *corrected: float) -> float:
-    """By what share of the raw one unevenness falls under the correction where it falls least."""
+    """Return the smallest relative fall of the raw unevenness under the corrections."""
     return 1 - max(corrected) / raw if raw > 0 else 0.0
 
 
@@ -149,8 +152,8 @@ RESAMPLES = 1000
 class Row(NamedTuple):
     """One trial: an estimator, None for the raw search, at a strength.
 
-    unevenness: Robin Hood index of N_10. r1: share of the queries with a positive first; gain: its difference
-    from the raw search with the 95% interval of that trial alone. Both None without labels.
+    unevenness: Robin Hood index of N_10. r1: share of the queries with a positive first. gain: its difference
+    from the raw search, with the 95% interval of that trial alone. r1 and gain are None without labels.
     """
 
     estimator: Estimator | None
@@ -162,13 +165,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Tuning:
-    """What was tried, and what to do.
+    """The trials, and the decision.
 
-    verdict: "apply", "apply weakly" (at a strength below 0.6, or half of it for want of evidence) or "leave
-    it alone". choice: what to apply, fitted on the whole bank, and strength the share of it; None and 0 for
-    "leave it alone", where candidate is what would have been applied. interval: 95%, of the gain in R@1
-    over the raw search, each query judged by a choice made without it; None without labels. warnings: what
-    speaks against the bank; any means "leave it alone". rows: the raw search, then all trials, best first.
+    verdict: "apply", "apply weakly" (at a strength below 0.6, or at half strength for lack of evidence) or
+    "leave it alone". choice: the estimator to apply, fitted on the whole bank. strength: the share of it. For
+    "leave it alone", they are None and 0, and candidate is the estimator that would otherwise apply.
+    interval: 95% interval of the cross-validated gain in R@1 over the raw search; None without labels.
+    warnings: signs of an unfit bank; any warning means "leave it alone". rows: the raw search, then all
+    trials, best first.
     """
 
     verdict: Verdict
@@ -186,7 +190,7 @@ class Tuning:
     seed: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON; estimators as `estimators.to_dict` has them."""
+        """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
         return {
             "verdict": self.verdict,
             "choice": _described(self.choice),
@@ -219,17 +223,16 @@ def tune(
     progress: Progress | None = None,
     device: str = "auto",
 ) -> Tuning:
-    """Tries every method on a gallery (n_items, d) and says whether one is worth applying.
+    """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
-    queries (n, d), n ≥ 20, beside the bank: with positives, for each the number of its gallery item or
-    several, R@1 decides; without, they stand for what is asked. With no queries one half of the bank is
-    fitted, and the other half asked. Bank queries that are among `queries` are left out of the fit. A gallery
-    beyond 20,000 items is sampled, the positives kept, and so are queries beyond 5,000. Equal for equal
-    seeds.
+    queries: (n, d), n ≥ 20, in addition to the bank. With positives, for each query the number of its gallery
+    item or several, R@1 decides; without positives they represent real queries. Without queries, one half of
+    the bank is fitted and the other half serves as queries. Bank queries that are among `queries` are left
+    out of the fit. A gallery beyond 20,000 items is sampled, with its positives kept, and so are queries
+    beyond 5,000. Equal seeds give equal results.
 
-    Raises InvalidInput (too few queries, positives that point nowhere or without queries, items that all
-    score alike, a bank that holds nothing but the queries), BankTooSmall, DimensionMismatch,
-    NonFiniteVectors.
+    Raises InvalidInput (too few queries, positives that name no item or come without queries, items that all
+    score alike, a bank without further queries), BankTooSmall, DimensionMismatch, NonFiniteVectors.
     """
     bank = QueryBank.of(bank)
     rng = np.random.default_rng(whole_number("seed", seed, at_least=0))
@@ -277,7 +280,7 @@ def decide(
     seed: int = 0,
     device: str = "auto",
 ) -> tuple[Trial, Judgement]:
-    """The mix of a sweep's best trials, and the verdict on it.
+    """Return the mix of a sweep's best trials, and the verdict on it.
 
     outcome: of the raw search and then of each trial, for these queries on this gallery.
     """
@@ -321,7 +324,7 @@ def _apart(
     wanted: list[npt.NDArray[np.int64]] | None,
     rng: np.random.Generator,
 ) -> tuple[QueryBank, Vectors, list[npt.NDArray[np.int64]] | None]:
-    """A bank to fit and queries to ask, none of them in both."""
+    """Return a bank to fit and disjoint queries to search with, and their positives."""
     if query_vectors is None:
         order = rng.permutation(len(bank))
         half = len(bank) // 2
@@ -343,7 +346,8 @@ def _apart(
 def _some_items(
     items: Vectors, wanted: list[npt.NDArray[np.int64]] | None, rng: np.random.Generator
 ) -> tuple[Vectors, list[npt.NDArray[np.int64]] | None]:
-    """At most `MOST_ITEMS` items, or all positives where they are more, and where the positives are now."""
+    """Return at most `MOST_ITEMS` items, or all positives if they are more, and the new positions of the
+    positives."""
     if len(items) <= MOST_ITEMS:
         return items, wanted
     needed = np.unique(np.concatenate(wanted)) if wanted is not None else np.empty(0, np.int64)

@@ -1,6 +1,5 @@
-"""Query-adaptive retrieval: a network that learns, from pairs of frozen embeddings, how to see the gallery
-for each query (QuARI; Xing, Stylianou, Pless and Jacobs, 2025).
-"""
+"""Query-adaptive retrieval (QuARI): a network that adapts frozen embeddings of the gallery to each query,
+learned from labelled pairs (Xing, Stylianou, Pless and Jacobs, 2025)."""
 
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch
 from milvus_hubness.quari.model import Adaptation, Quari, QuariConfig

@@ -27,7 +27,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Epoch(NamedTuple):
-    """loss: the mean of its steps; None of epoch 0, before the first. r1, mrr: of the validation pairs."""
+    """One epoch of a training. loss: the mean of its steps; None for epoch 0, before the first step. r1, mrr:
+    of the validation pairs."""
 
     epoch: int
     loss: float | None
@@ -37,8 +38,8 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Resumption:
-    """What a training needs to go on: the last weights, both moments of AdamW and its steps, by parameter,
-    and the state of torch's generators, that of CUDA where it trained there."""
+    """The state that a training needs to continue: the last weights, both moments of AdamW and its steps, by
+    parameter, and the state of torch's generators, including that of CUDA if it trained there."""
 
     last: Tensors
     first: Tensors
@@ -49,7 +50,7 @@ class Resumption:
 
     @classmethod
     def of(cls, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Resumption:
-        """As things are now, copied."""
+        """Return a copy of the current state."""
         named = {name: optimizer.state[each] for name, each in network.named_parameters()}
         moved = {name: state for name, state in named.items() if state}
         return cls(
@@ -62,7 +63,7 @@ class Resumption:
         )
 
     def restore(self, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        """Make the network, its optimiser and torch's generators what they were."""
+        """Restore the network, its optimizer and torch's generators."""
         network.load_state_dict(dict(self.last))
         for name, each in network.named_parameters():
             if name in self.first:
@@ -78,10 +79,11 @@ class Resumption:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A network and how it came to be.
+    """A network and the record of its training.
 
-    encoder: name of what made the vectors, if told. trained_on: fingerprint of the pairs; pairs: how many.
-    history: of every epoch, 0 first. weights: those of the best epoch. resumption: to train on.
+    encoder: name of the encoder of the vectors, if given. trained_on: fingerprint of the pairs. pairs: number
+    of pairs. history: all epochs, 0 first. weights: those of the best epoch. resumption: the state to
+    continue the training.
     """
 
     config: QuariConfig
@@ -95,12 +97,12 @@ class Checkpoint:
 
     @property
     def best_epoch(self) -> int:
-        """The first one with the highest validation MRR."""
+        """Return the first epoch with the highest validation MRR."""
         return max(self.history, key=lambda each: (each.mrr, -each.epoch)).epoch
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
-        """The network with the best weights, in evaluation mode. Raises UnreadableFile where the weights are
-        not those of a network of these sizes."""
+        """Return the network with the best weights, in evaluation mode. Raises UnreadableFile if the weights
+        do not belong to a network of these sizes."""
         with torch.random.fork_rng([]):
             made = Quari(self.config)
         try:
@@ -110,13 +112,14 @@ class Checkpoint:
         return made.to(device).eval()
 
     def expect_encoder(self, encoder: str | None) -> None:
-        """Raises EncoderMismatch where both name an encoder and not the same, or only the caller does."""
+        """Check the encoder. Raises EncoderMismatch if both sides name different encoders, or only the caller
+        names one."""
         if encoder is not None and encoder != self.encoder:
             result = "does not say for which" if self.encoder is None else f"was trained for {self.encoder!r}"
             raise EncoderMismatch(f"the network {result}, and is to be used with vectors of {encoder!r}")
 
     def facts(self) -> dict[str, Any]:
-        """What is known of it, for people and JSON."""
+        """Return the facts about the network, for people and JSON."""
         return {
             "format": FORMAT,
             "config": self.config.to_dict(),
@@ -128,8 +131,8 @@ class Checkpoint:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it in one piece: an earlier file stays until the new one is whole. Raises UnreadableFile
-        where it cannot be written."""
+        """Write the file atomically: an earlier file stays until the new one is complete. Raises
+        UnreadableFile if it cannot be written."""
         tensors = {f"{WEIGHTS}{name}": each for name, each in self.weights.items()}
         facts = self.facts()
         if self.resumption is not None:
@@ -151,8 +154,8 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """What `save` wrote. Raises UnreadableFile for anything else, and for a file that is no longer as it
-        was written."""
+        """Read a file that `save` wrote. Raises UnreadableFile for other files, and for a file that has
+        changed since."""
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
                 header = (file.metadata() or {}).get(HEADER)

@@ -1,15 +1,6 @@
 """The QuARI network: its configuration, encoder, memory, hypernetwork and scores.
 
-A map W that is best for all queries leaves an error for row: of a training pair (q_i, c_i) it is
-
-    e_i = S c_i / ‖S c_i‖ − W q_i / ‖W q_i‖
-
-with S the map of the items. Queries that are near to each other are mistaken alike, so a query takes up what
-the pairs near to it lacked, a kernel regression (Nadaraya, 1964; Watson, 1964) over the errors:
-
-    recalled(q) = strength · Σ_i a_i(q) e_i       a(q) = softmax_i( q·q_i / temperature )
-
-It is added to q' and so is of use to a direct search too. It costs 2·n·d multiplications a query for n pairs.
+For each query q the network predicts a map T of rank r for the items, and an adapted query q':
 
     control_l   query_encoder(q) + step embedding l                     (w,)
     X_0         r tokens U and r tokens V, all zero                     (2r, w)
@@ -18,28 +9,39 @@ It is added to q' and so is of use to a direct search too. It costs 2·n·d mult
     T           Σ_j u_j v_jᵀ
     q'          decoder of the control token's output at step L
 
-Where the paper leaves open how it is done: positions are fixed sinusoids over the 2r tokens, added at each
-step. The transformer normalises before attention and before its MLP, and its output is normalised. Queries
-enter at unit length times √d, and what the decoders say is divided by √d, so that all coordinates inside
-are of the order of 1 and a step of the optimiser is small beside the query that it moves.
+The paper leaves some details open; here they are as follows. Positions are fixed sinusoids over the 2r
+tokens, added at each step. The transformer normalizes before attention and before its MLP, and its output is
+normalized. Queries enter at unit length times √d, and the outputs of the decoders are divided by √d, so that
+all coordinates inside are of the order of 1 and a step of the optimizer is small compared with the query that
+it moves.
 
-T and the start. With zero tokens and freshly drawn decoders, T = Σ u_j v_jᵀ begins as a random matrix of
-rank r: it projects the gallery onto r random directions, and all that the encoder knew must be learned anew.
-In the forms "residual" and "anchored" I is added to T, and q to q', or S and W q with S = W = I at first; and
-the last layers of the decoders of u and q' begin at zero. So T is the identity and q' the query: the network
+The start of T. With zero tokens and random decoders, T = Σ u_j v_jᵀ begins as a random matrix of rank r: it
+projects the gallery onto r random directions, and the network must learn again what the encoder knew. The
+forms "residual" and "anchored" add I to T and q to q', or S and W q with S = W = I at first; and the last
+layers of the decoders of u and q' begin at zero. T is then the identity and q' is the query: the network
 begins with the encoder's own ranking and learns where to depart from it. The anchored form learns S and W
-first, the two linear maps that are best for all queries, so that the tokens say only what differs between
-them.
-benchmarks/quari.py tells what each is worth.
+first, the two linear maps that are best for all queries, so that the tokens express only the differences
+between queries. benchmarks/quari.py measures the value of each form.
 
-With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), once a query:
+The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query:
 
     q'·T r    = (U q')·z  + (Sᵀq')·r                  the last terms where T = S + Σ u_j v_jᵀ
     ‖T r‖²    = zᵀ G z    + ‖S r‖² + 2 (U S r)·z
 
-so an item costs the product V r, and rank² more. Where there is an S it costs V r and H r with
-H = G V + 2 U S, by which ‖T r‖² = z·H r + ‖S r‖²: G, H and Sᵀq' are of the query alone, and ‖S r‖² is ‖r‖²
-for S = I, else a product with its axes.
+An item then costs the product V r, and rank² more. With an S it costs V r and H r with H = G V + 2 U S,
+because ‖T r‖² = z·H r + ‖S r‖². G, H and Sᵀq' depend on the query alone, and ‖S r‖² is ‖r‖² for S = I, else a
+product with the axes of S.
+
+The memory. A map W that is best for all queries leaves errors; the error of a training pair (q_i, c_i) is
+
+    e_i = S c_i / ‖S c_i‖ − W q_i / ‖W q_i‖
+
+with S the map of the items. Neighbouring queries have similar errors, so a query recalls the errors of the
+pairs near it, by kernel regression (Nadaraya, 1964; Watson, 1964):
+
+    recalled(q) = strength · Σ_i a_i(q) e_i       a(q) = softmax_i( q·q_i / temperature )
+
+This is added to q', so direct searches use it too. It costs 2·n·d multiplications per query for n pairs.
 """
 
 from __future__ import annotations
@@ -60,22 +62,23 @@ Form = Literal["published", "residual", "anchored"]
 
 @dataclass(frozen=True)
 class QuariConfig:
-    """What a `Quari` is built from.
+    """The sizes and options of a `Quari`.
 
-    dim: d, of queries and gallery items. rank: r, how many products u_j v_jᵀ make T. width: of a token; a
-    multiple of heads. layers: of the shared transformer; steps: L, how often it is applied. feedforward and
-    hidden: width inside the transformer's and the decoders' MLPs, as multiples of `width`. dropout: in the
-    transformer, while training.
+    dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a
+    multiple of heads. layers: of the shared transformer. steps: L, the number of times that it is applied.
+    feedforward, hidden: width inside the transformer's and the decoders' MLPs, as multiples of `width`.
+    dropout: in the transformer, during training.
 
-    form: how T and q' come of what the decoders say of a query,
+    form: how T and q' follow from the decoders' outputs for a query,
         "published"  T = Σ u_j v_jᵀ                             q' as decoded
         "residual"   T = I + Σ u_j v_jᵀ                         q' = q + decoded
         "anchored"   T = S + Σ u_j v_jᵀ                         q' = W q + decoded
-    with S and W (d, d) learned for all queries. The last two start at the identity. anchors: how many
-    eigenvectors of SᵀS tell ‖S r‖ of a candidate; from `dim` on it is exact.
-    memory: how many training pairs the network remembers, by which q' is moved towards what pairs near to the
-    query lacked (`quari.model`); 0, as published, is none, and so it is for the published form.
-    adapt_query and adapt_gallery: False leaves q' = q, or T = I (ablations).
+    with S and W (d, d) learned for all queries. The last two start at the identity.
+
+    anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact.
+    memory: number of training pairs that the network remembers, which move q' by the errors of pairs near the
+    query (`quari.model`); 0, as published, means none, and the published form has none. adapt_query,
+    adapt_gallery: False keeps q' = q, or T = I (ablations).
 
     Raises InvalidParameter.
     """
@@ -114,12 +117,12 @@ class QuariConfig:
             raise InvalidParameter("memory is for a query that is adapted, and not for the published form")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the config as plain data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> QuariConfig:
-        """The config that gave this `to_dict`. Raises InvalidParameter."""
+        """Return the config that gave this `to_dict`. Raises InvalidParameter."""
         try:
             return cls(**kept)
         except TypeError as error:
@@ -127,10 +130,10 @@ class QuariConfig:
 
 
 def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:
-    """(m, t, w) what the transformer says of tokens (m, t, w) in evaluation mode, to float32 accuracy.
+    """Return (m, t, w) the transformer's output for tokens (m, t, w) in evaluation mode, to float32 accuracy.
 
-    Its layers normalise first and have GELU between. On the CPU torch takes another road there, which forms
-    all t² weights of attention in memory; this one leaves them to `scaled_dot_product_attention`.
+    Its layers normalize first and have GELU between. On the CPU, torch's own path forms all t² weights of
+    attention in memory; this one uses `scaled_dot_product_attention` instead.
     """
     for layer in transformer.layers:
         tokens = _layer(cast(nn.TransformerEncoderLayer, layer), tokens)
@@ -156,7 +159,7 @@ TEMPERATURES = (0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
 class Memory(nn.Module):
     """n remembered pairs, empty at first.
 
-    queries (n, d) of length 1, errors (n, d), strength and temperature (): buffers, kept with the weights.
+    queries (n, d) of length 1, errors (n, d), strength and temperature (): buffers, saved with the weights.
     """
 
     queries: torch.Tensor
@@ -172,18 +175,18 @@ class Memory(nn.Module):
         self.register_buffer("temperature", torch.ones(()))
 
     def fill(self, queries: torch.Tensor, errors: torch.Tensor) -> None:
-        """Remember these, each (n, d)."""
+        """Store these pairs, each argument (n, d)."""
         self.queries.copy_(queries)
         self.errors.copy_(errors)
 
     def tune(self, strength: float, temperature: float) -> None:
-        """How much of it counts, and how near is near; 0 leaves a query as it is."""
+        """Set the strength and the temperature of recall; strength 0 leaves queries unchanged."""
         self.strength.fill_(strength)
         self.temperature.fill_(temperature)
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """(m, d) recalled of queries (m, d) of length 1. hidden (m, n): True for pairs that a query must not
-        recall, as in training its own; a query that may recall none recalls zeros."""
+        """Return (m, d) the recalled errors for queries (m, d) of length 1. hidden (m, n): True for pairs
+        that a query must not recall, as in training its own; a query without allowed pairs recalls zeros."""
         near = queries @ self.queries.T / self.temperature
         if hidden is not None:
             near = near.masked_fill(hidden, -torch.inf)
@@ -195,7 +198,7 @@ class Static(NamedTuple):
     """The part S of T that is the same for all queries.
 
     map: S (d, d); None for I. axes (k, d), weights (k,) and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i
-    (axes_i·r)², or near it where fewer axes are kept than S has.
+    (axes_i·r)², or approximately so if there are fewer axes than S has.
     """
 
     map: torch.Tensor | None
@@ -205,8 +208,8 @@ class Static(NamedTuple):
 
 
 class Adaptation(NamedTuple):
-    """What m queries make of the space: query (m, d) q'; U, V (m, r, d) the rows u_j and v_j; static: what is
-    added to Σ u_j v_jᵀ, if anything."""
+    """The adaptation of the space to m queries. query: q' (m, d). U, V: (m, r, d) the rows u_j and v_j.
+    static: the matrix that is added to Σ u_j v_jᵀ, if any."""
 
     query: torch.Tensor
     U: torch.Tensor
@@ -215,7 +218,7 @@ class Adaptation(NamedTuple):
 
 
 class Quari(nn.Module):
-    """The network of the sizes that `config` gives."""
+    """The network with the sizes of `config`."""
 
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
@@ -252,11 +255,12 @@ class Quari(nn.Module):
         self.register_buffer("positions", sinusoids(2 * config.rank, width), persistent=False)
 
     def anchors(self) -> list[nn.Parameter]:
-        """W and S, those that there are: what is learned for all queries."""
+        """The parameters W and S that exist, which are learned for all queries."""
         return [each for each in (self.query_map, self.item_map) if each is not None]
 
     def static(self) -> Static | None:
-        """What is added to Σ u_j v_jᵀ; in evaluation mode with `config.anchors` axes, found once."""
+        """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode with `config.anchors` axes, computed
+        once."""
         if self.item_map is None:
             is_sum = self.config.form == "published" and self.config.adapt_gallery
             return None if is_sum else identity(self.step_embedding.weight)
@@ -269,14 +273,14 @@ class Quari(nn.Module):
         return self._truncated[1]
 
     def anchored(self, queries: torch.Tensor) -> Adaptation:
-        """What the anchors alone make of queries (m, d): the same map for all of them."""
+        """Return the adaptation of queries (m, d) by the anchors alone: the same map for all queries."""
         unit = functional.normalize(queries, dim=1)
         none = unit.new_zeros(len(unit), 0, self.config.dim)
         query = unit if self.query_map is None else unit @ self.query_map.T
         return Adaptation(query, none, none, self.static())
 
     def remembering(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
-        """The same with what the memory recalls, where there is one. hidden: as `Memory` has it."""
+        """Return the adaptation by the anchors and the memory, if there is one. hidden: as in `Memory`."""
         alone = self.anchored(queries)
         if self.memory is None:
             return alone
@@ -284,14 +288,16 @@ class Quari(nn.Module):
         return alone._replace(query=alone.query + alone.query.norm(dim=1, keepdim=True) * recalled)
 
     def errors(self, queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """(m, d) what the anchors leave between queries (m, d) and the items (m, d) that answer them."""
+        """Return (m, d) the errors that the anchors leave between queries (m, d) and the items (m, d) that
+        answer them."""
         targets = items if self.item_map is None else items @ self.item_map.T
         return functional.normalize(targets, dim=1) - functional.normalize(
             self.anchored(queries).query, dim=1
         )
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
-        """queries (m, d), of any length above 0: only their direction counts. hidden: as `Memory` has it."""
+        """Return the adaptation to queries (m, d) of any length above 0; only their direction counts. hidden:
+        as in `Memory`."""
         config, scale = self.config, math.sqrt(self.config.dim)
         alone = self.remembering(queries, hidden)
         encoded = self.query_encoder(functional.normalize(queries, dim=1) * scale)
@@ -314,18 +320,18 @@ class Quari(nn.Module):
 
 
 def identity(like: torch.Tensor) -> Static:
-    """S = I, on the device of some tensor."""
+    """Return S = I, on the device of the tensor `like`."""
     return Static(None, like.new_zeros(0, 0), like.new_zeros(0), 1.0)
 
 
 def whole(S: torch.Tensor) -> Static:
-    """S (d, d), its lengths by its own rows."""
+    """Return S (d, d), with lengths from its own rows."""
     return Static(S, S, S.new_ones(len(S)), 0.0)
 
 
 def truncated(S: torch.Tensor, count: int) -> Static:
-    """S (d, d), its lengths by the `count` eigenvectors of SᵀS whose values are farthest from the rest's, and
-    for the rest by the mean of them."""
+    """Return S (d, d), with lengths from the `count` eigenvectors of SᵀS whose values are farthest from the
+    median; the mean of the other values replaces those."""
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
     kept, rest = order[:count], order[count:]
@@ -335,20 +341,20 @@ def truncated(S: torch.Tensor, count: int) -> Static:
 
 
 def sinusoids(count: int, width: int) -> torch.Tensor:
-    """(count, width) fixed positions (Vaswani et al., NeurIPS 2017, section 3.5); width is even."""
+    """Return (count, width) fixed positions (Vaswani et al., NeurIPS 2017, section 3.5); width is even."""
     places = torch.arange(count, dtype=torch.float32)[:, None]
     rates = torch.exp(torch.arange(0, width, 2, dtype=torch.float32) * (-math.log(10_000.0) / width))
     return torch.stack([torch.sin(places * rates), torch.cos(places * rates)], 2).reshape(count, width)
 
 
 def _decoded(decoder: nn.Sequential, tokens: torch.Tensor, scale: float) -> torch.Tensor:
-    """What the decoder says of tokens (…, w), divided by the scale in its last layer."""
+    """Return the decoder's output for tokens (…, w), divided by the scale in its last layer."""
     last = cast(nn.Linear, decoder[-1])
     return functional.linear(decoder[:-1](tokens), last.weight / scale, last.bias / scale)
 
 
 def _decoder(width: int, inside: int, dim: int) -> nn.Sequential:
-    """Two layers with GELU and LayerNorm between."""
+    """Return two layers with GELU and LayerNorm between."""
     return nn.Sequential(nn.Linear(width, inside), nn.GELU(), nn.LayerNorm(inside), nn.Linear(inside, dim))
 
 
@@ -356,9 +362,9 @@ TINY = 1e-12
 
 
 def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
-    """(m, c) cos(q', T r) for m queries and items (c, d) that all share.
+    """Return (m, c) cos(q', T r) for m queries and shared items (c, d).
 
-    An item that T sends to zero has cosine 0.
+    An item that T maps to zero has cosine 0.
     """
     query, U, V, static = adaptation
     rank, onto = U.shape[1], torch.matmul(query[:, None], U.transpose(1, 2)) @ V
@@ -378,19 +384,19 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
 
 
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
-    """(m, d) Tᵀq', whose inner product with r is q'·T r."""
+    """Return (m, d) Tᵀq', whose inner product with r is q'·T r."""
     query, U, V, static = adaptation
     revert = torch.matmul(torch.matmul(U, query[:, :, None]).transpose(1, 2), V)[:, 0]
     return revert if static is None else revert + _seen(static, query)
 
 
 def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
-    """(…, d) Sᵀ of rows (…, d)."""
+    """Return (…, d) Sᵀ of rows (…, d)."""
     return rows if static.map is None else rows @ static.map
 
 
 def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
-    """(c,) ‖S r‖² of items (c, d)."""
+    """Return (c,) ‖S r‖² of items (c, d)."""
     found: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
     if len(static.axes):
         found = found + (items @ static.axes.T).square() @ static.weights
@@ -398,6 +404,6 @@ def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
 
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """(m, k, c) of rows (m, k, d) and items (c, d), as one product of two matrices."""
+    """Return (m, k, c), the products of rows (m, k, d) and items (c, d), as one product of two matrices."""
     count, each, dim = rows.shape
     return (rows.reshape(-1, dim) @ items.T).reshape(count, each, len(items))

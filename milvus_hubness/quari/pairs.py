@@ -20,14 +20,14 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Queries and the gallery item that answers each; several queries may share one.
+    """Queries and the gallery item that answers each; several queries may share one item.
 
-    queries (n, d), gallery (g, d): of finite numbers, kept at unit length. answers (n,): the number of each
-    query's item; by default item i answers query i. left_out: how many pairs were without a direction, the
-    query or the item being all zeros, from which nothing can be learned.
+    queries (n, d), gallery (g, d): finite numbers, stored at unit length. answers (n,): the number of each
+    query's item; by default item i answers query i. left_out: number of pairs without a direction, where the
+    query or the item is all zeros; nothing can be learned from them.
 
-    Raises DimensionMismatch, NonFiniteVectors, and InvalidInput where queries and answers are of unequal
-    number, an answer is no item, or no pair is left.
+    Raises DimensionMismatch, NonFiniteVectors, and InvalidInput if the numbers of queries and answers differ,
+    an answer is no item, or no pair is left.
     """
 
     queries: Vectors = field(repr=False)
@@ -62,28 +62,28 @@ class Pairs:
 
     @property
     def dim(self) -> int:
-        """d."""
+        """The dimension d."""
         return int(self.queries.shape[1])
 
     @property
     def of(self) -> npt.NDArray[np.int64]:
-        """(n,) `answers`, which are never None once the pairs are made."""
+        """The `answers` (n,), which are never None once the pairs are made."""
         answers: npt.NDArray[np.int64] = np.asarray(self.answers)
         return answers
 
     @property
     def fingerprint(self) -> str:
-        """Of all that is in the pairs, to tell whether others are the same."""
+        """Return a fingerprint of all data of the pairs, to compare them with others."""
         digest = hashlib.sha256()
         for part in (self.queries, self.gallery, self.of):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 
     def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
-        """Pairs to train on, and about this share of them to validate on. An item that answers, with all its
-        queries, is on one side only; items that answer nothing are on both.
+        """Return pairs to train on, and about this share of them to validate on. An item that answers, with
+        all its queries, is in only one part; items that answer nothing are in both.
 
-        Raises InvalidParameter, and BankTooSmall where a side would have fewer than two items that answer.
+        Raises InvalidParameter, and BankTooSmall if a part would have fewer than two items that answer.
         """
         share = finite_number("share", share)
         asked = np.unique(self.of)
@@ -100,14 +100,14 @@ class Pairs:
 
 
 def unit(rows: Vectors) -> Vectors:
-    """(n, d) the rows at length 1; zero rows as they are."""
+    """Return (n, d) the rows at length 1; zero rows stay zero."""
     lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
     return np.ascontiguousarray(rows / np.where(lengths > 0, lengths, 1), np.float32)
 
 
 class SemiPositives(NamedTuple):
-    """items (n, keep) int64: numbers of gallery items, best first. weights (n, keep) float32: of each, its
-    share of a softmax over all the neighbours that were looked at."""
+    """Semi-positives of all items. items: (n, keep) int64, numbers of gallery items, best first. weights: (n,
+    keep) float32, the share of each in a softmax over all neighbours."""
 
     items: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
@@ -121,15 +121,15 @@ def mine(
     temperature: float = 0.07,
     device: str = "auto",
 ) -> SemiPositives:
-    """The semi-positives of every gallery item, as the right answer that it may be.
+    """Return the semi-positives of every gallery item, as a possible right answer.
 
-    gallery (n, d) of unit rows. By exact search each item's `neighbors` nearest others are found; of the
+    gallery (n, d) of unit rows. An exact search finds each item's `neighbors` nearest other items; of the
     softmax over their cosines, at the temperature, the first `keep` weights are kept. The paper does not say
-    whose neighbours are meant, nor at what temperature: here those of the answer, not of the query, whose
-    neighbours are the errors to be unlearned; and the temperature of the loss.
+    whose neighbours it means, nor at what temperature. Here they are those of the answer, not of the query,
+    whose neighbours are the errors to correct; and the temperature is that of the loss.
 
-    Where the gallery has fewer than neighbors + 1 items, all others are looked at. Raises BankTooSmall
-    where it has fewer than keep + 1, InvalidParameter for keep > neighbors or numbers out of range.
+    If the gallery has fewer than neighbors + 1 items, all others count as neighbours. Raises BankTooSmall if
+    it has fewer than keep + 1, InvalidParameter for keep > neighbors or numbers out of range.
     """
     keep = whole_number("keep", keep)
     neighbors = whole_number("neighbors", neighbors, at_least=keep)
@@ -148,16 +148,17 @@ def mine(
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's settings unless set otherwise.
+    """The settings of a training; the defaults are the paper's.
 
-    epochs: at most; patience: how many without a better validation MRR end it before. batch: pairs in a step.
-    learning_rate, least_rate: where the cosine begins and ends. weight_decay: of AdamW.
-    anchor_epochs: at first, in which only the static maps of the anchored form learn, without weight decay,
-    on a cosine of their own from anchor_rate; the best of them stay, and are where the others begin.
-    temperature: τ. noise: of the U[0, 1]·N(0, 1) on queries; at 1 and u = 1 it is as long as the query.
-    semi_positives: kept of the `neighbors` nearest items of each answer; 0 is the plain loss. clip: the
-    gradient's norm at most; 0 clips nothing, as published. seed: of everything that is drawn.
-    mixed_precision: bfloat16 in the network where it trains on CUDA; on the CPU it is always float32.
+    epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier.
+    batch: pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of
+    AdamW. anchor_epochs: number of first epochs in which only the static maps of the anchored form learn,
+    without weight decay, on a cosine schedule that begins at anchor_rate; the best of these maps are the
+    start of the other epochs. temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and
+    u = 1 it is as long as the query. semi_positives: number kept of the `neighbors` nearest items of each
+    answer; 0 is the plain loss. clip: maximum norm of the gradient; 0 clips nothing, as published. seed: of
+    all random draws. mixed_precision: bfloat16 in the network if it trains on CUDA; on the CPU it is always
+    float32.
 
     Raises InvalidParameter.
     """
@@ -202,8 +203,8 @@ class TrainingSettings:
             raise InvalidParameter(f"mixed_precision must be true or false, not {self.mixed_precision!r}")
 
     def rate(self, step: int, steps_an_epoch: int) -> float:
-        """The learning rate of a step, from 0: half a cosine from learning_rate to least_rate; over the
-        anchor epochs one of its own, from anchor_rate down in the same proportion."""
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate. The
+        anchor epochs have their own, from anchor_rate down in the same proportion."""
         begin, first = steps_an_epoch * self.epochs, steps_an_epoch * self.anchor_epochs
         start, count, scale = first, begin - first, 1.0
         if step < first:
@@ -212,12 +213,12 @@ class TrainingSettings:
         return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the settings as plain data for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, kept: dict[str, Any]) -> TrainingSettings:
-        """The settings that gave this `to_dict`. Raises InvalidParameter."""
+        """Return the settings that gave this `to_dict`. Raises InvalidParameter."""
         try:
             return cls(**kept)
         except TypeError as error:

@@ -39,13 +39,13 @@ QUERIES_AT_ONCE = 16
 
 @dataclass(frozen=True)
 class QuariReranker:
-    """Give it to `HubnessClient.search(..., rerank=…)`.
+    """A re-ranker for `HubnessClient.search(..., rerank=…)`.
 
-    network: trained, for the dimension of the vectors that are searched. candidates: how many items of the
-    corrected search are looked at. correction: β of the score cos(q', T r) − β·w·(b(r) − c), the search's own
-    bias once more, in the space before it is adapted; 0 leaves the corrected search to choose the candidates
-    and the network to rank them. direct: no candidates at all; Tᵀq' is asked of the index in the place of q,
-    with the biases at the search's strength. device: of the arithmetic.
+    network: trained, for the dimension of the searched vectors. candidates: number of re-ranked items of the
+    corrected search. correction: β of the score cos(q', T r) − β·w·(b(r) − c), which subtracts the search's
+    own bias once more, in the space before adaptation; with 0 the corrected search chooses the candidates and
+    the network ranks them. direct: search the index for Tᵀq' in place of q, without candidates, with the
+    biases at the search's strength. device: of the arithmetic.
 
     Raises InvalidParameter.
     """
@@ -72,27 +72,28 @@ class QuariReranker:
         direct: bool = False,
         device: str = "cpu",
     ) -> QuariReranker:
-        """One with the network of a file that `train` wrote. encoder: what made the vectors that will be
-        searched. Raises UnreadableFile, EncoderMismatch where the network is not for it, InvalidParameter."""
+        """Return a re-ranker with the network of a file that `train` wrote. encoder: name of the encoder of
+        the searched vectors. Raises UnreadableFile, EncoderMismatch if the network is for another encoder,
+        InvalidParameter."""
         kept = Checkpoint.load(path)
         kept.expect_encoder(encoder)
         return cls(kept.network(), candidates, correction, direct, device)
 
     @property
     def dim(self) -> int:
-        """d of the queries and the items."""
+        """The dimension d of the queries and the items."""
         return self.network.config.dim
 
     def expect_dim(self, dim: int) -> None:
-        """Raises DimensionMismatch unless the network is for vectors of this dimension."""
+        """Check that the network is for vectors of this dimension. Raises DimensionMismatch."""
         if dim != self.dim:
             raise DimensionMismatch(f"the network is for dimension {self.dim}, the vectors have {dim}")
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
-        """cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,).
+        """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,).
 
-        16 queries share a pass through the network; then each has one product with its items, where they
-        lie. Items without a direction have cosine 0. Raises DimensionMismatch.
+        16 queries share a pass through the network; then each has one product with its items, without a copy
+        of them. Items without a direction have cosine 0. Raises DimensionMismatch.
         """
         self._expect_rows(queries, *items)
         found: list[Floats] = []
@@ -110,8 +111,8 @@ class QuariReranker:
         return found
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """(m, d) Tᵀq' of queries (m, d), each as long as its query was: q'·T r without the length of T r,
-        which an index cannot divide by. Raises DimensionMismatch."""
+        """Return (m, d) Tᵀq' of queries (m, d), each as long as its query. The index then scores q'·T r
+        without the length of T r, by which it cannot divide. Raises DimensionMismatch."""
         self._expect_rows(queries)
         lengths = np.linalg.norm(queries, axis=1, keepdims=True)
         found = np.empty_like(queries)
@@ -142,8 +143,8 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Of n queries the place, from 1, of each one's answer; all (n,) int64. corrected: None without biases.
-    milliseconds: of the re-ranking, per query, on one machine as it was then."""
+    """The rank, from 1, of the answer of each of n queries; all arrays are (n,) int64. corrected: None
+    without biases. milliseconds: of the re-ranking, per query, measured on this machine."""
 
     raw: Places
     corrected: Places | None
@@ -152,8 +153,8 @@ class Evaluation:
     milliseconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """R@k, MRR, mAP@10 and nDCG@10 of each ranking, 0 … 1, and what re-ranking changes R@1 by against
-        the others, with 95% intervals over the queries."""
+        """Return R@k, MRR, mAP@10 and nDCG@10 of each ranking, 0 … 1, and the change of R@1 by re-ranking
+        against the others, with 95% intervals over the queries."""
         rankings = {"raw": self.raw, "corrected": self.corrected, "reranked": self.reranked}
         there = {name: places for name, places in rankings.items() if places is not None}
         first = {name: hits(as_ranks(places), 1) for name, places in there.items()}
@@ -180,11 +181,12 @@ def evaluate(
     stored: Vectors | None = None,
     bias: npt.NDArray[np.float32] | None = None,
 ) -> Evaluation:
-    """Exact searches in memory. queries (n, d), n ≥ 2; gallery (g, d); answers (n,): numbers of items.
+    """Evaluate a re-ranker by exact searches in memory. queries (n, d), n ≥ 2; gallery (g, d); answers (n,):
+    numbers of items.
 
-    asked (n, d') and stored (g, d'): with the similarity as their inner product, the cosine unless given.
-    bias (g,): what the search subtracts, and so where its candidates come from. An answer that is no
-    candidate keeps the place it had. Raises DimensionMismatch, InvalidInput.
+    query_vectors (n, d') and stored (g, d'): vectors whose inner product is the similarity, by default the
+    cosine. bias (g,): subtracted by the search that chooses the candidates. An answer that is no candidate
+    keeps its former rank. Raises DimensionMismatch, InvalidInput.
     """
     if len(queries) < 2:
         raise InvalidInput(f"an evaluation needs at least two pairs, not {len(queries)}")
@@ -213,7 +215,7 @@ def evaluate(
 
 
 def as_ranks(places: Places) -> PositiveRanks:
-    """As the measures of `quality` take them, one answer a query."""
+    """Return the ranks in the form of the measures of `quality`, with one answer per query."""
     return PositiveRanks(places, np.arange(len(places) + 1))
 
 
@@ -224,8 +226,8 @@ OpenStore = Callable[[], Store]
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """queries (n, d), gallery (g, d), answers (n,): numbers of items. search_request, stored: with the
-    collection's similarity as their inner product, and biases (g,), where there is a collection."""
+    """Labelled pairs. queries (n, d); gallery (g, d); answers (n,): numbers of items. asked, stored: vectors
+    whose inner product is the collection's similarity, and biases (g,), if there is a collection."""
 
     queries: FloatMatrix
     gallery: FloatMatrix
@@ -236,11 +238,11 @@ class Labelled:
 
     @property
     def pairs(self) -> Pairs:
-        """To train on. Raises as Pairs does."""
+        """The pairs to train on. Raises as Pairs does."""
         return Pairs(self.queries, self.gallery, self.answers)
 
     def evaluate(self, reranker: QuariReranker) -> Evaluation:
-        """What the network is worth on them. Raises DimensionMismatch, InvalidInput."""
+        """Evaluate the re-ranker on the pairs. Raises DimensionMismatch, InvalidInput."""
         reranker.expect_dim(self.queries.shape[1])
         return evaluate(
             reranker,
@@ -261,11 +263,11 @@ def read_labelled(
     field: str | None = None,
     progress: Progress = silent,
 ) -> Labelled:
-    """Pairs of a .npz, .parquet or .arrow file: `query` (n, d), and beside it either `item` (n, d), the
-    vector of each one's answer, or with a collection `key` (n,), of the row that answers.
+    """Read pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item` (n, d), the vector of
+    each query's answer, or, with a collection, `key` (n,), the key of the row that answers.
 
-    Equal items are one. Raises UnreadableFile, InvalidInput, DimensionMismatch, and what reading the
-    collection raises.
+    Equal items become one. Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the
+    collection does.
     """
     if collection is None:
         queries = QueryBank.load(path, QUERY_COLUMN)

@@ -36,17 +36,18 @@ def contrastive_loss(
     weights: torch.Tensor,
     temperature: float,
 ) -> torch.Tensor:
-    """A batch's loss, a scalar.
+    """Return the loss of a batch, a scalar.
 
     cosines (m, m·(1+s)): of each query with the batch's answers, then with their semi-positives, those of
-    answer 0 first. items (m, 1+s): gallery numbers of each query's answer and semi-positives. weights
-    (m, s): of the semi-positives. With ω = 1 for an answer and its weight for a semi-positive,
+    answer 0 first. items (m, 1+s): gallery numbers of each query's answer and semi-positives. weights (m, s):
+    of the semi-positives. With ω = 1 for an answer and its weight for a semi-positive,
 
         queries → items   mean over queries i of  −Σ_j ω_j log softmax_j(cos_ij / τ) / Σ_j ω_j,  j of i's own
         items → queries   mean over items j, weighted by ω_j, of  −log softmax_i(cos_ij / τ) at j's own query
 
-    and the loss is the mean of both. Where the paper is silent: semi-positives weigh in both directions, and
-    an item that occurs twice in a batch is no wrong answer to a query of which it is a right one.
+    and the loss is the mean of both. The paper leaves two details open: here semi-positives count in both
+    directions, and an item that occurs twice in a batch is no wrong answer to a query of which it is a right
+    one.
     """
     count, own = items.shape
     columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
@@ -68,7 +69,7 @@ VALIDATION_SHARE = 0.1
 QUERIES_AT_ONCE = 64
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how many are done, and how many there are."""
+"""A callback that gets the current step, the number of finished units, and their total."""
 
 
 def train(
@@ -84,26 +85,26 @@ def train(
     progress: Progress | None = None,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Checkpoint:
-    """A network trained on these pairs: the weights of the epoch with the best validation MRR.
+    """Train a network on these pairs; return the weights of the epoch with the best validation MRR.
 
-    pairs and validation: as `Pairs` has them; without validation a tenth of the items, with their queries, is
-    held out. Epoch 0 is the network before its first step: where no epoch is better it is kept.
-    path: written after every epoch, so that with `resume` a training that was ended goes on from there, on
-    the CPU to the same bits. encoder: a name for what made the vectors, asked of whoever loads it. on_epoch:
-    called after each epoch; progress: with "training", steps done, and steps of all epochs.
+    pairs, validation: as in `Pairs`; without validation a tenth of the items, with their queries, is held
+    out. Epoch 0 is the network before its first step: it wins if no epoch is better. path: written after
+    every epoch, so that an interrupted training continues with `resume`, on the CPU with identical bits.
+    encoder: a name for the encoder of the vectors, which is compared when the file is loaded. on_epoch:
+    called after each epoch. progress: called with "training", steps done, and steps of all epochs.
 
-    The same pairs, settings and seed give the same weights on the CPU of one machine with as many threads.
-    Queries are disturbed as the paper says, by u·N(0, 1) with u from U[0, 1] for each; it does not say of
-    which scale the queries are: here the noise at u = 1 is as long as the query, times `settings.noise`. A
-    last batch of fewer pairs is left out, unless it is the only one; every epoch draws another order.
+    Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number of
+    threads. Noise on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. The paper does
+    not give the scale of the queries: here the noise at u = 1 is as long as the query, times
+    `settings.noise`. A last batch with fewer pairs is left out, unless it is the only one; every epoch draws
+    another order.
 
-    A memory (`config.memory`, ours) is filled with that many of the pairs, drawn by the seed, when the anchor
-    epochs are over; the strength and temperature that serve the validation pairs best stay. In training a
-    query recalls no pair of its own answer.
+    A memory (`config.memory`, an addition to the paper) is filled with that many of the pairs, drawn by the
+    seed, after the anchor epochs; it keeps the strength and temperature that are best on the validation
+    pairs. In training, a query recalls no pair of its own answer.
 
     Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput
-    where the file was begun with other pairs, sizes or settings; NonFiniteVectors where the loss is not
-    finite.
+    if the file has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
     """
     settings = settings or TrainingSettings()
     if validation is None:
@@ -146,8 +147,9 @@ def train(
 def validate(
     network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
 ) -> npt.NDArray[np.int64]:
-    """(n,) the place, from 1, of each query's answer in the pairs' gallery by cos(q', T r); others that score
-    the same come before it. adapt: a part of the network in its place. It is left in evaluation mode."""
+    """Return (n,) the rank, from 1, of each query's answer in the pairs' gallery by cos(q', T r); items with
+    the same score rank before it. adapt: a part of the network to use in its place. The network is left in
+    evaluation mode."""
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()
@@ -164,7 +166,7 @@ def validate(
 
 
 class _Batch(NamedTuple):
-    """queries (m, d); items (m, 1 + s) gallery numbers; weights (m, s); hidden (m, n): pairs of the
+    """A batch. queries (m, d); items (m, 1 + s) gallery numbers; weights (m, s); hidden (m, n): pairs of the
     memory with the same answer."""
 
     queries: torch.Tensor
@@ -174,7 +176,7 @@ class _Batch(NamedTuple):
 
 
 class _Run:
-    """A training as it goes."""
+    """A training in progress."""
 
     def __init__(self, at: Checkpoint, pairs: Pairs, validation: Pairs, device: torch.device) -> None:
         self.at, self.validation, self.device = at, validation, device
@@ -207,11 +209,11 @@ class _Run:
 
     @property
     def anchors_only(self) -> bool:
-        """Whether the epoch that comes is one in which only the anchors learn."""
+        """Whether only the anchors learn in the next epoch."""
         return self.at.history[-1].epoch < self.settings.anchor_epochs
 
     def epoch(self, progress: Progress | None) -> float:
-        """One pass over the pairs; the mean loss of its steps."""
+        """Run one pass over the pairs; return the mean loss of its steps."""
         settings, total, losses = self.settings, self.steps_an_epoch * self.settings.epochs, []
         done = self.at.history[-1].epoch
         step = done * self.steps_an_epoch
@@ -284,7 +286,7 @@ class _Run:
         return float(loss.detach())
 
     def judge(self, loss: float) -> Epoch:
-        """Note how good the network is now, and keep its weights if it never was better."""
+        """Evaluate the network, and keep its weights if it is the best so far."""
         ranks = validate(self.network, self.validation)
         history = self.at.history
         now = Epoch(
@@ -300,7 +302,7 @@ class _Run:
         return now
 
     def checkpoint(self) -> Checkpoint:
-        """As it is now, to be written or returned."""
+        """Return the checkpoint of the current state."""
         return replace(self.at, resumption=Resumption.of(self.network, self.optimizer, self.device))
 
 
@@ -346,7 +348,7 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple
 
 @contextlib.contextmanager
 def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Inside, torch draws what the seed says; outside, as if nothing had been drawn."""
+    """Seed torch within the block, and restore its generators afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

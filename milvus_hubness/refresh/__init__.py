@@ -1,1 +1,1 @@
-"""Refresh: new biases for a corrected collection, and the updates of online banks."""
+"""Refresh: compute new biases for a corrected collection, and update online banks."""

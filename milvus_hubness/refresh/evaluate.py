@@ -1,4 +1,4 @@
-"""The refresh evaluation: old against new biases on held-out queries and sampled rows."""
+"""The refresh evaluation: it compares old and new biases on held-out queries and sampled rows."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ FEWEST_HELD_OUT = 50
 MOST_HELD_OUT = 2_000
 FEWEST_ITEMS = 200
 SLACK, LEAST = 0.1, 0.1
-"""Skewness is worse where it is above the other by this share of it, and by this much."""
+"""A skewness is worse if it exceeds the other by this share of it and by this absolute amount."""
 
 
 class Standing(NamedTuple):
-    """Biases to be judged: what they come from, and the strength that searches apply them at."""
+    """Biases to evaluate: their estimator and bank, and the strength of searches."""
 
     estimator: Estimator
     bank: StoredBank
@@ -40,7 +40,7 @@ class Standing(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """queries (n, d), n ≥ 2, and for each the numbers of its items in the sample."""
+    """Labelled queries (n, d), n ≥ 2, and for each the positions of its items in the sample."""
 
     queries: Floats
     positives: list[npt.NDArray[np.int64]]
@@ -48,10 +48,13 @@ class Labelled(NamedTuple):
 
 @dataclass(frozen=True)
 class RefreshEvaluation:
-    """skewness of N_10 under "raw", "old" and "new" biases, each fitted without the held-out queries;
-    overlap: the mean share of the old ten best that are among the new. r1: R@1 of the labelled queries in the
-    same three ways, and gains the 95% intervals of "new" over "raw" and "old"; empty without labels.
-    objection: why the new ones should not be used; empty where nothing speaks against them."""
+    """The result of a refresh evaluation.
+
+    skewness: of N_10 under "raw", "old" and "new" biases, which are fitted without the held-out queries.
+    overlap: mean share of the old ten best that are among the new ten best. r1: R@1 of the labelled queries
+    under the same three biases. gains: the 95% intervals of "new" over "raw" and "old". r1 and gains are
+    empty without labels. objection: the reason not to use the new biases; empty if there is none.
+    """
 
     items: int
     queries: int
@@ -62,7 +65,7 @@ class RefreshEvaluation:
     objection: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, fit for JSON."""
+        """Return plain values, fit for JSON."""
         return asdict(self) | {"gains": {name: gain._asdict() for name, gain in self.gains.items()}}
 
 
@@ -75,10 +78,10 @@ def judge(
     *,
     seed: int = 0,
 ) -> RefreshEvaluation | None:
-    """Both, fitted without the held-out fifth of the new bank, on these queries and a sample (n, d) of the
-    gallery. Labels decide where they are given, else the skewness does.
+    """Evaluate old and new biases on a sample (n, d) of the gallery. Hold out a fifth of the new bank, fit
+    both without it, and use it as queries. Labels decide if given, else the skewness decides.
 
-    None where there is too little to judge by: under 50 queries held out, or 200 items.
+    Return None if there is too little data: under 50 held-out queries, or under 200 items.
     """
     rng = np.random.default_rng(seed)
     queries = new.bank.queries.vectors
@@ -114,8 +117,8 @@ def judge(
 
 
 def _apart(layout: Layout, sample: Floats, standing: Standing, query_vectors: Floats) -> Floats | None:
-    """(n,) biases of the sample at their strength, fitted without `search_request`; None where too few
-    queries are left to fit on."""
+    """Return the biases (n,) of the sample times the strength, fitted without `query_vectors`; None if too
+    few queries remain for the fit."""
     bank = standing.bank.queries
     known = {row.tobytes() for row in query_vectors}
     others = np.array([row.tobytes() not in known for row in bank.vectors])
@@ -154,15 +157,14 @@ MOST_ROWS = 20_000
 
 
 class Labels(NamedTuple):
-    """queries (n, d), and for each the keys of the rows that answer it."""
+    """Labelled queries (n, d), and for each the keys of the rows that answer it."""
 
     queries: Floats
     keys: Sequence[Sequence[Key]]
 
 
 class Sample(NamedTuple):
-    """Rows that hold a usable vector. vectors (n, d) as their user knows them; biases (n, slots) that they
-    carry."""
+    """Sampled rows with a usable vector. vectors: (n, d), as users see them. biases: (n, slots)."""
 
     keys: list[Key]
     vectors: Floats
@@ -178,7 +180,7 @@ def sampled(
     *,
     seed: int = 0,
 ) -> Sample:
-    """20,000 rows, or all where there are fewer, and with them those that labels name."""
+    """Return 20,000 rows, or all if there are fewer, and the rows that labels name."""
     rng = np.random.default_rng(seed)
     bias_location = bias_location_of(store, info, state)
     named = {key for keys in labels.keys for key in keys} if labels else set()
@@ -202,7 +204,7 @@ def sampled(
 
 
 def labelled_in(sample: Sample, labels: Labels) -> Labelled | None:
-    """The labelled queries that have an answer in the sample; None where they are fewer than two."""
+    """Return the labelled queries that have an answer in the sample; None if they are fewer than two."""
     where = {key: i for i, key in enumerate(sample.keys)}
     found = [np.array([where[key] for key in keys if key in where], np.int64) for keys in labels.keys]
     rows = [i for i, numbers in enumerate(found) if len(numbers)]

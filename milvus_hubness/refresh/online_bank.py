@@ -26,8 +26,11 @@ DEFAULT_DUPLICATE_COSINE = 0.99
 
 @dataclass(frozen=True)
 class OnlineBankStatus:
-    """online_banks: the terms. seed, live: how many queries of the bank it began with, and how many were
-    sampled. waiting: samples not yet taken in."""
+    """The status of an online bank.
+
+    online_bank: its settings. seed: number of its original queries. live: number of its sampled queries.
+    waiting: number of samples that are not yet taken in.
+    """
 
     online_bank: OnlineBank
     seed: int
@@ -35,18 +38,19 @@ class OnlineBankStatus:
     waiting: int
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return {**asdict(self), "online_bank": self.online_bank.model_dump()}
 
 
 @dataclass(frozen=True, eq=False)
 class Absorbed:
-    """What the samples of live queries make of a bank.
+    """The result of a merge of query samples into a bank.
 
-    bank: the new one, None where nothing changed. samples_collection, samples: the collection and the numbers
-    of all samples that were looked at. seed, live: of the bank as it then is, the queries it began with and
-    those that were sampled. taken, duplicates, dropped: samples that come in, that are like one the bank
-    holds, and that lose the draw."""
+    bank: the new bank; None if it is unchanged. samples_collection, samples: the collection and the numbers
+    of all processed samples. seed, live: number of original and of sampled queries in the resulting bank.
+    taken: number of samples that enter it. duplicates: number of samples similar to a query of the bank.
+    dropped: number of samples that lose the draw.
+    """
 
     bank: QueryBank | None
     samples_collection: str
@@ -70,11 +74,12 @@ def start_online_bank(
     half_life_seconds: float | None = None,
     duplicate_cosine: float | None = None,
 ) -> OnlineBankStatus:
-    """Have clients sample the profile's queries for its bank, or do so on other terms.
+    """Have clients sample the profile's queries for its bank, or change the settings of an online bank.
 
-    field, profile: as `refresh` has them. rate, size and so on: of `OnlineBank`; without them as they are, at
-    first 0.01, the bank's own size, 0.25, a week and 0.99. Raises NotCorrected, InvalidInput,
-    InvalidParameter, and CollectionExists where the name <collection>__query_samples is taken.
+    field, profile: as in `refresh`. rate, size, seed_share, half_life_seconds, duplicate_cosine: as in
+    `OnlineBank`; omitted settings stay, and are at first 0.01, the bank's own size, 0.25, a week and 0.99.
+    Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists if the name
+    <collection>__query_samples is in use.
     """
     given = {
         "rate": rate,
@@ -111,8 +116,9 @@ def _started(
 def stop_online_bank(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> OnlineBank | None:
-    """Have clients sample no more of the profile's queries; those that wait are dropped, those that the bank
-    holds stay. The terms it lived on, None where it did not. Raises NotCorrected, InvalidInput."""
+    """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries in the
+    bank. Return the former settings of the online bank; None if the bank was not online. Raises NotCorrected,
+    InvalidInput."""
     with leasing(store, collection) as (lease, _):
         return _stopped(lease.store, *_found(lease.store, collection, field, profile))
 
@@ -134,7 +140,7 @@ def _stopped(store: Store, info: CollectionInfo, state: CollectionState, name: s
 
 
 def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
-    """The collection's online banks. Raises CollectionNotFound."""
+    """Return the collection's online banks. Raises CollectionNotFound."""
     info = store.info(collection)
     return [
         _status(store, info.states[each.field], each)
@@ -151,11 +157,12 @@ def absorbed(
     profile: str | None = None,
     seed: int = 0,
 ) -> Absorbed | None:
-    """What the samples make of the profile's bank, see `banks.online.merge`; None where it does not live.
+    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not
+    online.
 
-    Nothing is written: give `bank` to a refresh, and what is returned to `applied` once that is done. Looked
-    at again before that, after a crash for one, the same samples change nothing twice. seed: of the draws,
-    the same at every call. Raises NotCorrected, InvalidInput, DimensionMismatch.
+    This writes nothing: pass `bank` to a refresh, and pass the result to `settled` after the refresh. A
+    second call before that, for example after a crash, gives the same result. seed: of the random draws; use
+    the same seed in every call. Raises NotCorrected, InvalidInput, DimensionMismatch.
     """
     info, state, name = _found(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
@@ -192,7 +199,7 @@ def absorbed(
 
 
 def terms_of(online_bank: OnlineBank, seed: int) -> Terms:
-    """As `reservoir` has them."""
+    """Return the settings in the form that `banks.online.merge` takes."""
     return Terms(
         online_bank.size,
         online_bank.seed_share,
@@ -203,13 +210,13 @@ def terms_of(online_bank: OnlineBank, seed: int) -> Terms:
 
 
 def origins_of(bank: StoredBank) -> Origins:
-    """Where its queries came from; a bank that does not say began with all of them."""
+    """Return the origins of the bank's queries; if the bank stores none, all queries count as original."""
     return bank.queries.origins or Origins.seeds(len(bank.queries), 0)
 
 
 def settled(store: Store, done: Absorbed) -> None:
-    """Drop the samples that were looked at; to be called once searches read the biases of the new bank, or
-    where there is none."""
+    """Drop the processed samples. Call this once searches read the biases of the new bank, or if there is no
+    new bank."""
     store.drop_samples(done.samples_collection, done.samples)
 
 
@@ -245,7 +252,7 @@ def _defaults(state: CollectionState, profile: str) -> dict[str, Any]:
 
 
 def _check(terms: dict[str, Any]) -> None:
-    """Raises InvalidParameter."""
+    """Check the settings. Raises InvalidParameter."""
     wanted = {
         "rate": (
             0 < terms["rate"] <= 1,
@@ -262,7 +269,7 @@ def _check(terms: dict[str, Any]) -> None:
 
 
 LOOKED_AT = 2 * AT_MOST
-"""Samples of which those are compared that are unlike each other."""
+"""Maximum number of samples that drift reads; it compares those that differ from each other."""
 
 
 def drift(
@@ -275,13 +282,13 @@ def drift(
     level: float = LEVEL,
     seed: int = 0,
 ) -> Drift:
-    """Compare the samples that wait to be taken into the profile's bank with that bank, as the field's metric
-    sees them, see `quality.bank_checks`. Of samples that are the same one counts, as in the bank; of the
-    bank those places count that samples may take, so that one which took in all it can is not found wanting
-    again.
+    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
+    `quality.bank_checks`.
 
-    To be asked before they are taken in. Where the bank does not live, or too few samples wait, nothing has
-    fired, and `reason` says so. Raises NotCorrected, InvalidInput, InvalidParameter.
+    Equal samples count once, as in the bank. Only the bank's places that samples may take count: a bank that
+    has taken in all it can does not show the same drift again. Call this before the samples are taken in. If
+    the bank is not online, or too few samples wait, nothing has fired, and `reason` gives the cause. Raises
+    NotCorrected, InvalidInput, InvalidParameter.
     """
     info = store.info(collection)
     state = require_state(info.state_of(field), info.name)

@@ -1,8 +1,9 @@
-"""The refresh plan: the bank and the estimator of the next refresh.
+"""The refresh plan, which chooses the bank and the estimator, and the record of spare bank generations.
 
-A job that is killed in between leaves its note, and the next refresh of the collection drops what it names. A
-job drops only generations that its own collection noted and that no collection state names; the store gives
-back the rows of one that another job names at the same time, see Store.drop_bank_generation.
+A job notes the bank generations that may become spare. If it is killed, the next refresh of the collection
+drops the noted generations. A job drops only generations that its own collection noted and that no collection
+state names; if another job names a generation at the same time, the store restores its rows, see
+Store.drop_bank_generation.
 """
 
 from __future__ import annotations
@@ -42,19 +43,19 @@ class SpareBanks:
         self._store, self._key = store, f"{SPARE_BANKS}/{collection}"
 
     def note(self, banks: Iterable[BankReference]) -> None:
-        """Add these to the note."""
+        """Add these generations to the note."""
         spare = list(dict.fromkeys([*self.noted(), *banks]))
         if spare:
             body = json.dumps([bank.model_dump() for bank in spare])
             self._store.put_records(LEDGER, [Record(self._key, SPARE_BANKS, body)])
 
     def noted(self) -> list[BankReference]:
-        """Return what was noted and not dropped since."""
+        """Return the noted generations that are not yet dropped."""
         record = self._store.record(LEDGER, self._key)
         return [BankReference.model_validate(bank) for bank in json.loads(record.body)] if record else []
 
     def drop(self, noted: Sequence[BankReference]) -> None:
-        """Drop those that no collection state names, and the note. noted: all of it."""
+        """Drop the noted generations that no collection state names, and the note. noted: the whole note."""
         if not noted:
             return
         for bank in noted:
@@ -65,9 +66,12 @@ class SpareBanks:
 
 @dataclass(frozen=True)
 class RefreshPlan:
-    """What the biases of a profile are to come from. reason: why that is not what they come from now; empty
-    where it is. mean_bias, reference: where they are settled already. carries_on: with what was left
-    unfinished."""
+    """The bank and the estimator of a profile's next biases.
+
+    reason: why the current biases must be replaced; empty if they need not be. mean_bias, reference: set if
+    they are already decided. carries_on: whether this continues an unfinished refresh. rebuilding: the
+    unfinished rebuild that this continues, if any.
+    """
 
     estimator: Estimator
     bank: StoredBank
@@ -92,9 +96,11 @@ def plan_refresh(
     refit: bool,
     rebuilding: Migration | None,
 ) -> RefreshPlan:
-    """state: with the profile that is to be renewed as the active one. is_new: whether that is none of the
-    collection's yet. kept: reads the profile's bank. rebuilding: a copy with other biases that was left
-    unfinished."""
+    """Choose the bank and the estimator of the next refresh.
+
+    state: with the profile to refresh as the active one. is_new: whether the collection lacks this profile so
+    far. kept: reads the profile's bank. rebuilding: an unfinished rebuild of this collection.
+    """
     profile = state.profile
     incoming = state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
@@ -129,7 +135,7 @@ def plan_refresh(
 
 
 def plan_revert(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
-    """At what was before the last full refresh. Raises InvalidInput where there was none."""
+    """Plan a return to the biases before the last full refresh. Raises InvalidInput if there was none."""
     former = state.profile.former
     if former is None:
         raise InvalidInput(f"{info.name!r} was never refreshed: there is nothing to go back to")
@@ -141,7 +147,7 @@ def plan_revert(store: Store, info: CollectionInfo, state: CollectionState) -> R
 
 
 def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
-    """Raises NotCorrected, UnfinishedMigration."""
+    """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
         what = (
@@ -154,9 +160,12 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
 def with_profile(
     state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
 ) -> tuple[CollectionState, bool]:
-    """The state with that profile as the active one; and whether it is a new one, in two columns that the
-    stored vectors have to spare, as yet without biases. Then there are fewer locality hint columns; the last
-    two take that of the link."""
+    """Return the state with this profile as the active one, and whether the profile is new.
+
+    A new profile gets two spare columns of the stored vectors, without biases yet. The vectors then have
+    fewer locality hint columns; the last profile that fits also takes the graph hint column. Raises
+    InvalidParameter, InvalidInput, NoSpareColumns.
+    """
     if name in state.profiles:
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
@@ -190,7 +199,8 @@ def with_profile(
 
 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
-    """With so many slots, and of the link and the locality hint columns what these leave room for."""
+    """Return the state with this number of slots, and with the graph hint and locality hint columns that
+    still fit."""
     bare = {"slots": slots, "anchor": 0.0, "pull": 0.0, "locality_hints": "", "reach": 0.0}
     found = state.model_copy(update=bare)
     spare = found.layout.spare
@@ -203,7 +213,7 @@ def _with_columns(state: CollectionState, slots: int) -> CollectionState:
 
 
 def _whole(store: Store, reference: BankReference) -> StoredBank | None:
-    """Return the bank; None where its rows are gone or are not those that the reference names."""
+    """Return the bank; None if its rows no longer exist or are not those that the reference names."""
     try:
         return store.load_bank(reference)
     except (EmptyBank, StateError):
@@ -216,7 +226,7 @@ def _with(stored: StoredBank, bank: QueryBank | None, target_bank: QueryBank | N
 
 
 def _newly_tuned(info: CollectionInfo, profile: Profile, bank: StoredBank) -> TuningRecord | None:
-    """What tuning chose for this bank since the last refresh."""
+    """Return the choice of tuning for this bank since the last refresh; None if there is none."""
     tuning = info.tuning
     if tuning is None or tuning.choice is None or tuning.tuned_at <= profile.refreshed_at:
         return None

@@ -1,4 +1,4 @@
-"""`refresh`: compute missing biases, or all of them when the bank or the parameters changed."""
+"""The run of a refresh: fill missing biases, or write all biases if the bank or the parameters changed."""
 
 from __future__ import annotations
 
@@ -41,10 +41,14 @@ HEED_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class RefreshResult:
-    """mode: "pending" for rows without a bias only, "full" for all, "rebuilt" where a copy, `collection`,
-    took over the alias instead, "refused" where the new biases were judged worse and nothing was changed.
-    reason: why. scanned, written: rows. judged: what the new biases do to held-out queries; None where none
-    were made, or there is too little to judge by. planned: this would be done, nothing was."""
+    """The result of a refresh.
+
+    mode: "pending" if only rows without a bias were written, "full" for all rows, "rebuilt" if a copy,
+    `collection`, took over the alias, "refused" if the new biases were judged worse and nothing changed.
+    reason: why this mode. scanned, written: numbers of rows. judged: the evaluation of the new biases on
+    held-out queries; None if there are no new biases, or too little data. planned: whether this is only a
+    plan.
+    """
 
     collection: str
     mode: str
@@ -57,7 +61,7 @@ class RefreshResult:
     planned: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         return vars(self) | {"judged": self.judged.to_dict() if self.judged else None}
 
 
@@ -84,27 +88,31 @@ def refresh(
     engine: Engine = "local",
     progress: Progress = silent,
 ) -> RefreshResult:
-    """Compute what is missing or outdated and write only what moved.
+    """Compute missing or outdated biases, and write only the rows whose bias changes.
 
-    A full refresh writes the standby slot of every row whose bias there is off by more than `tolerance` (in
-    units of the score) and then lets the slots change places, so that no search sees old and new mixed.
-    Killed or stopped before that, it is carried on by the next one. Before it begins, the new biases are
-    judged against the old and against none on held-out queries, and on `labels` where there are some; where
-    they are worse nothing is changed, unless `force`. estimator: without one, what tuning chose since the
-    last refresh, else the one in use (Blend() for a new profile). field: the corrected field, where there are
-    several. profile: the set of biases to renew, by default the one that searches use; one of a new name is
-    added, from the bank given, in columns that the stored vectors have to spare. refit: a full one though
-    nothing changed, for estimators that learn from the gallery, which did. revert: to what the biases came
-    from before the last full refresh. rebuild_share: where at least that share of 50,000 rows or more would
-    be written, and `collection` is an alias, a copy is made that has the new biases and takes it over. plan:
-    only say what would be done. client_ttl: the seconds in which every client hears what the collection says
-    of itself: so long is waited before the first row is written. throttle: how fast rows may be written.
-    stop: once it is set, Cancelled is raised between two batches. lease: one that is held already; without,
-    one is taken. engine: what computes the biases that are written: "server", the database's own search over
-    the bank (NNN and CSLS); "ray", the workers of a Ray cluster, which also fit (milvus_hubness.distributed).
+    A full refresh writes the standby slot of every row whose bias there differs by more than `tolerance` (in
+    units of the score). It then exchanges the slots, so that no search mixes old and new biases. If it is
+    killed or stopped before that, the next refresh continues it. Before it begins, it evaluates the new
+    biases against the old ones and against none, on held-out queries and on `labels` if given. If the new
+    biases are worse, it changes nothing, unless `force`.
+
+    estimator: by default the choice of tuning since the last refresh, else the current one (Blend() for a new
+    profile). field: the corrected field, if there are several. profile: the bias profile to refresh, by
+    default the active one; a new name adds a profile, from the given bank, in spare columns of the stored
+    vectors. refit: run a full refresh even if nothing changed, for estimators that learn from a gallery that
+    has changed. revert: return to the biases before the last full refresh. rebuild_share: if at least this
+    share of 50,000 rows or more must be written, and `collection` is an alias, make a copy with the new
+    biases, which takes over the alias. plan: only return the plan. client_ttl: seconds until every client has
+    read a new collection state; the refresh waits this long before it writes the first row. throttle: limits
+    the rows per second. stop: an event; once it is set, Cancelled is raised between two batches. lease: a
+    lease that the caller holds; without it, the refresh acquires one. engine: computes the written biases:
+    "server" uses the database's own search over the bank (NNN and CSLS); "ray" uses the workers of a Ray
+    cluster, which also fit (milvus_hubness.distributed).
+
     Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch,
-    BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput where the estimator needs a target bank
-    and none is kept or given, a new profile a bank, or there is nothing to go back to."""
+    BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput if the estimator needs a target bank and
+    none is stored or given, if a new profile has no bank, or if there are no former biases to return to.
+    """
     if not (np.isfinite(tolerance) and tolerance >= 0):
         raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
     bank, target_bank = optional_bank(bank), optional_bank(target_bank)
@@ -123,7 +131,7 @@ def refresh(
             profile = whole.incoming.name if whole.incoming and not asks else whole.active
         state, is_new = with_profile(whole, profile, bank, estimator or Blend())
         with ThreadPoolExecutor(4, "reading") as executor:
-            # A strongly consistent read mostly waits.
+            # A strongly consistent read mostly waits, so these reads run in parallel.
             finding = executor.submit(rebuildings, store)
             noting = executor.submit(SpareBanks(store, name).noted)
             looking = None if asks or refit else executor.submit(_waiting, store, info, state)
@@ -182,7 +190,7 @@ def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Wait
 
 @contextmanager
 def _heeded(stop: threading.Event, throttle: Throttle) -> Iterator[None]:
-    """Who waits until rows may be written waits no longer than until `stop` is set."""
+    """End all waits in the throttle once `stop` is set."""
     over = threading.Event()
 
     def heed() -> None:

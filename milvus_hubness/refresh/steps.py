@@ -1,4 +1,4 @@
-"""The steps of a refresh: fill missing biases, or evaluate, announce, write and switch."""
+"""The steps of a refresh: fill missing biases; or evaluate, announce, write and switch."""
 
 from __future__ import annotations
 
@@ -56,10 +56,11 @@ from milvus_hubness.stores.records import CollectionInfo
 
 @dataclass(frozen=True)
 class Refreshing:
-    """Carry out a refresh plan.
+    """Carries out a refresh plan.
 
-    state: with the profile to be renewed as the active one. active: the one that is. is_new: whether that
-    to be renewed is none of the collection's yet."""
+    state: with the profile to refresh as the active one. active: the profile that searches use. is_new:
+    whether the collection lacks the profile to refresh so far.
+    """
 
     store: Store
     info: CollectionInfo
@@ -87,7 +88,7 @@ class Refreshing:
             if any(waiting.values()) or self._left_behind():
                 with self._rewriting() as writer:
                     known = {self.state.profile.bank: refresh_plan.bank}
-                    # The repair of a killed refresh may have brought back rows without a bias.
+                    # The repair after a killed refresh may have restored rows without a bias.
                     written = self._renewal(writer, known).fill_pending(
                         None if self._left_behind() else waiting
                     )
@@ -104,7 +105,7 @@ class Refreshing:
     def _waiting_visible(
         self, bias_location: BiasLocation, executor: ThreadPoolExecutor
     ) -> list[Future[None]]:
-        """What is done beside the end of the write-intent log."""
+        """Start the steps that can run while the write-intent log is being closed."""
         return [executor.submit(bias_location.wait_visible), executor.submit(self._forget_unless_unfinished)]
 
     def _forget_unless_unfinished(self) -> None:
@@ -112,8 +113,7 @@ class Refreshing:
             Renewal.forget(self.store, self.info.name)
 
     def _left_behind(self) -> bool:
-        """Whether a refresh that was killed left a write-intent log, from which its rows are yet to be put
-        right."""
+        """Whether a killed refresh left a write-intent log whose rows need repair."""
         return self.info.intent_log is not None
 
     def _told_of_pending(self, rows: int) -> dict[str, Any]:
@@ -187,7 +187,8 @@ class Refreshing:
         mean_bias: float,
         threshold: float,
     ) -> tuple[bool, str]:
-        """Whether to rebuild, and why; by the share of the sample whose standby slot is off."""
+        """Return whether to rebuild, and why; this depends on the share of the sample whose standby slot is
+        off."""
         if self.is_new:
             return False, ""
         if correction is None:
@@ -224,7 +225,7 @@ class Refreshing:
         return judge(self.state.layout, sample.vectors, old, new, known)
 
     def _fresh(self, refresh_plan: RefreshPlan, correction: Correction | None, mean_bias: float) -> Profile:
-        """The profile as it will be, its bank kept."""
+        """Save the bank, and return the profile as it will be after the refresh."""
         old, reference = self.state.profile, refresh_plan.reference
         if reference is None and correction is not None:
             fitted = StoredBank(
@@ -247,7 +248,8 @@ class Refreshing:
         )
 
     def _announced(self, fresh: Profile) -> Refreshing:
-        """This job with the new biases announced: whoever writes a row from now on gives it both."""
+        """Announce the new biases: from now on clients write old and new biases with every row. Return the
+        job with the new state."""
         abandoned = self.state.incoming
         incoming = Incoming(name=self.state.active, profile=fresh)
         state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
@@ -258,8 +260,8 @@ class Refreshing:
         return replace(self, state=state)
 
     def _referenced(self, bank: StoredBank) -> BankReference:
-        """Save the bank, and return the reference to it. The generation in use stays, and is returned where
-        it is the same one."""
+        """Save the bank, and return the reference to it. The current generation stays; if the bank equals it,
+        return its reference."""
         old = self.state.profile.bank
         reference = reference_to(old.collection, bank)
         is_old = reference.generation == old.generation
@@ -298,7 +300,8 @@ class Refreshing:
         }
 
     def _release_lease(self, state: CollectionState) -> CollectionState:
-        """The state without biases that no client reads any more, once all have heard of the new ones."""
+        """Wait until all clients have read the new state, then write and return a state without the former
+        biases."""
         if state.outgoing is None:
             return state
         if self.stop.wait(self.client_ttl):
@@ -312,8 +315,8 @@ class Refreshing:
         return SpareBanks(self.store, self.info.name)
 
     def _fitted(self, refresh_plan: RefreshPlan) -> Correction:
-        """On the bank, and on the gallery where the estimator learns from that; warm where it is the same
-        estimator as before."""
+        """Fit the estimator on the bank, and on the gallery if it needs that. Start from the stored
+        potentials if the estimator is unchanged."""
         info, parts = self.info, []
         bias_location = bias_location_of(self.store, info, self.state)
         for partition in info.partitions if refresh_plan.estimator.needs_gallery else ():
@@ -333,7 +336,7 @@ class Refreshing:
         )
 
     def _measured_anew(self, state: CollectionState, refresh_plan: RefreshPlan) -> CollectionState:
-        """The state with what candidates miss of the answers that these biases give."""
+        """Return the state with a new measurement of the corrected answers that candidates miss."""
         if state.reranking is None:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.progress)
@@ -344,7 +347,7 @@ class Refreshing:
         found = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
         return state.model_copy(update={"reranking": state.reranking.model_copy(update=found)})
 
-    # -- what all of it needs -----------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------
 
     @contextmanager
     def _rewriting(self) -> Iterator[RowWriter]:
@@ -376,7 +379,8 @@ class Refreshing:
         self.store.write_state(self.info.name, self._told(state))
 
     def _told(self, state: CollectionState) -> CollectionState:
-        """What the collection says: searches know no profile that has no biases yet."""
+        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use
+        one."""
         known = dict(state.profiles)
         if self.is_new and state.incoming is not None:
             known.pop(state.incoming.name, None)
@@ -384,8 +388,8 @@ class Refreshing:
 
 
 def _settled(old: float, biases: Floats) -> float:
-    """The old mean bias while it is within one standard deviation of the new mean, so that rows whose bias
-    did not move need no rewriting; else the new mean."""
+    """Return the old mean bias if it is within one standard deviation of the new mean, so that rows with an
+    unchanged bias need no write; else return the new mean."""
     if not len(biases):
         return old
     mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))

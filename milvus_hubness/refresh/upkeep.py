@@ -1,4 +1,4 @@
-"""The status of a corrected collection, its repair, and the upkeep of its biases."""
+"""Status, repair and upkeep of a corrected collection."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ from milvus_hubness.stores.records import CollectionInfo
 
 @dataclass(frozen=True)
 class Status:
-    """phase: "ready", or "copying" for a copy that was never verified. pending: rows without a bias. where:
-    "vectors", those of the second field `second_vector` where there is one, "fields", or "side" with the
-    collection `side`; candidates and missed: see state.CandidateReranking. profiles: the field's sets of
-    biases, the active one of which is told of. fields: all corrected ones. age_seconds: since the last
-    refresh. write_intents: rows that the log of write intents holds; open_batches: batch records of a job
-    that is at work or was killed. Everything but the first four and these is None where nothing is
-    corrected."""
+    """The status of a collection.
+
+    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias.
+    where: "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the
+    collection `side`. candidates, missed: see state.CandidateReranking. profiles: the field's bias profiles;
+    the status describes the active one. fields: all corrected fields. age_seconds: time since the last
+    refresh. write_intents: number of rows in the write-intent log. open_batches: number of batch records of a
+    job that is running or was killed. If nothing is corrected, only the first four fields, write_intents and
+    open_batches are set.
+    """
 
     collection: str
     rows: int
@@ -66,13 +69,13 @@ class Status:
     open_batches: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """The status as plain data, for people and for --json."""
+        """Return the status as plain data, for people and for --json."""
         return asdict(self)
 
 
 def status(store: Store, collection: str, *, field: str | None = None) -> Status:
-    """Of `field`, or of the first that is corrected. Raises CollectionNotFound, InvalidInput for a field that
-    is not there, StateError where the state cannot be read."""
+    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound, InvalidInput
+    for an unknown field, and StateError if the state cannot be read."""
     info = store.info(collection)
     state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
     left = _left(store, info)
@@ -111,9 +114,11 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
 
 
 def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
-    """Repair the rows that a killed job may have brought back to an earlier content, and have clients note no
-    more. The next refresh does so too. client_ttl: the longest state_ttl of a client that writes. Returns how
-    many rows had to be repaired. Raises LeaseHeld if a job is at work, CollectionNotFound.
+    """Repair the rows that a killed job may have set back to an earlier content, and end the noting of
+    writes. Return the number of repaired rows.
+
+    The next refresh does the same. client_ttl: the longest state_ttl of a client that writes. Raises
+    LeaseHeld if a job is running, CollectionNotFound.
     """
     ttl = plan.CLIENT_TTL if client_ttl is None else client_ttl
     with leasing(store, collection) as (lease, info):
@@ -121,7 +126,8 @@ def repair(store: Store, collection: str, *, client_ttl: float | None = None) ->
 
 
 def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
-    """What jobs that are at work, or were killed, keep of writes to the collection."""
+    """Return the rows in the write-intent log and the batch records of jobs that are running or were
+    killed."""
     if info.intent_log is None:
         return {}
     return {
@@ -136,13 +142,12 @@ Live = Literal["never", "on drift", "always"]
 
 @dataclass(frozen=True)
 class Duty:
-    """What is to be kept right, and how.
+    """The biases to keep up to date, and how.
 
-    field, profile: as `refresh` has them. bank, target_bank, estimator: what biases are to come from, None
-    for what is in use. live: when sampled queries are taken into the bank, where no other is given. labels,
-    force, refit, revert, rebuild_share, plan, tolerance, client_ttl, engine: of
-    `refresh`. rows_per_second: that are
-    written, None for no limit.
+    field, profile: as in `refresh`. bank, target_bank, estimator: the source of the biases; None for the
+    current one. live: when sampled queries enter the bank, if no other bank is given. labels, force, refit,
+    revert, rebuild_share, plan, tolerance, client_ttl, engine: as in `refresh`. rows_per_second: maximum rate
+    of written rows; None for no limit.
     """
 
     collection: str
@@ -166,13 +171,16 @@ class Duty:
 
 @dataclass(frozen=True)
 class Kept:
-    """action: "none" where nothing was due, "pending" for rows without a bias only, "full" for all, "rebuilt"
-    where a copy, `collection`, took over, "refused" where the new biases were judged worse. rows: of the
-    collection; pending: those without a bias, before. scanned, changed, skipped: rows looked at, written, and
-    left as they were right. bias_age_seconds: since the biases were last known to be right. judged: None
-    where no new biases were made, or there was too little to judge by. drift, online_banks: None and empty
-    where they were not looked at. planned: this would be done, nothing was. write_intents: rows that a killed
-    job had left in the log of write intents."""
+    """The result of `keep_up`.
+
+    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all
+    rows, "rebuilt" if a copy, `collection`, took over, "refused" if the new biases were judged worse. rows:
+    number of rows of the collection. pending: number of rows without a bias before. scanned, changed,
+    skipped: numbers of rows that were read, written, and left unchanged. bias_age_seconds: time since the
+    biases were last known to be up to date. judged: None if there are no new biases, or too little data.
+    drift, online_banks: None and empty if they were not measured. planned: whether this is only a plan.
+    write_intents: number of rows that a killed job had left in the write-intent log.
+    """
 
     collection: str
     action: Action
@@ -193,16 +201,17 @@ class Kept:
 
     @property
     def skewness(self) -> dict[str, float]:
-        """Of N_10 over held-out bank queries, by "raw", "old" and "new"; empty where nothing was judged."""
+        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an
+        evaluation."""
         return self.judged.skewness if self.judged else {}
 
     @property
     def overlap(self) -> float | None:
-        """The mean share of old top tens that are in the new ones."""
+        """The mean share of old top tens that are in the new top tens."""
         return self.judged.overlap if self.judged else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data, for people and for --json."""
+        """Return the result as plain data, for people and for --json."""
         told = {"judged": self.judged, "drift": self.drift}
         return vars(self) | {name: each.to_dict() if each else None for name, each in told.items()}
 
@@ -214,10 +223,10 @@ def keep_up(
     stop: threading.Event | None = None,
     progress: Progress = silent,
 ) -> Kept:
-    """Compute the biases that are missing or outdated, alone: a lease is held meanwhile.
+    """Compute missing or outdated biases under one lease.
 
-    stop: once it is set, Cancelled is raised between two batches, and the next call carries on. Raises as
-    `refresh` does.
+    stop: an event; once it is set, Cancelled is raised between two batches, and the next call continues.
+    Raises as `refresh` does.
     """
     began = time.perf_counter()
     with ExitStack() as stack:

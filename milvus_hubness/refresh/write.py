@@ -1,7 +1,7 @@
-"""Writes new biases, into the standby slot row by row or by a rebuild: a copy that takes over the alias.
+"""The writes of a refresh: new biases go into the standby slot row by row, or into a rebuilt copy.
 
-Sustained upserts starve a database's compaction. Where most rows would be written anew, a copy costs no more
-and leaves the collection that is searched alone until it is done.
+Sustained upserts starve a database's compaction. If most rows need a write, a copy that takes over the alias
+costs no more, and leaves the live collection alone until the copy is complete.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ Waiting = Mapping[str | None, Sequence[Key]]
 
 
 class _Reached(BaseModel):
-    """How far a refresh came. bank, slot: which it is. after: the last key that is done, by partition."""
+    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by
+    partition."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -56,7 +57,8 @@ class _Reached(BaseModel):
 
 @dataclass(frozen=True)
 class Renewal:
-    """state: with the biases that are on their way, if any. names_epoch: whether rows are to tell theirs."""
+    """Writes the biases of a refresh. state: with the new biases, if there are any. names_epoch: whether rows
+    get the epoch of the new biases."""
 
     store: Store
     info: CollectionInfo
@@ -72,9 +74,9 @@ class Renewal:
     engine: Engine = "local"
 
     def fill_pending(self, waiting: Waiting | None = None) -> int:
-        """Write every profile's biases, and those of an unfinished refresh, to the rows without a bias, and
-        return how many rows there were. waiting: their keys, if they were read already. Raises Cancelled,
-        LeaseLost."""
+        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias;
+        return the number of rows. waiting: the keys of these rows, if they were read already. Raises
+        Cancelled, LeaseLost."""
         bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
         if waiting is None:
             waiting = {partition: bias_location.pending(partition) for partition in self.info.partitions}
@@ -88,8 +90,8 @@ class Renewal:
         return written
 
     def run(self) -> tuple[int, int]:
-        """Rows scanned and rows written by this refresh, those of earlier runs of it counted too. Raises
-        Cancelled, LeaseLost."""
+        """Write the new biases; return the numbers of scanned and of written rows, which include earlier runs
+        of this refresh. Raises Cancelled, LeaseLost."""
         incoming = self.state.incoming
         if incoming is None:
             raise InvalidInput(f"no biases of {self.info.name!r} are on their way")
@@ -116,7 +118,8 @@ class Renewal:
         coming: Profile,
         corrections: Mapping[int, Correction],
     ) -> int:
-        """The biases that are on their way for rows where they are off, all biases for rows without any."""
+        """Write the new biases to rows where they differ, and all biases to rows without any. Return the
+        number of written rows."""
         self._admit(0)
         bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
         biased_rows = bias_location.read(keys, partition)
@@ -136,7 +139,8 @@ class Renewal:
 
     @property
     def _for_new_rows(self) -> dict[int, Correction]:
-        """As `_corrections`, of rows that came after the fits; the biases on their way are fitted on all."""
+        """The corrections for rows that are newer than the fits. The fit of the new biases covers all rows,
+        so their correction is as in `_corrections`."""
         incoming = self.state.incoming
         known = {id(each): replace(each, are_new=True) for each in self._corrections.values()}
         return {
@@ -153,7 +157,7 @@ class Renewal:
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:
-        """How far a refresh of this collection came."""
+        """Delete the progress of a refresh of this collection."""
         store.drop_records(LEDGER, REFRESHES, [_key(collection)])
 
     def _admit(self, rows: int) -> None:
@@ -186,7 +190,7 @@ def _key(collection: str) -> str:
 
 
 FEWEST_ROWS = 50_000
-"""Fewer are upserted whatever their share: that is done before a copy is loaded."""
+"""Minimum number of rows for a rebuild: fewer rows are upserted in less time than a copy takes to load."""
 
 REBUILD_SHARE = 0.5
 
@@ -194,8 +198,8 @@ REBUILD_SHARE = 0.5
 def choose_rebuild(
     info: CollectionInfo, requested: str, state: CollectionState, share: float, threshold: float
 ) -> tuple[bool, str]:
-    """Whether to rebuild, and why. requested: the name that the refresh was asked for by. share: of the rows,
-    those that would be written anew; threshold: from which share on."""
+    """Return whether to rebuild, and why. requested: the collection name or alias that the caller used.
+    share: the share of rows that need a write. threshold: the minimum share for a rebuild."""
     moved = f"{share:.0%} of {info.rows:,} rows change"
     if share < threshold:
         return False, f"{moved}: they are upserted"
@@ -215,7 +219,7 @@ def choose_rebuild(
 
 
 def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progress: Progress) -> Migration:
-    """A copy of `info` that is to have the biases of `state`, kept in the ledger."""
+    """Plan a copy of `info` with the biases of `state`, and record it in the ledger."""
     looked = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger, moment = Ledger(store), now()
     target = _free_name(store, info.name, state)
@@ -243,8 +247,9 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
 def _columns(
     store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
 ) -> dict[str, Any]:
-    """Of the copy's columns that no query asks, what goes by the bank of its biases; also where the rows have
-    had none of them, as a copy that an earlier version made. some: rows whose lengths are those of all."""
+    """Return the layout constants of the copy's index hint columns, which depend on the bank. A source
+    without these columns, for example a copy by an earlier version, gets them too. some: chunks whose vector
+    lengths are typical of all rows."""
     if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
         return {}
     first = some[0]
@@ -256,26 +261,26 @@ def _columns(
 
 
 def rebuildings(store: Store) -> list[Migration]:
-    """All that the ledger knows of, whatever became of them."""
+    """Return all rebuilds in the ledger, finished or not."""
     return [each for each in Ledger(store).migrations() if each.rebuilds is not None]
 
 
 def unfinished(known: Sequence[Migration], collection: str) -> Migration | None:
-    """The rebuilding of this collection that an earlier run left, if any."""
+    """Return the unfinished rebuild of this collection, if any."""
     over = {"switched", "rolled back", "finished"}
     found = [each for each in known if each.source == collection and each.phase not in over]
     return found[-1] if found else None
 
 
 def half_switched(known: Sequence[Migration], copy: CollectionInfo) -> Migration | None:
-    """The rebuilding that made this copy, where the alias leads to it already and an earlier run left the
-    rest of the switch undone."""
+    """Return the rebuild that made this copy, if the alias already leads to it and the rest of its cutover is
+    unfinished."""
     found = [each for each in known if each.target == copy.name and each.phase == "switching"]
     return next((each for each in found if each.arguments["alias"] in copy.aliases), None)
 
 
 def carry_out(store: Store, migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
-    """Copy, verify, and move the alias; from wherever it was left. Raises what migrations raise."""
+    """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
     options = replace(options, lease=lease)
     if migration.phase in {"copying", "catching up"}:
         resume(store, migration.target, options)
@@ -283,7 +288,7 @@ def carry_out(store: Store, migration: Migration, options: MigrationOptions, lea
 
 
 def abandon(lease: Lease, migration: Migration) -> None:
-    """Drop the copy: the collection stays as it is."""
+    """Drop the copy of a rebuild; the collection stays as it is."""
     lease.include(migration.target)
     drop_copy(lease, Ledger(lease.store), migration)
 

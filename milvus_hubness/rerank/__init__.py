@@ -1,4 +1,4 @@
-"""What is not one number per item, done on top of the search."""
+"""Re-rankers: corrections after the search that one bias per item cannot express."""
 
 from milvus_hubness.rerank.rerankers import Adaptive, DualDynamicGate, DynamicGate, GloballyCorrected
 

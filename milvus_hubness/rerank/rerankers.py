@@ -1,4 +1,4 @@
-"""Re-rankers: dynamic gates, globally-corrected retrieval, and the protocol of adaptive ones."""
+"""Re-rankers: dynamic gates, globally-corrected retrieval, and the protocol of adaptive re-rankers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Hits = TypeVar("Hits")
 
 @dataclass(frozen=True)
 class DynamicGate:
-    """Correct a query only if its raw nearest item lies in the activation set.
+    """Correct a query only if its raw nearest item is in the activation set.
 
-    k: an item is activated when it is among the k nearest of some bank query. With InvertedSoftmax this is
-    the paper's DIS.
+    k: an item is activated if it is among the k nearest of some bank query. With InvertedSoftmax this is the
+    paper's DIS.
     """
 
     k: int = 1
@@ -30,9 +30,10 @@ class DynamicGate:
         object.__setattr__(self, "k", whole_number("k", self.k))
 
     def activated(self, bank: npt.ArrayLike, gallery: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """(n,) which rows of gallery (n, d) are among the k nearest of a row of bank (m, d) by inner product.
+        """Return (n,) whether each row of gallery (n, d) is among the k nearest of a row of bank (m, d) by
+        inner product.
 
-        Raises DimensionMismatch, and BankTooSmall where the gallery has fewer than k items.
+        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k items.
         """
         items = np.asarray(gallery, np.float32)
         nearest = topk(np.asarray(bank, np.float32), items, self.k).indices
@@ -47,7 +48,7 @@ def gate(
     raw_best: Iterable[Hashable | None],
     activated: AbstractSet[Hashable],
 ) -> list[Hits]:
-    """For each query the corrected hits if its raw best item is activated, else the raw ones."""
+    """Return for each query the corrected hits if its raw best item is activated, else the raw hits."""
     return [
         after if best in activated else before
         for before, after, best in zip(raw, corrected, raw_best, strict=True)
@@ -56,24 +57,24 @@ def gate(
 
 @dataclass(frozen=True)
 class DualDynamicGate:
-    """Correct a query only if its raw nearest item lies in one of two activation sets.
+    """Correct a query only if its raw nearest item is in one of two activation sets.
 
-    k_query: an item is in the first when it is among the k_query nearest of some bank query. k_target: in the
-    second when it is among the k_target nearest of some item of the target bank. A target bank that holds the
-    gallery's own items would activate them all.
+    k_query: an item is in the first set if it is among the k_query nearest of some bank query. k_target: an
+    item is in the second set if it is among the k_target nearest of some item of the target bank. A target
+    bank with the gallery's own items would activate them all.
 
     The authors' code (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
-    dynamic inverted softmaxes, each of one bank with its own set. Where a set lacks the raw nearest item of
-    q, its factor is the raw score s(q, r):
+    dynamic inverted softmaxes, each of one bank with its own set. If a set lacks the raw nearest item of q,
+    its factor is the raw score s(q, r):
 
         in both        IS_bank(q, r) · IS_targets(q, r)
         first only     IS_bank(q, r) · s(q, r)
         second only    s(q, r) · IS_targets(q, r)
         in neither     s(q, r)²
 
-    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, behind this gate ranks as
-    the first line does, and as the last does where s ≥ 0. It departs in the two between, each of which would
-    need a bias of its own: there it corrects by both banks, not by one.
+    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the
+    first line does, and as the last line does for s ≥ 0. It differs in the two middle cases, each of which
+    would need a bias of its own: there it corrects by both banks, not by one.
     """
 
     k_query: int = 1
@@ -86,10 +87,10 @@ class DualDynamicGate:
     def activated(
         self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike
     ) -> npt.NDArray[np.bool_]:
-        """(n,) which rows of gallery (n, d) are in a set: among the nearest, by inner product, of a row of
-        bank (m, d) or of target_bank (t, d).
+        """Return (n,) whether each row of gallery (n, d) is in a set: among the nearest, by inner product, of
+        a row of bank (m, d) or of target_bank (t, d).
 
-        Raises DimensionMismatch, and BankTooSmall where the gallery has fewer than k_query or k_target items.
+        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k_query or k_target items.
         """
         by_queries = DynamicGate(self.k_query).activated(bank, gallery)
         return by_queries | DynamicGate(self.k_target).activated(target_bank, gallery)
@@ -97,10 +98,10 @@ class DualDynamicGate:
 
 @dataclass(frozen=True)
 class GloballyCorrected:
-    """Rank candidates by the place that the query takes among the bank's queries, seen from the item.
+    """Rank candidates by the rank of the query among the bank's queries, as seen from the item.
 
-    GC(q, r) = Rank_r(q) − s(q, r), ascending; Rank_r(q) counts the bank queries that r is nearer to than to
-    q, and the score breaks ties. candidates: how many items of the raw search are looked at.
+    GC(q, r) = Rank_r(q) − s(q, r), ascending; Rank_r(q) counts the bank queries that are nearer to r than q
+    is, and the score breaks ties. candidates: number of re-ranked items of the raw search.
     """
 
     candidates: int = 100
@@ -111,7 +112,7 @@ class GloballyCorrected:
     def order(
         self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike
     ) -> npt.NDArray[np.int64]:
-        """(c,) the order of one query's candidates, best first.
+        """Return (c,) the order of one query's candidates, best first.
 
         scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product.
         """
@@ -126,11 +127,11 @@ Floats = npt.NDArray[np.float32]
 
 @runtime_checkable
 class Adaptive(Protocol):
-    """A learned stage after the corrected search, as `quari.QuariReranker` is.
+    """A learned stage after the corrected search, such as `quari.QuariReranker`.
 
-    candidates: how many items of the corrected search are looked at. correction: β, what of the bias that the
-    search subtracted is subtracted from the adapted scores too. direct: there are no candidates;
-    `direct_queries` are asked in the place of the queries.
+    candidates: number of re-ranked items of the corrected search. correction: β, the share of the search's
+    bias that is also subtracted from the adapted scores. direct: whether there are no candidates, and the
+    search uses `direct_queries` in place of the queries.
     """
 
     @property
@@ -143,10 +144,11 @@ class Adaptive(Protocol):
     def direct(self) -> bool: ...
 
     def expect_dim(self, dim: int) -> None:
-        """Raises DimensionMismatch unless it is for vectors of this dimension."""
+        """Check that it handles vectors of this dimension. Raises DimensionMismatch."""
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
-        """For each query (m, d) the scores (c_i,) of its own items, m arrays (c_i, d); more is better."""
+        """Return for each query (m, d) the scores (c_i,) of its own items, m arrays (c_i, d); higher is
+        better."""
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """(m, d) what to ask the index in the place of queries (m, d)."""
+        """Return (m, d) the vectors to search for in place of queries (m, d)."""

@@ -1,4 +1,4 @@
-"""The service that keeps the biases of several collections right."""
+"""The service that keeps the biases of several collections up to date."""
 
 from milvus_hubness.serve.config_file import ConfigFile, database_faults, file_faults
 from milvus_hubness.serve.reconcile import OpenStore

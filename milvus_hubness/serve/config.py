@@ -36,14 +36,14 @@ _LONGEST = timedelta(days=366)
 
 @dataclass(frozen=True)
 class Timing:
-    """text: as it was written. every: the interval; None for cron."""
+    """A schedule. text: as in the file. every: the interval; None for cron."""
 
     text: str
     every: timedelta | None
 
     @classmethod
     def parse(cls, text: str) -> Timing:
-        """From an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron, where weekday 0 is
+        """Parse an interval such as "60s", "5m", "2h" or "1d", or the five fields of cron, where weekday 0 is
         Sunday. Raises InvalidParameter."""
         text = text.strip()
         if interval := _INTERVAL.fullmatch(text):
@@ -65,7 +65,7 @@ class Timing:
         return cls(text, None)
 
     def trigger(self, zone: tzinfo) -> BaseTrigger:
-        """zone: in which cron is meant."""
+        """Return the trigger of this schedule. zone: the time zone of cron."""
         if self.every is not None:
             return IntervalTrigger(seconds=int(self.every.total_seconds()), timezone=timezone.utc)
         return CronTrigger(self.text, zone)
@@ -75,20 +75,20 @@ class Timing:
 
 
 class CronTrigger(BaseTrigger):  # type: ignore[misc]
-    """Cron as Debian has it, which APScheduler's own is not: there weekday 0 is Monday, and of a day of the
-    month and a weekday both must hold."""
+    """A cron trigger with Debian's rules. APScheduler's own trigger differs: weekday 0 is Monday there, and
+    if both a day of the month and a weekday are given, both must hold."""
 
     def __init__(self, expression: str, zone: tzinfo) -> None:
         self._expression, self._zone = expression, zone
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """The first time after the previous one, or without one, after now."""
+        """Return the first time after the previous one or, without one, after now."""
         after = (previous_fire_time or now).astimezone(self._zone)
         return next(CronSim(self._expression, after), None)
 
 
 def count_between(trigger: BaseTrigger, first: datetime, last: datetime) -> int:
-    """How many times the trigger had come from `first`, itself one of them, to before `last`."""
+    """Return how many times the trigger fires from `first`, which counts, to before `last`."""
     count, at = 0, first
     while at is not None and at < last:
         count += 1
@@ -144,7 +144,7 @@ class _Table(BaseModel):
 
 
 class ServerTable(_Table):
-    """The database. Where a key is not given, what the other commands take from the environment holds."""
+    """The database. A missing key takes its value from the environment, as in the other commands."""
 
     uri: Annotated[Name, AfterValidator(_without_password)] | None = None
     db: str | None = None
@@ -152,20 +152,22 @@ class ServerTable(_Table):
 
 
 class HttpTable(_Table):
-    """listen: HOST:PORT of the page, the metrics and the probes; this machine's loopback by default."""
+    """The HTTP endpoint. listen: HOST:PORT of the page, the metrics and the probes; by default on this
+    machine's loopback."""
 
     listen: Annotated[str, AfterValidator(_address)] = DEFAULT_LISTEN
 
 
 class CollectionTable(_Table):
-    """A set of biases to keep right.
+    """A bias profile to keep up to date.
 
-    name: of the collection, or an alias. field, profile, tolerance, bank, bank_column, target_bank: as
-    `refresh` has them; files from the folder of the configuration. method, params: None for what is in use.
-    live, rows_per_second, client_ttl: as `Duty` has them; pairs: a file of labelled queries to judge by.
-    schedule: when rows without a bias get theirs. full_schedule: when the bank is looked at, and where it or
-    the method is another than that in use, all biases are computed; so it is at the start. pending_share:
-    between these, as soon as at least this share of the rows waits.
+    name: of the collection, or an alias. field, profile, tolerance, bank, bank_column, target_bank: as in
+    `refresh`; paths of files are relative to the folder of the configuration. method, params: None for the
+    current estimator. live, rows_per_second, client_ttl: as in `Duty`. pairs: a file of labelled queries for
+    the evaluation. schedule: when rows without a bias get one. full_schedule: when the bank is checked; if
+    the bank or the method has changed, all biases are computed. This check also runs at the start.
+    pending_share: between these times, rows without a bias get one as soon as they are at least this share of
+    all rows.
     """
 
     name: Name
@@ -209,17 +211,17 @@ class CollectionTable(_Table):
         return params
 
     def estimator(self) -> Estimator | None:
-        """What method and params ask for; None for what is in use. Raises InvalidParameter."""
+        """Return the estimator of method and params; None for the current one. Raises InvalidParameter."""
         return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
 
     @property
     def label(self) -> str:
-        """The collection, and where they are named its field and profile: products/vector/image."""
+        """The collection and, if given, its field and profile: products/vector/image."""
         return "/".join(filter(None, (self.name, self.field, self.profile)))
 
 
 class ServeConfig(_Table):
-    """timezone: in which cron schedules are meant."""
+    """The whole configuration. timezone: the time zone of cron schedules."""
 
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
     server: ServerTable = ServerTable()
@@ -231,7 +233,8 @@ class ServeConfig(_Table):
         return ZoneInfo(self.timezone)
 
     def twins(self) -> Iterator[tuple[int, int]]:
-        """The numbers of collections that are the same set of biases as an earlier one, and that one's."""
+        """Yield the number of each collection that repeats an earlier one, and the number of the earlier
+        one."""
         seen: dict[tuple[str | None, ...], int] = {}
         for number, each in enumerate(self.collection):
             first = seen.setdefault((each.name, each.field, each.profile), number)

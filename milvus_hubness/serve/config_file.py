@@ -1,4 +1,4 @@
-"""Reads and checks hubness.toml: all faults at once, each with its line."""
+"""The configuration file: read hubness.toml and report all faults at once, each with its line."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ else:
     import tomli as tomllib
 
 KeyPath = Sequence[str | int]
-"""Keys of tables and places in arrays, from the top."""
+"""Keys of tables and positions in arrays, from the top of the file."""
 
 
 class TomlLines:
-    """text: a whole file that parses."""
+    """The lines of a TOML file. text: a whole file that parses."""
 
     def __init__(self, text: str) -> None:
         self._lines = text.split("\n")
 
     def line(self, path: KeyPath) -> int | None:
-        """Of the statement that gives the last part of the path that is there, counted from 1; None where not
-        even the first is."""
+        """Return the line, from 1, of the statement with the last existing part of the path; None if no part
+        of it exists."""
         for end in range(len(path), 0, -1):
             for first, so_far in self._statements:
                 if _is_there(so_far, path[:end]):
@@ -54,8 +54,8 @@ class TomlLines:
 
     @cached_property
     def _statements(self) -> list[tuple[int, dict[str, Any]]]:
-        """The first line of each statement, and what the file says up to its end: up to the first line after
-        which the beginning of the file is a file of its own."""
+        """Return the first line of each statement, and the data of the file up to its end. A statement ends
+        at the first line at which the file so far parses."""
         found, first = [], 1
         for end in range(1, len(self._lines) + 1):
             try:
@@ -88,17 +88,17 @@ _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 @dataclass(frozen=True)
 class Fault:
-    """path: to the key, from the top of the file."""
+    """A fault in the configuration. path: to the key, from the top of the file."""
 
     path: tuple[str | int, ...]
     message: str
 
 
 class ConfigFile:
-    """A file that holds a configuration, whether or not that can be done.
+    """A configuration file, which may have faults.
 
-    faults: what is wrong with it; `config` is the file without that, so that the rest can be checked too.
-    Raises InvalidConfig where nothing is left to check.
+    faults: the faults that were found. config: the configuration without the faulty keys, so that the rest
+    can be checked too. Raises InvalidConfig if nothing remains to check.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,11 +135,11 @@ class ConfigFile:
 
     @property
     def folder(self) -> Path:
-        """From which the files are meant that it names."""
+        """The folder to which the paths in the file are relative."""
         return self.path.resolve().parent
 
     def refusal(self, faults: Iterable[Fault]) -> InvalidConfig:
-        """An error with a line for each fault, in the order of the file."""
+        """Return an error with a line for each fault, in the order of the file."""
         placed = [(self._lines.line(fault.path) or 1, fault) for fault in faults]
         placed.sort(key=lambda each: each[0])
         result = [f"{self.path}:{line}: {_named(fault.path)}{fault.message}" for line, fault in placed]
@@ -147,7 +147,7 @@ class ConfigFile:
 
 
 def _without(given: dict[str, Any], errors: Iterable[ErrorDetails]) -> dict[str, Any]:
-    """The configuration without the keys that are wrong; a collection that has no name gets UNNAMED."""
+    """Return the configuration without the faulty keys; a collection without a name gets UNNAMED."""
     rest = deepcopy(given)
     for error in errors:
         *path, key = error["loc"]
@@ -168,7 +168,7 @@ def _syntax(path: Path, text: str, message: str) -> str:
 
 
 def _named(path: tuple[str | int, ...]) -> str:
-    """server.uri, or collection 2, schedule, with a colon behind it."""
+    """Return the path in words, such as "server.uri: " or "collection 2, schedule: "."""
     table, number, keys = path[:1], path[1:2], path[2:]
     if number and isinstance(number[0], int):
         return ", ".join(filter(None, [f"{table[0]} {number[0] + 1}", ".".join(map(str, keys))])) + ": "
@@ -209,14 +209,15 @@ BANKS = ("bank", "target_bank")
 
 @dataclass(frozen=True)
 class BankFile:
-    """A bank as the configuration names it."""
+    """A bank that the configuration names."""
 
     spec: str
     column: str | None
 
     @classmethod
     def named(cls, table: CollectionTable, key: str, folder: Path) -> BankFile | None:
-        """key: one of BANKS; files from `folder`."""
+        """Return the bank of this key; None if there is none. key: one of BANKS. folder: the base of relative
+        paths."""
         spec: str | None = getattr(table, key)
         if spec is None:
             return None
@@ -229,7 +230,7 @@ class BankFile:
 
 
 def file_faults(file: ConfigFile) -> list[Fault]:
-    """Banks that are not there or cannot be read, and a token that is not there."""
+    """Return faults for banks that do not exist or cannot be read, and for a missing token."""
     faults = []
     token = file.config.server.token_file
     if token is not None and not (file.folder / token).is_file():
@@ -244,7 +245,7 @@ def file_faults(file: ConfigFile) -> list[Fault]:
 
 
 def _readers(table: CollectionTable, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What reads each of its files, by the key that names it."""
+    """Yield a reader for each file of the table, with the key that names the file."""
     for key in BANKS:
         bank = BankFile.named(table, key, folder)
         if bank is not None and bank.is_file:
@@ -254,7 +255,8 @@ def _readers(table: CollectionTable, folder: Path) -> Iterator[tuple[str, Callab
 
 
 def database_faults(file: ConfigFile, store: Store) -> list[Fault]:
-    """What the database has not that is asked for, and banks that do not fit it. Raises ServerUnavailable."""
+    """Return faults for names that the database lacks, and for banks that do not fit it. Raises
+    ServerUnavailable."""
     return [
         Fault(("collection", number, key), message)
         for number, table in enumerate(file.config.collection)
@@ -263,7 +265,7 @@ def database_faults(file: ConfigFile, store: Store) -> list[Fault]:
 
 
 def _faults_of(table: CollectionTable, folder: Path, store: Store) -> Iterator[tuple[str, str]]:
-    """The key and what is wrong with it."""
+    """Yield the key and the text of each fault."""
     if table.name == UNNAMED:
         return
     try:

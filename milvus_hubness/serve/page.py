@@ -25,7 +25,7 @@ UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def span(seconds: float) -> str:
-    """In the largest unit that it has one of: 45 s, 12 min, 3.5 h, 9.1 d."""
+    """Return the time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
     name, size = next((unit for unit in UNITS if seconds >= unit[1]), UNITS[-1])
     count = seconds / size
     return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"
@@ -59,7 +59,7 @@ def _template() -> Template:
 
 
 def _policy() -> str:
-    """Nothing but the page's own style is let in, and no other site may frame it."""
+    """Return a policy that allows only the page's own style, and forbids other sites to frame the page."""
     page = files(__package__).joinpath("page.html").read_text("utf-8")
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256((style[1] if style else "").encode()).digest()).decode()
@@ -110,7 +110,7 @@ def _state(view: CollectionView) -> tuple[str, str]:
 
 
 def _trouble(view: CollectionView) -> Reconciliation | None:
-    """Return what goes wrong, or why new biases are not in use."""
+    """Return the outcome that failed, or that explains why new biases are not used; None if there is none."""
     last = view.last
     return view.failing or (last if last and (last.result == "busy" or last.action == "refused") else None)
 
@@ -133,7 +133,7 @@ def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Run:
-    """Looks in a row that came to the same. rows: scanned, changed and skipped in all of them."""
+    """Consecutive reconciliations with the same outcome. rows: total scanned, changed and skipped rows."""
 
     last: Reconciliation
     what: str
@@ -144,7 +144,7 @@ class _Run:
 
 
 def _runs(outcomes: Sequence[Reconciliation]) -> list[_Run]:
-    """Return the latest looks that did something or failed, the last one first."""
+    """Return the latest reconciliations that changed something or failed, the last one first."""
     shown = [outcome for outcome in reversed(outcomes) if outcome.is_eventful or outcome.result == "failed"]
     runs = [
         list(run)
@@ -168,8 +168,8 @@ def _run(outcomes: Sequence[Reconciliation]) -> _Run:
 
 
 def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return the skewness without correction and with the biases in use, at each look that measured it, and
-    new biases that were refused as rings; None if it was never measured."""
+    """Return a chart of the skewness without correction and with the biases in use, at each reconciliation
+    that measured it. Refused new biases are rings. Return None if it was never measured."""
     measured = [outcome for outcome in outcomes if outcome.skewness]
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
@@ -191,8 +191,8 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
-    """Return the age of the biases before and after each look, of very many looks only the first; None if it
-    is not known."""
+    """Return a chart of the age of the biases before and after each reconciliation; if there are very many,
+    only before. Return None if the age is not known."""
     known = [
         (outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None
     ]
@@ -221,7 +221,7 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
 
 
 def _held(points: Sequence[tuple[datetime, float]], until: datetime) -> list[tuple[datetime, float]]:
-    """The points, with the last value held until now."""
+    """Return the points, with the last value extended until now."""
     return [*points, (until, points[-1][1])] if until - points[-1][0] > timedelta(0) else list(points)
 
 
@@ -232,8 +232,8 @@ def _moment(moment: datetime) -> str:
 def service_routes(
     view: Callable[[], ServiceView], is_alive: Callable[[], bool], metrics: ServiceMetrics
 ) -> list[Route]:
-    """Return /, /status.json, /metrics, /healthz (503 once a thread that should run does not) and /readyz
-    (503 until every collection was looked at)."""
+    """Return the routes /, /status.json, /metrics, /healthz (503 once a required thread has ended) and
+    /readyz (503 until every collection was reconciled once)."""
 
     def health() -> RedactedResponse:
         if is_alive():

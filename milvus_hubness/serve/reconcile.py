@@ -1,4 +1,4 @@
-"""One turn of the reconcile loop for a set of biases, its result, and the history of results."""
+"""One turn of the reconcile loop for a bias profile, its result, and the history of results."""
 
 from __future__ import annotations
 
@@ -34,10 +34,13 @@ UNFINISHED = "unfinished"
 
 
 class Reconciliation(BaseModel):
-    """at: when it was over. result: "busy" where another process was at work on the collection, "stopped"
-    where this one was asked to end. action: as `Kept` has it, "unfinished" unless the result is "ok".
-    message: why, or what went wrong. oldest_seconds: what the age of the biases had grown to since the look
-    that is kept before this one. drift: its statistic. The other numbers are those of `Kept`."""
+    """The result of one reconciliation.
+
+    at: when it ended. result: "busy" if another process was working on the collection, "stopped" if the
+    service was asked to stop. action: as in `Kept`, "unfinished" unless the result is "ok". message: the
+    reason or the error. oldest_seconds: the greatest age of the biases since the previous stored result.
+    drift: its statistic. The other numbers are those of `Kept`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -84,18 +87,18 @@ class Reconciliation(BaseModel):
 
     @property
     def is_eventful(self) -> bool:
-        """Whether something was done, or would have been."""
+        """Whether it changed something, or would have."""
         return self.result in ("ok", "stopped") and self.action != "none"
 
     @property
     def skewness_now(self) -> float | None:
-        """Of the biases that searches use since; None where it was not measured."""
+        """The skewness of the biases that searches now use; None if it was not measured."""
         return self.skewness.get("old" if self.action == "refused" else "new")
 
 
 @dataclass(frozen=True)
 class Course:
-    """A look under threshold: what it is doing, and how many rows of how many that is done with."""
+    """The progress of a running reconciliation: its current step, and finished rows of all rows."""
 
     since: datetime
     doing: str = ""
@@ -110,21 +113,22 @@ def now() -> datetime:
 OpenStore = Callable[[], Store]
 
 Task = Literal["share", "pending", "full"]
-"""What to look for: rows that wait, once they are so many, or at any rate; or another bank or method too."""
+"""The task of a reconciliation: "share" fills rows without a bias if there are enough of them, "pending"
+fills them in any case, and "full" also checks for another bank or method."""
 
 
 SERVICE_LEASE_SECONDS = 90.0
 
 
 class Keep(Protocol):
-    """`keep_up`, or what stands for it."""
+    """A function with the signature of `keep_up`."""
 
     def __call__(self, store: Store, duty: Duty, *, stop: threading.Event, progress: Progress) -> Kept: ...
 
 
 class Reconciler:
-    """folder: from which files are meant. open_store: called at the first look, and again after the database
-    failed. stop: set to have a look end soon."""
+    """Runs reconciliations. folder: base of relative paths. open_store: called at the first reconciliation,
+    and again after the database failed. stop: set it to end a reconciliation soon."""
 
     def __init__(
         self,
@@ -142,19 +146,19 @@ class Reconciler:
 
     @property
     def store(self) -> Store:
-        """Raises ServerUnavailable."""
+        """The store, opened when needed. Raises ServerUnavailable."""
         if self._opened is None:
             self._opened = self._open_store()
         return self._opened
 
     @property
     def is_connected(self) -> bool:
-        """Whether the database answered when it was last asked."""
+        """Whether the database answered the last request."""
         return self._opened is not None
 
     def reconcile(self, task: Task, progress: Progress, *, alone: bool) -> Reconciliation | None:
-        """None where fewer rows wait than "share" is about. alone: be the only service that looks after this,
-        from now on until `release`."""
+        """Reconcile once; return None if the task is "share" and too few rows lack a bias. alone: hold the
+        lease of the service on this profile, from now on until `release`."""
         began = time.perf_counter()
         result: Result
         try:
@@ -178,12 +182,12 @@ class Reconciler:
         return Reconciliation(at=now(), result=result, message=message, seconds=time.perf_counter() - began)
 
     def release(self) -> None:
-        """Let another service look after this."""
+        """Release the lease of the service on this profile, so that another service can take over."""
         self._held.close()
         self._lease = None
 
     def _acquire(self) -> None:
-        """Raises LeaseHeld where another service is there."""
+        """Acquire the lease of the service on this profile. Raises LeaseHeld if another service holds it."""
         if self._lease is None:
             policy = replace(LeasePolicy.default(), seconds=SERVICE_LEASE_SECONDS)
             lease = Lease(self.store, f"service/{self.table.label}", policy=policy, fenced=False)
@@ -232,8 +236,11 @@ QUIET = timedelta(minutes=10)
 
 
 class History:
-    """label: of the collection. Of looks at which nothing was done, or that failed alike, one in ten minutes
-    is kept. What another process that is at work did is its own to keep."""
+    """The stored results of a collection. label: of the collection.
+
+    Results without a change, and repeated failures, are stored at most once in ten minutes. Results "busy"
+    are not stored: the other process stores its own.
+    """
 
     def __init__(self, label: str) -> None:
         self._group = f"history/{label}"
@@ -246,16 +253,16 @@ class History:
 
     @property
     def kept(self) -> tuple[Reconciliation, ...]:
-        """In the order of their time."""
+        """The stored results, ordered by time."""
         return self._kept
 
     @property
     def outcomes(self) -> tuple[Reconciliation, ...]:
-        """Those kept and the latest one."""
+        """The stored results and the latest one."""
         return (*self._kept, self._latest) if self._latest else self._kept
 
     def read(self, store: Store) -> None:
-        """What is kept. Entries of another version are left out. Raises StoreError."""
+        """Read the stored results; skip entries of another version. Raises StoreError."""
         found = []
         for record in store.records(LEDGER, self._group):
             try:
@@ -285,7 +292,7 @@ class History:
         self._unwritten = (*self._unwritten, outcome)[-KEPT:]
 
     def write(self, store: Store) -> None:
-        """What was added since it was last written. Raises StoreError."""
+        """Write the results that were added since the last write. Raises StoreError."""
         if not self._unwritten:
             return
         records = [
@@ -303,14 +310,15 @@ class History:
             self._forget_oldest(store)
 
     def _forget_oldest(self, store: Store) -> None:
-        """Now and then only: it reads what is kept."""
+        """Drop the oldest results. Call this rarely: it reads all stored results."""
         keys = [record.key for record in store.records(LEDGER, self._group)]
         if len(keys) > KEPT:
             store.drop_records(LEDGER, self._group, keys[:-KEPT])
         self._unchecked = 0
 
     def _has_alike(self, outcome: Reconciliation) -> bool:
-        """Whether one like it is kept since something came of a look, and not ten minutes ago."""
+        """Return whether a similar result is already stored, less than ten minutes ago and after the last
+        change."""
         for kept in reversed(self._kept):
             if kept.is_eventful or outcome.at - kept.at >= QUIET:
                 return False

@@ -1,15 +1,15 @@
 """The service: its workers, their scheduler, and its HTTP endpoint.
 
-| event    | facts                                                                                  |
-|----------|----------------------------------------------------------------------------------------| |
-started  | url                                                                                    | | waiting
-| message: the database does not answer yet                                              | | ready    | every
-collection was looked at                                                         | | looked   | collection,
-and those of `Reconciliation`                                                        | | missed   |
-collection, reason, count: scheduled runs that the next one makes up for              | | warning  |
-collection, message                                                                    | | stopping | looks
-that are under way end after their batch                                         | | stopped  |
-|
+| event      | facts                                                                        |
+|------------|------------------------------------------------------------------------------|
+| started    | url                                                                          |
+| waiting    | message: the database does not answer yet                                    |
+| ready      | every collection was reconciled once                                         |
+| reconciled | collection, and those of `Reconciliation`                                    |
+| missed     | collection, reason, count: scheduled runs that the next run makes up for     |
+| warning    | collection, message                                                          |
+| stopping   | running reconciliations end after their batch                                |
+| stopped    |                                                                              |
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from milvus_hubness.stores.protocols import Store
 
 SHARE_SECONDS = 10
 SAME_TIME = timedelta(seconds=1)
-"""A look that began no longer ago is the one for another schedule of the same moment."""
+"""A reconciliation that began at most this long ago also serves another schedule of the same moment."""
 
 Missed = Callable[[Worker, str, int], None]
-"""Told of a worker, why its times passed ("late": this process was held up; "running": the look before was
-not over) and how many."""
+"""A callback for missed runs of a worker: the reason ("late": this process was delayed; "running": the
+previous reconciliation was not over) and their number."""
 
 
 class Scheduler:
-    """A tick only asks, so that none waits for an outcome: a worker that looks already does so again after
-    that, and of several times that passed while the process was held up the last is made up for. Both are
-    told to `missed`. zone: in which cron is meant."""
+    """Triggers the workers by their schedules.
+
+    A tick only submits a task and never waits for its result. A worker that is busy runs again afterwards,
+    and of several runs that this process missed only the last is made up for; `missed` gets both cases. zone:
+    the time zone of cron schedules.
+    """
 
     def __init__(self, workers: Iterable[Worker], zone: tzinfo, missed: Missed) -> None:
         self._missed = missed
@@ -80,7 +83,7 @@ class Scheduler:
         return bool(self._scheduler.running)
 
     def next_run(self, worker: Worker) -> datetime | None:
-        """When it will be asked to look at its rows again; None before the start."""
+        """Return the next time at which the worker will check its rows; None before the start."""
         if not self.is_running:
             return None
         times = [
@@ -101,17 +104,17 @@ class Scheduler:
             self._missed(worker, "running", 1)
 
     def _submitted(self, event: JobSubmissionEvent) -> None:
-        """A tick, which stands for times that passed before it."""
+        """Handle a tick, and report the runs that were missed before it."""
         self._report_late(event, self._passed(event))
 
     def _dropped(self, event: JobSubmissionEvent) -> None:
-        """A tick that the scheduler left out, as the one before had not even been able to ask."""
+        """Handle a tick that the scheduler dropped because the previous tick had not ended."""
         worker, task = self._workers[event.job_id]
         worker.ask(task)
         self._report_late(event, self._passed(event) + 1)
 
     def _passed(self, event: JobSubmissionEvent) -> int:
-        """How many times passed since the tick before."""
+        """Return the number of runs that were missed since the previous tick."""
         trigger = self._scheduler.get_job(event.job_id).trigger
         at = event.scheduled_run_times[-1]
         passed = count_between(trigger, self._expected.get(event.job_id, at), at)
@@ -128,8 +131,8 @@ CONNECT_SECONDS = 2.0
 
 
 class Service:
-    """database: its address, as it may be shown. open_store: called by each worker for itself. listeners:
-    told of the events above."""
+    """Runs the workers of all configured collections. database: its address without secrets. open_store:
+    called once by each worker. listeners: get the events above."""
 
     def __init__(
         self,
@@ -161,15 +164,16 @@ class Service:
         self._scheduler = Scheduler(self._workers, file.config.zone, self._missed)
 
     def stop(self) -> None:
-        """Have `run` or `once` return soon: looks end after the batch that is under way. From any thread."""
+        """Have `run` or `once` return soon: reconciliations end after their current batch. Call it from any
+        thread."""
         if not self._stop.is_set():
             self._events.report("stopping")
             self._stop.set()
 
     def run(self) -> None:
-        """Until `stop`. Raises InvalidConfig for what the database has not, and InvalidParameter where the
-        port is taken."""
-        # Only what serves loads Starlette and uvicorn.
+        """Run until `stop`. Raises InvalidConfig if the database does not fit the configuration, and
+        InvalidParameter if the port is in use."""
+        # Only a running service loads Starlette and uvicorn.
         from milvus_hubness.operations.http_server import HttpServer
         from milvus_hubness.serve.page import service_routes
 
@@ -182,13 +186,13 @@ class Service:
         self._events.report("stopped")
 
     def once(self) -> list[Reconciliation]:
-        """One look at everything, in turn. Raises StoreError, and InvalidConfig for what the database has
-        not."""
+        """Reconcile every collection once, in turn. Raises StoreError, and InvalidConfig if the database does
+        not fit the configuration."""
         self._check(self._open_store())
         return [outcome for worker in self._workers if (outcome := worker.reconcile("full")) is not None]
 
     def is_alive(self) -> bool:
-        """Whether everything that should run does."""
+        """Whether all required threads are running."""
         running = self._scheduler.is_running and all(worker.is_alive for worker in self._workers)
         return running or not self._is_keeping or self._stop.is_set()
 
@@ -211,7 +215,7 @@ class Service:
         return f"a first look at {', '.join(unseen)}" if unseen else ""
 
     def _await_database(self) -> None:
-        """Until it answers, or `stop`. Raises InvalidConfig."""
+        """Wait until the database answers, or `stop` is called. Raises InvalidConfig."""
         while not self._stop.is_set():
             try:
                 self._check(self._open_store())
@@ -241,7 +245,7 @@ class Service:
         self._events.report("missed", collection=worker.table.label, reason=reason, count=count)
 
     def _heard(self, event: Event) -> None:
-        """The last of the first looks."""
+        """Report `ready` after the last of the first reconciliations."""
         if (
             event.name == "reconciled"
             and not self._was_ready

@@ -1,4 +1,4 @@
-"""The worker thread of a set of biases, the metrics, and the view of all workers that the page shows."""
+"""The workers of the service, its metrics, and the data that the status page shows."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ REASONS = ("late", "running")
 
 
 class ServiceMetrics:
-    """Counts in a registry of its own. All begin with milvus_hubness_ and, but for ready, have the labels
-    collection, field and profile, as the configuration names them.
+    """Prometheus metrics in a registry of their own. All names begin with milvus_hubness_, and all except
+    ready have the labels collection, field and profile, as in the configuration.
 
     last_success_timestamp_seconds, rows, pending_rows (found by the last run), write_intents,
-    rows_scanned_total,
-    rows_changed_total, rows_skipped_total, bias_age_seconds, skewness (by its label biases, "raw", "old" and
-    "new"), overlap_ratio, drift_ratio, refreshes_total (by action and result), refresh_seconds (a histogram),
-    refreshing (0 or 1), failures_in_a_row, busy_total, missed_runs_total (by reason, "late" or "running"),
-    ready (0 or 1).
+    rows_scanned_total, rows_changed_total, rows_skipped_total, bias_age_seconds, skewness (by its label
+    biases, "raw", "old" and "new"), overlap_ratio, drift_ratio, refreshes_total (by action and result),
+    refresh_seconds (a histogram), refreshing (0 or 1), failures_in_a_row, busy_total, missed_runs_total (by
+    reason, "late" or "running"), ready (0 or 1).
     """
 
     def __init__(self) -> None:
@@ -84,7 +83,7 @@ class ServiceMetrics:
         )  # fmt: skip
 
     def watch(self, table: CollectionTable) -> None:
-        """Have the counters of a collection, from 0."""
+        """Create the counters of a collection, from 0."""
         labels = _labels(table)
         for metric in (
             self._scanned,
@@ -104,13 +103,13 @@ class ServiceMetrics:
             self._missed.labels(*labels, reason)
 
     def remember(self, table: CollectionTable, outcomes: Iterable[Reconciliation]) -> None:
-        """What looks of an earlier process found; nothing is counted."""
+        """Set the gauges from stored results of an earlier process, and count nothing."""
         with self._lock:
             for outcome in outcomes:
                 self._measure(_labels(table), outcome)
 
     def reconciled(self, table: CollectionTable, outcome: Reconciliation, failures: int) -> None:
-        """failures: how many looks have failed in a row."""
+        """Record a result. failures: number of consecutive failed reconciliations."""
         labels = _labels(table)
         with self._lock:
             self._failures.labels(*labels).set(failures)
@@ -123,14 +122,14 @@ class ServiceMetrics:
             self._busy.labels(*labels).inc(outcome.result == "busy")
 
     def missed(self, table: CollectionTable, reason: str, count: int) -> None:
-        """reason: one of REASONS."""
+        """Count missed runs. reason: one of REASONS."""
         self._missed.labels(*_labels(table), reason).inc(count)
 
     def refreshing(self, table: CollectionTable, is_under_way: bool) -> None:
         self._refreshing.labels(*_labels(table)).set(is_under_way)
 
     def text(self, *, ready: bool) -> str:
-        """In the text format that Prometheus scrapes."""
+        """Return the metrics in the text format that Prometheus scrapes."""
         with self._lock:
             self._ready.set(ready)
             for labels, (age, at) in self._ages.items():
@@ -169,9 +168,12 @@ STRONGEST_FIRST: tuple[Task, ...] = ("full", "pending", "share")
 
 @dataclass(frozen=True)
 class Standing:
-    """running: the look under way. last: the last of this process. last_success: of any process. failing: the
-    last run that failed, until one of its kind does not; failures: how many did so in a row. is_ready:
-    whether one has succeeded, or was left to another process that is at work."""
+    """The state of a worker.
+
+    running: the reconciliation in progress. last: the last result of this process. last_success: of any
+    process. failing: the last failed result, until one of its kind succeeds. failures: number of consecutive
+    failures. is_ready: whether one has succeeded, or was left to another process.
+    """
 
     running: Course | None = None
     last: Reconciliation | None = None
@@ -182,8 +184,11 @@ class Standing:
 
 
 class Worker:
-    """Every look is counted, told and kept. one_at_a_time: held while it looks; the same lock for workers of
-    the same collection. stop: set, then `join`, to end it."""
+    """The worker thread of a bias profile: it counts, reports and stores each result.
+
+    one_at_a_time: a lock held during a reconciliation, shared by workers of the same collection. stop: set
+    it, then call `join`, to end the worker.
+    """
 
     def __init__(
         self,
@@ -208,19 +213,20 @@ class Worker:
         metrics.watch(self.table)
 
     def start(self) -> None:
-        """Reconciliation at once, and then whenever asked to."""
+        """Start the thread: reconcile at once, and then whenever `ask` is called."""
         self.ask("full")
         self._thread.start()
 
     def ask(self, task: Task) -> datetime | None:
-        """Have it look soon. Since when it has been looking already, where it does so again after that."""
+        """Have the worker run this task soon. If it is busy and will run again afterwards, return when the
+        current run began."""
         with self._lock:
             self._requested.add(task)
             self._asked.set()
             return self._standing.running.since if self._standing.running else None
 
     def join(self) -> None:
-        """Wait for its end, once `stop` is set."""
+        """Wait for the end of the thread, once `stop` is set."""
         self._asked.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -230,7 +236,7 @@ class Worker:
         return self._thread.is_alive()
 
     def reconcile(self, task: Task, *, alone: bool = False) -> Reconciliation | None:
-        """Reconciliation now, in this thread; None where nothing was looked for. alone: as the only
+        """Reconcile now, in this thread; return None if nothing was checked. alone: hold the lease of the
         service."""
         with self._one_at_a_time:
             if self._stop.is_set():
@@ -267,8 +273,8 @@ class Worker:
         self._reconciler.release()
 
     def _fulfil(self, task: Task) -> None:
-        """A full look that failed, or was left to another process, is tried again at the next tick. New rows
-        do not wait for that, a bank that cannot be read, say."""
+        """Run a task. A full reconciliation that failed, or was left to another process, is tried again at
+        the next tick. Rows without a bias do not wait for that, for example if a bank cannot be read."""
         if self._owes_full and task == "pending":
             task = "full"
         outcome = self.reconcile(task, alone=True)
@@ -278,7 +284,7 @@ class Worker:
                 self.reconcile("pending", alone=True)
 
     def _remember(self) -> None:
-        """What an earlier process found."""
+        """Load the results of an earlier process."""
         try:
             self.history.read(self._reconciler.store)
         except HubnessError as error:
@@ -319,7 +325,8 @@ class Worker:
 
 @dataclass(frozen=True)
 class CollectionView:
-    """last, failing, failures: as `Standing` has them. next_run: by schedule. outcomes: of `History`."""
+    """The data of one collection for the page. last, failing, failures: as in `Standing`. next_run: by
+    schedule. outcomes: as in `History`."""
 
     table: CollectionTable
     running: Course | None
@@ -347,7 +354,8 @@ class CollectionView:
 
 @dataclass(frozen=True)
 class ServiceView:
-    """database: its address, without secrets. waiting_for: why it is not ready, empty where it is."""
+    """The data of the whole service for the page. database: its address, without secrets. waiting_for: why it
+    is not ready; empty if it is."""
 
     version: str
     database: str
@@ -357,7 +365,7 @@ class ServiceView:
     collections: tuple[CollectionView, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data that JSON can carry."""
+        """Return plain data that JSON can carry."""
         return {
             "version": self.version,
             "database": self.database,

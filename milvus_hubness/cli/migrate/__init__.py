@@ -1,4 +1,4 @@
-"""milvus-hubness migrate"""
+"""The commands milvus-hubness migrate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""milvus-hubness migrate plan, verify, cutover, rollback, clean and status"""
+"""The commands milvus-hubness migrate plan, verify, cutover, rollback, clean and status."""
 
 from __future__ import annotations
 

@@ -35,10 +35,10 @@ from milvus_hubness.stores import MilvusStore
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` as typer reads it: each parameter that is a dataclass stands for its fields.
+    """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer.
 
-    Annotations come from `inspect.signature`: `get_type_hints` wraps those with the default None in Optional
-    on Python 3.10, which hides what Annotated says.
+    Annotations come from `inspect.signature`: on Python 3.10, `get_type_hints` wraps those with the default
+    None in Optional, which hides the content of Annotated.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     groups: dict[str, Any] = {
@@ -92,7 +92,7 @@ Postpone = Annotated[
 
 @dataclass(frozen=True)
 class Connection:
-    """Which database."""
+    """The options that select the database."""
 
     uri: Uri = DEFAULT_URI
     db: Database = ""
@@ -104,7 +104,7 @@ class Connection:
 
 @dataclass(frozen=True)
 class Switching:
-    """Which name of the application moves to the copy."""
+    """The options that select the name that moves to the copy."""
 
     alias: Annotated[
         str | None, typer.Option(help="The application reads this alias: it is moved to the copy, or made.")
@@ -127,7 +127,7 @@ class Switching:
         return bool(self.alias) or self.rename
 
     def unlike(self, migration: Migration) -> Iterator[str]:
-        """The options that ask for another name than the one that this migration moves, or has moved."""
+        """Yield the options that name another switch than that of this migration."""
         switch = migration.switch
         if switch and self.alias and self.alias != switch.name:
             yield f"--alias {self.alias}"
@@ -137,7 +137,7 @@ class Switching:
 
 @dataclass(frozen=True)
 class Measuring:
-    """Whether a plan is to say what the augmented form costs the index."""
+    """The options that measure the recall that the index loses with the augmented form."""
 
     measure: Annotated[
         bool,
@@ -153,7 +153,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Writers:
-    """Who writes to the collection meanwhile."""
+    """The options about clients that write during the migration."""
 
     no_writers: Annotated[
         bool,
@@ -169,7 +169,7 @@ class Writers:
 
 @dataclass(frozen=True)
 class Planning:
-    """What the copy is to be."""
+    """The options that define the copy."""
 
     bank: Annotated[
         str, typer.Option(help="Reference queries: .npy .npz .parquet .arrow file, or collection:NAME.")
@@ -230,7 +230,7 @@ class Planning:
         measuring: Measuring | None = None,
         writers: Writers | None = None,
     ) -> MigrationPlan:
-        """What jobs.plan_migration makes of it."""
+        """Return the plan of these options, from `plan_migration`."""
         estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
         switching, measuring = switching or Switching(), measuring or Measuring()
         writers = writers or Writers()
@@ -260,8 +260,8 @@ class Planning:
     def expect_as_begun(
         self, store: MilvusStore, migration: Migration, switching: Switching | None = None
     ) -> None:
-        """Raise InvalidParameter if an option asks for another copy, or for another switch, than those of a
-        migration that is carried on with: it would have no effect."""
+        """Check that no option asks for another copy or switch than those of a resumed migration, because it
+        would have no effect. Raises InvalidParameter."""
         if odd := [*self._unlike(store, migration), *(switching.unlike(migration) if switching else ())]:
             raise InvalidParameter(
                 f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} was begun "
@@ -301,7 +301,7 @@ ChunkSeconds = Annotated[
 
 @dataclass(frozen=True)
 class Pace:
-    """How the rows are copied, and how much of the server that takes."""
+    """The options that limit the pace of the copy and its load on the server."""
 
     rows_per_second: RowsPerSecond = None
     bytes_per_second: BytesPerSecond = None
@@ -334,7 +334,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Watching:
-    """How the migration is told of and steered while it runs."""
+    """The options that report and control a running migration."""
 
     control: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""milvus-hubness migrate run and rehearse"""
+"""The commands milvus-hubness migrate run and rehearse."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ from milvus_hubness.stores import MilvusStore, Store
 
 
 def moving(store: Store, source: str, target: str | None) -> Migration | None:
-    """The migration of this name, or to this target, if the application's name has begun to move: nothing is
-    to be planned then, and the source may go by another name, or be behind none at all."""
+    """Return the migration of this name, or to this target, if the application's name has begun to move; else
+    None. No plan is needed then, and the source may have another name or none."""
     ledger = Ledger(store)
     try:
         found = ledger.of_target(target) if target else ledger.find(source)
@@ -52,7 +52,8 @@ def moving(store: Store, source: str, target: str | None) -> Migration | None:
 
 
 def moved_on(store: Store, known: Migration, opened: AbstractContextManager[MigrationOptions]) -> Migration:
-    """What was begun is finished, as it was begun. opened: entered if there is anything left to do."""
+    """Finish a migration whose switch has begun, with its original arguments. opened: entered if any step is
+    left."""
     if known.phase == "switched" and not store.exists(known.source_now):
         return known
     with opened as options:
@@ -63,8 +64,8 @@ def moved_on(store: Store, known: Migration, opened: AbstractContextManager[Migr
 
 
 def unfinished(store: Store, name: str | None, target: str | None = None) -> Migration:
-    """The migration of this name and to this copy; without a name, the only one that is not over. Raises
-    NoMigration, and InvalidInput where the name has several copies."""
+    """Return the migration of this name and to this copy; without a name, the only one that is not over.
+    Raises NoMigration, and InvalidInput if the name has several copies."""
     ledger = Ledger(store)
     if name is not None or target is not None:
         try:
@@ -247,6 +248,6 @@ def _show(report: dict[str, Any]) -> None:
 
 
 def _peak_memory_mib() -> float:
-    """Of this process; Linux counts in KiB, macOS in bytes."""
+    """Return the peak memory of this process in MiB; Linux counts in KiB, macOS in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)

@@ -37,11 +37,11 @@ from milvus_hubness.operations.shell_commands import Hooks, LoadWatch, parse_hoo
 
 
 class Terminated(SystemExit):
-    """By SIGTERM."""
+    """Raised on SIGTERM."""
 
 
 class Interrupted(SystemExit):
-    """By SIGINT."""
+    """Raised on SIGINT."""
 
 
 STOPS: dict[signal.Signals, type[SystemExit]] = {
@@ -52,8 +52,9 @@ STOPS: dict[signal.Signals, type[SystemExit]] = {
 
 @contextmanager
 def stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
-    """Exit codes are 128 plus the signal's number. Writers that wait for `throttle`, and commands that end
-    when `stopped` is set, are let go, so that the threads end that they are in."""
+    """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number. Writers that
+    wait for `throttle`, and commands that end when `stopped` is set, are released, so that their threads end.
+    """
 
     def stop(number: int, frame: Any) -> None:
         error = STOPS[signal.Signals(number)](128 + number)
@@ -73,7 +74,7 @@ def stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
 
 
 class Course:
-    """What the options decide, checked before anything is read: raises InvalidParameter."""
+    """The settings of a run, checked before any read. Raises InvalidParameter."""
 
     def __init__(
         self,
@@ -103,8 +104,8 @@ class Course:
 
     @contextmanager
     def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
-        """While it is open the migration is told of and can be steered. Raises InvalidParameter where --http
-        cannot listen, UnreadableFile for a --metrics-file that cannot be written."""
+        """Report and control the migration while this context is open. Raises InvalidParameter if --http
+        cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
         secrets = known_tokens()
         latest, metrics = LatestEvents(), MigrationMetrics(source, target)
         with ExitStack() as stack:
@@ -141,8 +142,8 @@ class Course:
 
 
 class _MetricsFile:
-    """A listener that keeps the metrics in a file. One that cannot be written at the start is an error, and
-    later no reason to stop."""
+    """A listener that writes the metrics to a file. A failed write is an error at the start; later failures
+    are ignored."""
 
     def __init__(self, path: Path, metrics: MigrationMetrics) -> None:
         self._path, self._metrics = path, metrics

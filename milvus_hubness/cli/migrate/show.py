@@ -1,4 +1,4 @@
-"""Shows plans, migrations and their events, as text, progress bars or JSON lines."""
+"""Output of plans, migrations and their events, as text, progress bars or JSON lines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLD_TOGETHER = {
 
 
 def show_plan(plan: dict[str, Any]) -> None:
-    """Every fact of a plan; those that have no words of their own under their names."""
+    """Print every fact of a plan; facts without words of their own appear under their names."""
     sizes = {side: _mib(size) for side, size in plan["vector_bytes"].items()}
     loaded = {side: _mib(size) for side, size in plan["memory_bytes"].items()}
     waits = plan["waiting_seconds"]
@@ -59,12 +59,12 @@ def show_plan(plan: dict[str, Any]) -> None:
 
 
 def migration_facts(migration: Migration) -> dict[str, Any]:
-    """A migration as plain data, less what only the program needs."""
+    """Return a migration as plain data, without facts that only the program needs."""
     return migration.model_dump(mode="json", exclude={"version", "arguments", "state", "announced_at"})
 
 
 def show_migration(migration: Migration) -> None:
-    """How a migration stands once a command is done with it."""
+    """Print the state of a migration after a command."""
     show_facts(
         f"\n{migration.source} -> {migration.target}: {migration.phase}",
         {
@@ -78,7 +78,7 @@ def show_migration(migration: Migration) -> None:
 
 
 def verification_words(found: dict[str, Any] | None) -> str | None:
-    """The figures of a verification in one line."""
+    """Return the figures of a verification in one line."""
     if found is None:
         return None
     return (
@@ -89,12 +89,12 @@ def verification_words(found: dict[str, Any] | None) -> str | None:
 
 
 def invalid_words(count: int, keys: Sequence[int | str]) -> str | None:
-    """Which rows carry no bias, if any."""
+    """Return the rows without a bias, in words; None if there are none."""
     return f"{count} rows without a usable vector: {list(keys)}" if count else None
 
 
 def switch_words(migration: Migration) -> str | None:
-    """Which name leads to the copy, and what became of the source's."""
+    """Return the name that leads to the copy and the new name of the source, in words."""
     switch = migration.switch
     if switch is None or switch.at is None:
         return None
@@ -120,13 +120,14 @@ def _words(fact: Any) -> str:
 
 
 def limit_words(limits: Mapping[str, Any]) -> str:
-    """The settings of a throttle in one line."""
+    """Return the settings of a throttle in one line."""
     return ", ".join(f"{name} {'free' if value is None else value}" for name, value in limits.items())
 
 
 @contextmanager
 def narrated() -> Iterator[Listener]:
-    """A listener that prints lines on standard output, and draws bars on standard error, if a terminal."""
+    """Yield a listener that prints lines on standard output, and draws bars on standard error if that is a
+    terminal."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -164,7 +165,7 @@ class _Bars:
         self._bars.update(self._tasks[doing], completed=rows, total=total, pace=self._pace(event))
 
     def _pace(self, event: Event) -> str:
-        """Copying says itself how fast it is, not counting what an earlier run copied."""
+        """Return the pace. The copy reports its own, which excludes the work of an earlier run."""
         facts = event.facts
         speed, left = facts.get("rows_per_second"), facts.get("eta_seconds")
         if speed is None and self._first is not None:
@@ -209,13 +210,13 @@ def _line(event: Event) -> str | None:
 
 
 def stream(event: Event) -> None:
-    """A listener: one object a line, on standard output, at once."""
+    """Print an event as one JSON object per line, without buffering."""
     show_json(event.to_dict())
     sys.stdout.flush()
 
 
 def stream_result(facts: Mapping[str, Any]) -> None:
-    """The last line, of the same form as the events."""
+    """Print the last line, in the same form as the events."""
     stream(Event("result", facts, datetime.now(timezone.utc)))
 
 
@@ -229,7 +230,7 @@ BEGINNINGS = {
 
 
 class Timeline:
-    """A listener. What an earlier run did, that this one carries on, is not counted."""
+    """A listener that measures the time of each step. The work of an earlier run does not count."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -251,8 +252,8 @@ class Timeline:
             self._passes[facts["pass"]] = {"rows": facts["rows"], "carried": facts["repaired"]}
 
     def to_dict(self) -> dict[str, Any]:
-        """seconds by what was done, the speed of the copying, and of each pass the rows that were compared
-        and those carried over, as plain data."""
+        """Return the seconds by step, the speed of the copy, and for each pass the numbers of rows that were
+        compared and carried over, as plain data."""
         copying = self._seconds.get("copying")
         return {
             "seconds": {doing: round(seconds, 2) for doing, seconds in self._seconds.items()},
@@ -262,7 +263,7 @@ class Timeline:
         }
 
     def _turn(self, doing: str | None, at: datetime, *, since: str | None = None) -> None:
-        """What was being done ends here. since: what it was, where it goes by another name from now on."""
+        """End the current step at `at`, and begin `doing`. since: a new name for the step that ends."""
         if self._since is not None and (done := since or self._doing):
             self._seconds[done] = self._seconds.get(done, 0.0) + (at - self._since).total_seconds()
         self._doing, self._since = doing, at
