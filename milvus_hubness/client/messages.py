@@ -313,7 +313,7 @@ class Reading:
 
     @cached_property
     def _changed(self) -> frozenset[str]:
-        """The fields whose stored form differs from the user's form, and the hidden fields."""
+        """The fields that hold augmented vectors, and the hidden fields."""
         return frozenset([*self._hidden, *(state.field for state in self.states)])
 
     def description_out(self, description: dict[str, Any]) -> dict[str, Any]:

@@ -166,7 +166,7 @@ def wait_for_imports(
     recorder: Recorder,
     throttle: Throttle,
 ) -> None:
-    """Finish the imports of an earlier run: wait until no import into `target` is running, record imported
+    """Complete the imports of an earlier run: wait until no import into `target` is running, record imported
     chunks as done, and delete the target's rows of all other chunks."""
     jobs = _ended(
         lambda: store.import_jobs(target),

@@ -110,7 +110,7 @@ def _carry_on(lease: Lease, ledger: Ledger, migration: Migration, options: Migra
 
 
 def _settled(store: Store, ledger: Ledger, migration: Migration, options: MigrationOptions) -> Migration:
-    """Finish the imports of an earlier run before clients write to the copy. If this run imports files too,
+    """Complete the imports of an earlier run before clients write to the copy. If this run imports files too,
     also remove the copy's rows of chunks that are not copied yet."""
     chunks = ledger.chunks(migration)
     if not half_imported(chunks) and not (options.bulk and store.count(migration.target)):

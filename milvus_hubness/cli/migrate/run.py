@@ -52,8 +52,8 @@ def moving(store: Store, source: str, target: str | None) -> Migration | None:
 
 
 def moved_on(store: Store, known: Migration, opened: AbstractContextManager[MigrationOptions]) -> Migration:
-    """Finish a migration whose switch has begun, with its original arguments. opened: entered if any step is
-    left."""
+    """Complete a migration whose switch has begun, with its original arguments. opened: entered if any step
+    is left."""
     if known.phase == "switched" and not store.exists(known.source_now):
         return known
     with opened as options:
