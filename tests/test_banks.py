@@ -141,7 +141,7 @@ def test_fingerprint_is_of_shape_and_values():
 def test_requirements():
     bank = QueryBank(ROWS, source="b.npy")
     bank.require(at_least=4)
-    with pytest.raises(BankTooSmall, match=r"b\.npy holds 4 queries; 5 are needed"):
+    with pytest.raises(BankTooSmall, match=r"b\.npy has 4 queries; at least 5 are needed"):
         bank.require(at_least=5)
     bank.expect_dim(3, "the collection")
     with pytest.raises(DimensionMismatch, match=r"has dimension 8; the bank from b\.npy has 3"):
@@ -279,7 +279,7 @@ class TestUnreadableFiles:
     def test_broken(self, tmp_path, suffix, content):
         path = tmp_path / f"b{suffix}"
         path.write_bytes(content)
-        with pytest.raises(UnreadableFile, match=f"b{suffix}: cannot be read as .*write it anew"):
+        with pytest.raises(UnreadableFile, match=f"b{suffix}: cannot be read as .*create it again"):
             QueryBank.load(path)
 
     @pytest.mark.parametrize("suffix", SUFFIXES)

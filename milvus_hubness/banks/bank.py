@@ -131,8 +131,9 @@ class QueryBank:
     def require(self, at_least: int) -> None:
         """Raise BankTooSmall if the bank has fewer than `at_least` queries."""
         if len(self) < at_least:
+            noun = "query" if len(self) == 1 else "queries"
             raise BankTooSmall(
-                f"the bank from {self.source} holds {len(self)} queries; {at_least} are needed"
+                f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed"
             )
 
     def expect_dim(self, dim: int, what: str) -> None:
@@ -191,7 +192,9 @@ def _readable(path: Path) -> Iterator[None]:
         raise UnreadableFile(f"{path}: no such file; check the path") from None
     except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0]
-        raise UnreadableFile(f"{path}: cannot be read as {path.suffix} ({reason}); write it anew") from error
+        raise UnreadableFile(
+            f"{path}: cannot be read as {path.suffix} ({reason}); create it again"
+        ) from error
 
 
 def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:

@@ -90,7 +90,9 @@ def refresh(
     ] = CLIENT_TTL,
     once: Annotated[
         bool,
-        typer.Option("--once", help="For CronJobs: where another process is at it, say so and exit with 0."),
+        typer.Option(
+            "--once", help="For CronJobs: if another process holds the lease, say so and exit with 0."
+        ),
     ] = False,
     engine: Annotated[
         Engine,

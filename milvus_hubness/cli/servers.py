@@ -249,7 +249,7 @@ def proxy(
     bank_budget_mib: Budget = 1024,
     as_json: AsJson = False,
 ) -> None:
-    """Stand before Milvus, so that clients of any language search corrected collections unchanged."""
+    """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search."""
     options = ProxyOptions(
         upstream,
         upstream_tls=upstream_tls,

@@ -252,8 +252,8 @@ def _expect(
     }
     if differing := [name for name, differs in others.items() if differs]:
         raise ResumeRefused(
-            f"{state.source!r} was begun to be corrected in place with another {', '.join(differing)}: "
-            "give the same again, or disable it first"
+            f"an unfinished enable of {state.source!r} was started with another {', '.join(differing)}: "
+            "repeat it, or disable the collection first"
         )
 
 

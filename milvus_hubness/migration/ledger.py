@@ -114,8 +114,8 @@ class Migration(_Frozen):
         if names:
             result = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
             raise ResumeRefused(
-                f"{self.target!r} is an unfinished copy of {self.source!r} that was begun otherwise "
-                f"({'; '.join(result)}): give the same again, or --restart, which drops it and begins anew"
+                f"{self.target!r} is an unfinished copy of {self.source!r} that was started with "
+                f"other options ({'; '.join(result)}): repeat them, or use --restart, which drops it first"
             )
 
     def require(self, *phases: Phase, step: str) -> None:
@@ -258,7 +258,7 @@ def chosen_switch(store: Store, source: str, target: str, alias: str | None, ren
         raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
     if rename and not store.renames():
         raise InvalidInput(
-            f"this database gives no collection another name: have {source!r} read by an alias"
+            f"this database cannot rename collections: let applications read {source!r} by an alias"
         )
     if alias is None:
         kept_as = KEPT_AS.format(source)

@@ -200,7 +200,8 @@ def only_field(info: CollectionInfo) -> str:
         return next(iter(info.users_fields))
     if info.users_fields:
         raise InvalidInput(
-            f"{info.name!r} has several vector fields, name one: {', '.join(info.users_fields)}"
+            f"{info.name!r} has several vector fields: choose one with --field: "
+            f"{', '.join(info.users_fields)}"
         )
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 

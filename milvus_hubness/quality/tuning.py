@@ -103,14 +103,14 @@ def judge_labelled(
     prior = PRIOR_GAIN if fall > FALL_TO_TRY else -PRIOR_GAIN
     expected = (interval.estimate / variance + prior / PRIOR_GAIN**2) / (1 / variance + 1 / PRIOR_GAIN**2)
     result = (
-        f"on {n} labelled queries, each judged by a choice made without it, R@1 changes by "
+        f"cross-validated on {n} labelled queries, R@1 changes by "
         f"{100 * interval.estimate:+.1f} points (95% interval {100 * interval.low:+.1f} to "
         f"{100 * interval.high:+.1f})"
     )
     if expected <= 0:
-        return Judgement("leave it alone", 0.0, f"{result}: no gain is to be expected", interval)
+        return Judgement("leave it alone", 0.0, f"{result}: expect no gain", interval)
     if interval.low <= 0:
-        result += f"; the interval holds 0, but by what is usual {100 * expected:+.1f} is to be expected"
+        result += f"; the interval holds 0, but with the usual gain as prior, expect {100 * expected:+.1f}"
     return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, interval)
 
 
@@ -123,11 +123,11 @@ def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) 
     strength applies.
     """
     result = (
-        f"on queries held out the share of answers that hubs have too many goes from {100 * raw:.1f}% to "
+        f"on held-out queries, excess answers taken by hubs go from {100 * raw:.1f}% to "
         f"{100 * mixed:.1f}%, and to {100 * default:.1f}% under the default Blend"
     )
     if relative_fall(raw, mixed, default) <= FALL_TO_TRY:
-        return Judgement("leave it alone", 0.0, f"{result}: there is no hubness that a bias takes away", None)
+        return Judgement("leave it alone", 0.0, f"{result}: correction does not help enough here", None)
     if relative_fall(raw, mixed) <= FALL_TO_APPLY:
         return Judgement("apply weakly", strength / 2, f"{result}: little, so half the strength", None)
     return Judgement("apply weakly" if strength < WEAK else "apply", strength, result, None)

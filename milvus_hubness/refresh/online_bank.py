@@ -256,7 +256,7 @@ def _check(terms: dict[str, Any]) -> None:
     wanted = {
         "rate": (
             0 < terms["rate"] <= 1,
-            "a share above 0 and up to 1; to sample none, let the bank live no more",
+            "a share above 0 and up to 1; to sample none, turn the online bank off",
         ),
         "size": (terms["size"] >= 1, "a number of queries from 1 up"),
         "seed_share": (0 <= terms["seed_share"] <= 1, "a share from 0 to 1"),

@@ -198,9 +198,9 @@ def _unknown(path: tuple[str | int, ...], given: Any) -> str:
     known = list(table.model_fields)
     near = get_close_matches(key, known, n=1)
     return (
-        f"is no key here, did you mean {near[0]!r}?"
+        f"unknown key, did you mean {near[0]!r}?"
         if near
-        else f"is no key here, there are {', '.join(known)}"
+        else f"unknown key; allowed keys: {', '.join(known)}"
     )
 
 

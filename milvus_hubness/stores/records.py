@@ -135,7 +135,8 @@ class CollectionInfo:
             return self.states.get(field)
         if len(self.states) > 1:
             raise InvalidInput(
-                f"{self.name!r} has several corrected fields, name one: {', '.join(self.states)}"
+                f"{self.name!r} has several corrected fields: choose one with --field: "
+                f"{', '.join(self.states)}"
             )
         return next(iter(self.states.values()), None)
 

@@ -94,7 +94,7 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
     for fault, words in zip(
         said,
         [
-            "shedule: is no key here, did you mean 'schedule'?",
+            "shedule: unknown key, did you mean 'schedule'?",
             "collection 1, bank: none.npy: no such file",
             "collection 2, name: no collection or alias 'nothing'",
             "collection 2, tolerance: ",

@@ -304,7 +304,7 @@ def test_numbers_become_plain_python_numbers():
     "estimator", [NNN(51), NNN(51, kernel="approximate"), CSLS(51), Blend([NNN(51)], [1])]
 )
 def test_bank_too_small(estimator):
-    with pytest.raises(BankTooSmall, match="holds 50 queries; 51 are needed"):
+    with pytest.raises(BankTooSmall, match="has 50 queries; at least 51 are needed"):
         fit(estimator)
 
 

@@ -142,7 +142,7 @@ class TestBadInput:
         bank, gallery, queries = space
         with pytest.raises(InvalidInput, match="fewer than 20 queries; given: 1"):
             tune(bank, gallery, queries=queries[:1], positives=[0])
-        with pytest.raises(BankTooSmall, match="40 are needed"):
+        with pytest.raises(BankTooSmall, match="at least 40 are needed"):
             tune(bank.vectors[:39], gallery)
 
     def test_labels_that_point_nowhere(self, space):

@@ -160,7 +160,7 @@ def clean(
         show_facts("Dropping for good" if yes else "Would be dropped for good", going)
     if going and not yes:
         if as_json or not sys.stdin.isatty():
-            raise typer.BadParameter("nothing was dropped: say --yes")
+            raise typer.BadParameter("not confirmed: add --yes")
         if not typer.confirm("Drop this?"):
             out.print("Nothing was dropped.")
             return
@@ -177,7 +177,7 @@ def status(
     target: Target = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how far migrations are, from what they keep in the database: from any machine, at any time."""
+    """Show the progress of migrations, as the database has it: from any machine, at any time."""
     store = connection.open()
     ledger = Ledger(store)
     if name is None:

@@ -179,8 +179,8 @@ def rehearse(
     ] = None,
     as_json: AsEvents = False,
 ) -> None:
-    """Do all of a migration but the switch, for real, and report what it took. The application notices
-    nothing; the copy can be dropped, or go on to be the one of migrate run."""
+    """Do everything except the cutover, on real data, and report what it took. The application notices
+    nothing. Drop the copy afterwards, or let migrate run continue with it."""
     course = Course(writers, watching, pace, as_json=as_json)
     if planning.bank and source is None:
         raise typer.BadParameter("give the collection that --bank is for")

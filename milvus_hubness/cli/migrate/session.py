@@ -166,7 +166,7 @@ LIMITS = {"rows": "rows_per_second", "bytes": "bytes_per_second", "chunk": "chun
 
 
 def pause(control: Control, as_json: AsJson = False) -> None:
-    """Have the run rest before its next request. It stays alive, and clients go on writing to both."""
+    """Pause the run before its next request. It stays alive; clients go on writing to both collections."""
     _write(control, as_json, paused=True)
 
 

@@ -257,7 +257,7 @@ class QdrantStore(QdrantWriteIntents):
         self.properties.forget(collection)
 
     def rename(self, collection: str, name: str) -> None:
-        raise UnsupportedOperation("Qdrant gives no collection another name")
+        raise UnsupportedOperation("Qdrant cannot rename collections")
 
     def alias_target(self, alias: str) -> str | None:
         return self._behind(alias)
