@@ -110,9 +110,9 @@ class QdrantStore(QdrantWriteIntents):
         numbers = sum(params.size for params in schema.dense(source.schema["described"]).values())
         return max(16, min(2_000, CHUNK_BYTES // (ROW_OVERHEAD_BYTES + 4 * numbers)))
 
-    def nearest(self, collection: str, field: str, search_request: Floats, k: int) -> list[list[Key]]:
+    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
         form = self.form(collection, field)
-        queries = decode(form.form.encode_queries(search_request), form.form.dtype).tolist()
+        queries = decode(form.form.encode_queries(query_vectors), form.form.dtype).tolist()
         found: list[list[Key]] = []
         for start in range(0, len(queries), QUERIES_PER_REQUEST):
             requests = [
