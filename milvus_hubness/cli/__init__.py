@@ -10,21 +10,8 @@ import typer
 
 from milvus_hubness import __version__
 from milvus_hubness.cli import demo, enable, migrate, quari, refresh, reports, servers
-from milvus_hubness.cli.console import run
-
-TERMINATED = 143
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"milvus-hubness {__version__}")
-        raise typer.Exit
-
-
-Version = Annotated[
-    bool,
-    typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
-]
+from milvus_hubness.cli.console import TERMINATED, run
+from milvus_hubness.cli.options import add_commands
 
 app = typer.Typer(
     name="milvus-hubness",
@@ -34,23 +21,38 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("demo")(demo.demo)
-app.command("tune")(reports.tune)
-app.command("diagnose")(reports.diagnose)
+add_commands(
+    app,
+    {
+        "demo": demo.demo,
+        "tune": reports.tune,
+        "diagnose": reports.diagnose,
+        "enable": enable.enable,
+        "disable": enable.disable,
+        "refresh": refresh.refresh,
+        "bank": refresh.bank,
+        "serve": servers.serve,
+        "proxy": servers.proxy,
+        "status": reports.status,
+    },
+)
 app.add_typer(migrate.app, name="migrate")
-app.command("enable")(enable.enable)
-app.command("disable")(enable.disable)
-app.command("refresh")(refresh.refresh)
-app.command("bank")(refresh.bank)
 app.add_typer(quari.app, name="quari")
-app.command("serve")(servers.serve)
-app.command("proxy")(servers.proxy)
-app.command("status")(reports.status)
+
+
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
+        typer.echo(f"milvus-hubness {__version__}")
+        raise typer.Exit
 
 
 @app.callback()
-def _options(version: Version = False) -> None:
-    """Show the version where that is asked for."""
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None: ...
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Options, connection, output and errors that all commands share."""
+"""Output, progress bars, errors and exit codes of all commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import typer
 from pymilvus.exceptions import MilvusException
@@ -25,80 +25,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from milvus_hubness.errors import (
-    HubnessError,
-    InvalidParameter,
-    UnreadableFile,
-    redacted,
-    remember_secrets,
-    remembered_secrets,
-    secrets_in,
-)
-from milvus_hubness.estimators import NNN, Estimator, from_dict
-from milvus_hubness.estimators.registry import METHODS, class_name, with_parameters
+from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, redacted
 from milvus_hubness.operations.progress import Progress as Report
-from milvus_hubness.stores import MilvusStore, connect
 
-UNREMARKABLE = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
-_SHOWN = object()
-
-Method = Annotated[
-    str | None, typer.Option("--method", help=f"One of {', '.join(METHODS)}.", show_default=False)
-]
-Params = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--param",
-        help="NAME=VALUE, a parameter of the method; may be given again. tau is in units of the score, "
-        "temperature in units of the spread of scores.",
-        show_default=False,
-    ),
-]
-K = Annotated[int | None, typer.Option("--k", help="NNN and CSLS: how many bank queries count.")]
-Alpha = Annotated[float | None, typer.Option("--alpha", help="NNN: share of their mean score to subtract.")]
-
-
-def chosen_estimator(
-    method: str | None,
-    params: list[str] | None,
-    k: int | None,
-    alpha: float | None,
-    current: dict[str, Any] | None = None,
-) -> Estimator | None:
-    """Return the estimator of the options; None if they name none.
-
-    current: the estimator in use, as its dictionary; its parameters apply unless the options name them. --k
-    and --alpha without --method mean NNN. Raises InvalidParameter.
-    """
-    asked = {name: value for name, value in (("k", k), ("alpha", alpha)) if value is not None}
-    asked |= pairs_of(params, "--param")
-    if isinstance(asked.get("alpha"), int | float) and asked["alpha"] <= 0:
-        raise InvalidParameter(f"alpha must be above 0, not {asked['alpha']!r}: at 0 nothing is corrected")
-    if method is None and not asked:
-        return None
-    if method is None and current is not None:
-        options = {"k": "--method nnn or csls", "alpha": "--method nnn"}
-        for option in (name for name in asked if name in options and name not in current):
-            raise InvalidParameter(
-                f"--{option} needs {options[option]}: the estimator in use, {describe(current)}, has none"
-            )
-        return from_dict(with_parameters(current, asked))
-    name = NNN.__name__ if method is None else class_name(method)
-    return from_dict(with_parameters({"name": name}, asked))
-
-
-def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
-    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the option."""
-    found: dict[str, Any] = {}
-    for text in texts or []:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise InvalidParameter(f"{option} takes NAME=VALUE, got {text!r}")
-        try:
-            found[name] = json.loads(value)
-        except ValueError:
-            found[name] = value
-    return found
+CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None}
+"""Parameters of estimators that are not shown at these values."""
 
 
 def describe(estimator: dict[str, Any]) -> str:
@@ -108,11 +39,12 @@ def describe(estimator: dict[str, Any]) -> str:
         shares = rounded_shares(estimator["weights"])
         pairs = zip(shares, estimator["estimators"], strict=True)
         return " + ".join(f"{share / 100:g} {_part(part)}" for share, part in pairs)
-    shown = {name: value for name, value in estimator.items() if UNREMARKABLE.get(name, _SHOWN) != value}
-    params = ", ".join(
-        f"{name}={_number(each)}" for name, each in shown.items() if name not in ("name", "items")
+    parameters = ", ".join(
+        f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in estimator.items()
+        if name not in ("name", "items") and not (name in CONSTANT and CONSTANT[name] == value)
     )
-    return f"{estimator['name']}({params})"
+    return f"{estimator['name']}({parameters})"
 
 
 def rounded_shares(weights: Sequence[float]) -> list[int]:
@@ -124,39 +56,13 @@ def rounded_shares(weights: Sequence[float]) -> list[int]:
     return shares
 
 
-def _number(value: Any) -> Any:
-    return f"{value:.3g}" if isinstance(value, float) else value
-
-
 def _part(estimator: dict[str, Any]) -> str:
     return f"({describe(estimator)})" if "estimators" in estimator else describe(estimator)
 
 
-URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
-DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
-TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
-
-Uri = Annotated[
-    str,
-    typer.Option(
-        "--uri",
-        envvar=[*URI_VARIABLES],
-        help="Milvus server, or the path of a Milvus Lite .db file.",
-        show_default=True,
-    ),
-]
-Database = Annotated[
-    str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)
-]
-TokenFile = Annotated[
-    Path | None,
-    typer.Option("--token-file", help=f"File that holds the token. Without it, ${TOKEN_VARIABLE} is used."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-
-DEFAULT_URI = "http://localhost:19530"
 AS_JSON = "--json"
-FAILURE, USAGE = 1, 2
+FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
+"""Exit codes: the command failed, was misused, refused new biases that are worse, or was ended by SIGTERM."""
 PAGE_BYTES = 64 * 1024
 """Minimum free space for a page, in bytes."""
 
@@ -165,31 +71,6 @@ _UsageError: type[Any] = typer.BadParameter.__mro__[2]
 
 out = Console(soft_wrap=False)
 err = Console(stderr=True)
-
-
-def open_token(token_file: Path | None) -> str:
-    """Return the token from a file or the environment, never from an argument: arguments are readable in the
-    process list."""
-    if token_file is None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
-    else:
-        try:
-            token = token_file.read_text().strip()
-        except OSError as error:
-            raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
-    remember_secrets(token)
-    return token
-
-
-def known_tokens() -> frozenset[str]:
-    """Return the secrets that were opened: tokens, and passwords of addresses."""
-    return remembered_secrets()
-
-
-def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
-    """Return the store of --uri."""
-    remember_secrets(*secrets_in(uri))
-    return MilvusStore(connect(uri, open_token(token_file), database))
 
 
 @contextmanager
@@ -238,7 +119,7 @@ def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:
         if problem := _output_problem():
             sys.stderr.write(f"{program}: cannot write the output: {problem}\n")
         else:
-            show_unexpected_error(error, as_json=AS_JSON in sys.argv)
+            report_error(error, as_json=AS_JSON in sys.argv, unexpected=True)
     sys.exit(code)
 
 
@@ -260,7 +141,7 @@ def _exit_code(app: typer.Typer, program: str) -> int:
     except OSError:
         raise
     except Exception as error:
-        show_unexpected_error(error, as_json=as_json)
+        report_error(error, as_json=as_json, unexpected=True)
         return FAILURE
 
 
@@ -304,20 +185,15 @@ def write_page(path: Path, page: str) -> None:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 
 
-def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness") -> None:
-    """Print one line on standard error; with --json also an object on standard output."""
-    message = _message(error)
+def report_error(
+    error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
+) -> None:
+    """Print one line on standard error, or the traceback of an unexpected error; with --json also an object
+    on standard output."""
+    message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())
     if as_json:
         show_json({"error": {"type": type(error).__name__, "message": message}})
-    sys.stderr.write(f"{program}: {message}\n")
-
-
-def show_unexpected_error(error: Exception, *, as_json: bool) -> None:
-    """Print the traceback of an unexpected error; with --json also an object on standard output."""
-    if as_json:
-        show_json({"error": {"type": type(error).__name__, "message": _message(error)}})
-    sys.stderr.write(redacted("".join(traceback.format_exception(error))))
-
-
-def _message(error: Exception) -> str:
-    return " ".join(redacted(str(getattr(error, "message", "") or error)).split())
+    if unexpected:
+        sys.stderr.write(redacted("".join(traceback.format_exception(error))))
+    else:
+        sys.stderr.write(f"{program}: {message}\n")

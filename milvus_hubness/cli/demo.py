@@ -9,37 +9,36 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from milvus_hubness.cli.console import AsJson, Database, TokenFile, open_token, out, progress_bars, show_json
+from milvus_hubness.cli.console import out, progress_bars, show_json
+from milvus_hubness.cli.options import AsJson, Database, TokenFile, read_token
 
 if TYPE_CHECKING:
-    from milvus_hubness.demo.run import DemoResult, Measured
+    from milvus_hubness.demo.run import DemoResult
 
 
 def demo(
     uri: Annotated[
         str,
-        typer.Option("--uri", help="Milvus server or Milvus Lite .db file. [default: a temporary Lite file]"),
+        typer.Option(help="Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]"),
     ] = "",
     db: Database = "",
     token_file: TokenFile = None,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the demo's collections in the database.")
-    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's collections.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Correct a real retriever, built from this Python's standard library, and measure before and after.
+    """Correct a real retriever, built from Python's standard library, and measure before and after.
 
-    Questions are docstrings, answers are function bodies. Everything is searched through Milvus; nothing is
+    Queries are docstrings, items are function bodies. Everything is searched in Milvus; nothing is
     downloaded.
     """
     # The import takes a second, which no other command should pay for.
     from milvus_hubness.demo.run import run
 
     if keep and not uri:
-        raise typer.BadParameter("--keep needs --uri: a temporary file keeps nothing")
+        raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
     with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, progress_bars() as progress:
         result = run(
-            uri or str(Path(folder, "demo.db")), open_token(token_file), db, keep=keep, progress=progress
+            uri or str(Path(folder, "demo.db")), read_token(token_file), db, keep=keep, progress=progress
         )
     if as_json:
         show_json(result.to_dict())
@@ -49,7 +48,7 @@ def demo(
 
 def _show(result: DemoResult) -> None:
     out.print(
-        f"\n[bold]Docstring -> function[/bold], {result.queries:,} questions over {result.gallery:,} "
+        f"\n[bold]Docstring -> function[/bold], {result.queries:,} queries over {result.gallery:,} "
         f"functions of the standard library, {result.dim}-d, on {result.server}"
     )
     out.print(f"{result.estimator} from a bank of {result.bank:,} other docstrings\n")
@@ -57,7 +56,8 @@ def _show(result: DemoResult) -> None:
     for heading in ("", "R@1", "R@5", "R@10", "skewness of N_10"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, measured in (("as it was", result.raw), ("corrected", result.corrected)):
-        table.add_row(name, *_locality_hints(measured))
+        recalls = (f"{recall:.1f}" for recall in (measured.r1, measured.r5, measured.r10))
+        table.add_row(name, *recalls, f"{measured.skewness:.2f}")
     out.print(table)
     if result.examples:
         out.print("\n[bold]Answered wrongly before, rightly now[/bold]")
@@ -68,12 +68,3 @@ def _show(result: DemoResult) -> None:
     if result.kept:
         out.print(f"\nKept: {result.collection}, {result.corrected_collection}")
     out.print(f"\n{result.seconds} s in all")
-
-
-def _locality_hints(measured: Measured) -> list[str]:
-    return [
-        f"{measured.r1:.1f}",
-        f"{measured.r5:.1f}",
-        f"{measured.r10:.1f}",
-        f"{measured.skewness:.2f}",
-    ]

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import (
-    DEFAULT_URI,
-    Alpha,
+from milvus_hubness.cli.console import REFUSED, out, progress_bars, show_facts, show_json
+from milvus_hubness.cli.options import (
     AsJson,
-    Database,
-    K,
-    Method,
-    Params,
-    TokenFile,
-    Uri,
-    chosen_estimator,
-    open_store,
-    out,
-    progress_bars,
-    show_facts,
-    show_json,
+    BankOptions,
+    ClientTtl,
+    Connection,
+    EngineName,
+    EstimatorOptions,
+    Field,
+    Pairs,
+    RowsPerSecond,
+    TargetBank,
+    read_vectors,
 )
 from milvus_hubness.errors import LeaseHeld
 from milvus_hubness.migration.plan import CLIENT_TTL
-from milvus_hubness.operations.engines import Engine
-from milvus_hubness.operations.reading import read_bank, read_pairs
+from milvus_hubness.operations.reading import read_pairs
 from milvus_hubness.refresh.evaluate import Labels
 from milvus_hubness.refresh.online_bank import OnlineBankStatus, start_online_bank, stop_online_bank
 from milvus_hubness.refresh.online_bank import list_online_banks as online_bank_statuses
@@ -35,88 +31,58 @@ from milvus_hubness.refresh.upkeep import Duty, Kept, Live, keep_up
 from milvus_hubness.refresh.write import REBUILD_SHARE
 from milvus_hubness.state import require_state
 
-REFUSED = 3
+HOUR = 3_600.0
 
 
 def refresh(
-    collection: Annotated[str, typer.Argument(help="A corrected collection.")],
-    bank: Annotated[str, typer.Option(help="New reference queries: a file, or collection:NAME.")] = "",
-    bank_column: Annotated[
-        str | None, typer.Option(help="Column, array or vector field that holds the queries.")
-    ] = None,
-    target_bank: Annotated[
-        str | None, typer.Option(help="New reference items, as --bank, for dualis and dbsn.")
-    ] = None,
-    method: Method = None,
-    param: Params = None,
-    k: K = None,
-    alpha: Alpha = None,
-    field: Annotated[str | None, typer.Option(help="Corrected field, where there are several.")] = None,
+    collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
+    bank: BankOptions,
+    estimating: EstimatorOptions,
+    connection: Connection,
+    target_bank: TargetBank = None,
+    field: Field = None,
     profile: Annotated[
-        str | None, typer.Option(help="Set of biases; one of a new name is added, from --bank.")
+        str | None, typer.Option(help="Bias profile; a new name adds a profile, from --bank.")
     ] = None,
     revert: Annotated[
-        bool, typer.Option("--revert", help="To the bank and the parameters before the last full refresh.")
+        bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
     ] = False,
-    pairs: Annotated[
-        str | None,
-        typer.Option(help="Labelled pairs that the new biases must not make worse, as tune takes them."),
-    ] = None,
+    pairs: Pairs = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Adopt new biases even where they are judged worse.")
+        bool, typer.Option("--force", help="Adopt new biases even if they are evaluated as worse.")
     ] = False,
-    live: Annotated[
-        Live, typer.Option(help="When sampled queries are taken into the online bank.")
-    ] = "never",
+    live: Annotated[Live, typer.Option(help="When sampled queries are added to the online bank.")] = "never",
     refit: Annotated[
-        bool, typer.Option("--refit", help="Recompute all though nothing changed, for sn, dbsn and blend.")
+        bool, typer.Option("--refit", help="Fit sn, dbsn or blend again although nothing changed.")
     ] = False,
     tolerance: Annotated[
-        float, typer.Option(help="Leave rows alone whose bias moved by no more than this.")
+        float, typer.Option(help="Change of a bias up to which its row is not written.")
     ] = DEFAULT_TOLERANCE,
     rebuild_share: Annotated[
         float,
-        typer.Option(help="From this share of 50,000 rows or more on, a copy takes over the alias instead."),
+        typer.Option(help="Share of 50,000 or more rows from which on a copy replaces in-place updates."),
     ] = REBUILD_SHARE,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Only say what would be done, and why; nothing is written.")
-    ] = False,
-    rows_per_second: Annotated[
-        float | None, typer.Option(help="Write no faster than this.", show_default=False)
-    ] = None,
-    client_ttl: Annotated[
-        float,
-        typer.Option(help="Seconds in which every client of ours hears of it: their longest state_ttl."),
-    ] = CLIENT_TTL,
+    plan: Annotated[bool, typer.Option("--plan", help="Show the refresh plan; write nothing.")] = False,
+    rows_per_second: RowsPerSecond = None,
+    client_ttl: ClientTtl = CLIENT_TTL,
     once: Annotated[
-        bool,
-        typer.Option(
-            "--once", help="For CronJobs: if another process holds the lease, say so and exit with 0."
-        ),
+        bool, typer.Option("--once", help="For CronJobs: exit with 0 if another process holds the lease.")
     ] = False,
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            help="server: nnn and csls by the database's own search over the bank; ray: by the workers of "
-            "the Ray cluster of $RAY_ADDRESS, or of all local cores."
-        ),
-    ] = "local",
-    uri: Uri = DEFAULT_URI,
-    db: Database = "",
-    token_file: TokenFile = None,
+    engine: EngineName = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Recompute biases: of rows that have none, and of all when the bank or the parameters changed.
+    """Compute the biases of rows that have none, and of all rows if the bank or the parameters changed.
 
-    Exits with 3 where the new ones are judged worse and were not adopted."""
+    Exits with 3 if the new biases are evaluated as worse and were not adopted.
+    """
     if (revert or refit) and live != "never":
         raise typer.BadParameter("--live takes neither --revert nor --refit")
-    store = open_store(uri, db, token_file)
+    store = connection.open()
     estimator = None
-    if any(option is not None for option in (method, param, k, alpha)):
+    if estimating.named:
         state = require_state(store.info(collection).state_of(field), collection)
         current = state.profiles.get(profile or state.active)
-        estimator = chosen_estimator(method, param, k, alpha, current.estimator if current else None)
+        estimator = estimating.estimator(current.estimator if current else None)
     labels = None
     if pairs:
         queries, keys = read_pairs(pairs)
@@ -125,8 +91,8 @@ def refresh(
         collection,
         field=field,
         profile=profile,
-        bank=read_bank(store, bank, bank_column) if bank else None,
-        target_bank=read_bank(store, target_bank, None) if target_bank else None,
+        bank=bank.read(store),
+        target_bank=read_vectors(store, target_bank),
         estimator=estimator,
         live=live,
         labels=labels,
@@ -166,7 +132,7 @@ def _report_busy(collection: str, error: LeaseHeld, *, as_json: bool) -> None:
 def _show(done: Kept) -> None:
     facts = {
         "to do" if done.planned else "done": f"{done.action} ({done.reason})",
-        "rows looked at": f"{done.scanned:,}",
+        "rows scanned": f"{done.scanned:,}",
         "rows to write" if done.planned else "rows written": f"{done.changed:,}",
         "epoch": done.epoch,
         "took": f"{done.seconds} s",
@@ -187,79 +153,74 @@ def _show(done: Kept) -> None:
     show_facts(f"{title} {done.collection}", facts)
 
 
-HOUR = 3_600.0
-
-
 def bank(
-    collection: Annotated[str, typer.Argument(help="A corrected collection or its alias.")],
+    collection: Annotated[str, typer.Argument(help="Corrected collection or its alias.")],
+    connection: Connection,
     rate: Annotated[
         float | None, typer.Option(help="Share of live queries that clients sample. [default: 0.01]")
     ] = None,
-    size: Annotated[int | None, typer.Option(help="Places in the bank. [default: as many as it has]")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Maximum number of queries in the bank. [default: its current size]")
+    ] = None,
     seed_share: Annotated[
-        float | None, typer.Option(help="Share of them that its first queries keep. [default: 0.25]")
+        float | None, typer.Option(help="Share of the bank kept for its first queries. [default: 0.25]")
     ] = None,
     half_life: Annotated[
-        float | None, typer.Option(help="Hours after which a query counts half. [default: 168]")
+        float | None, typer.Option(help="Hours after which the weight of a query halves. [default: 168]")
     ] = None,
     duplicate_cosine: Annotated[
-        float | None, typer.Option(help="Queries of a cosine above this are the same. [default: 0.99]")
+        float | None, typer.Option(help="Cosine above which two queries are duplicates. [default: 0.99]")
     ] = None,
-    off: Annotated[bool, typer.Option("--off", help="Sample no more; the bank stays as it is.")] = False,
-    field: Annotated[str | None, typer.Option(help="Corrected field, where there are several.")] = None,
+    off: Annotated[bool, typer.Option("--off", help="Stop sampling; the bank stays as it is.")] = False,
+    field: Field = None,
     profile: Annotated[
-        str | None, typer.Option(help="Set of biases whose bank it is. [default: the active one]")
+        str | None, typer.Option(help="Bias profile of the bank. [default: the active one]")
     ] = None,
-    uri: Uri = DEFAULT_URI,
-    db: Database = "",
-    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the bank follow live queries: clients sample them from now on, or on other terms. Without options,
-    tell the online banks of the collection."""
-    are_told = any(term is not None for term in (rate, size, seed_share, half_life, duplicate_cosine))
-    if off and are_told:
-        raise typer.BadParameter("give --off or terms, not both")
-    store = open_store(uri, db, token_file)
+    """Turn the online bank of a collection on, change its terms, or turn it off.
+
+    Clients then sample live queries. Without options, shows the online banks of the collection.
+    """
+    terms: dict[str, Any] = {
+        "rate": rate,
+        "size": size,
+        "seed_share": seed_share,
+        "half_life_seconds": None if half_life is None else HOUR * half_life,
+        "duplicate_cosine": duplicate_cosine,
+    }
+    are_named = any(term is not None for term in terms.values())
+    if off and are_named:
+        raise typer.BadParameter("--off takes no terms: give one or the other")
+    store = connection.open()
     if off:
         stopped = stop_online_bank(store, collection, field=field, profile=profile)
         if as_json:
             show_json({"online_banks": [], "stopped": stopped.model_dump() if stopped else None})
         else:
-            out.print("Turned off." if stopped else "It has no online bank.")
+            out.print("Turned off." if stopped else f"{collection!r} has no online bank.")
         return
-    if are_told:
-        start_online_bank(
-            store,
-            collection,
-            field=field,
-            profile=profile,
-            rate=rate,
-            size=size,
-            seed_share=seed_share,
-            half_life_seconds=None if half_life is None else HOUR * half_life,
-            duplicate_cosine=duplicate_cosine,
-        )
-    found = online_bank_statuses(store, collection)
+    if are_named:
+        start_online_bank(store, collection, field=field, profile=profile, **terms)
+    statuses = online_bank_statuses(store, collection)
     if as_json:
-        show_json({"online_banks": [each.to_dict() for each in found]})
+        show_json({"online_banks": [status.to_dict() for status in statuses]})
         return
-    for each in found:
-        _show_online_bank(collection, each)
-    if not found:
+    for status in statuses:
+        _show_online_bank(collection, status)
+    if not statuses:
         out.print(f"{collection!r} has no online bank: turn one on with --rate.")
 
 
-def _show_online_bank(collection: str, found: OnlineBankStatus) -> None:
-    terms = found.online_bank
-    held = f"{found.seed:,} queries it began with and {found.live:,} live ones"
+def _show_online_bank(collection: str, status: OnlineBankStatus) -> None:
+    terms = status.online_bank
     facts = {
         "bank of": f"{terms.field}, profile {terms.profile}",
         "sampled": f"{terms.rate:.3%} of live queries, into {terms.samples_collection}",
-        "waiting": f"{found.waiting:,} of at most {terms.capacity:,}",
-        "bank": f"{held}, of at most {terms.size:,}",
-        "kept of the first": f"{terms.seed_share:.0%} of the places",
+        "waiting": f"{status.waiting:,} of at most {terms.capacity:,}",
+        "bank": f"{status.seed:,} first queries and {status.live:,} live ones, of at most {terms.size:,}",
+        "share of the first": f"{terms.seed_share:.0%} of the bank",
         "half-life": f"{terms.half_life_seconds / HOUR:g} h",
-        "the same query": f"cosine above {terms.duplicate_cosine:g}",
+        "duplicates": f"cosine above {terms.duplicate_cosine:g}",
     }
     show_facts(collection, facts)

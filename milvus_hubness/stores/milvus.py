@@ -217,7 +217,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             properties = self.client.describe_collection(side)["properties"]
         used = any(state.reranking and state.reranking.side == side for state in source.states.values())
         if properties.get(SIDE_PROPERTY) != source.name or used:
-            raise CollectionExists(f"the name {side!r} is taken: give another with --side-name")
+            raise CollectionExists(f"collection {side!r} exists and holds no biases: rename or drop it")
         return True
 
     def create_side(self, source: CollectionInfo, side: str) -> None:

@@ -31,7 +31,7 @@ def test_enable_in_place_plans_then_does_and_disable_says_what_stays(photos, run
     assert "corrected  no" in run("status", "photos").stdout
     shown = run("enable", "photos", *WHERE, "--client-ttl", "0", "--execute")
     assert shown.returncode == 0
-    assert "50 rows carry a bias" in shown.stdout
+    assert "50 rows have a bias" in shown.stdout
     assert "second vector field" in run("status", "photos").stdout
     told = json.loads(run("status", "photos", "--json").stdout)["status"]
     assert (told["where"], told["second_vector"], told["pending"]) == ("vectors", "hubness_vector", 0)

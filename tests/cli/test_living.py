@@ -15,7 +15,7 @@ def test_a_bank_lives_and_stops(run, files):
     for fact in (
         "5.000% of live queries",
         "products_hubness__query_samples",
-        "40 queries it began with",
+        "40 first queries",
         "48 h",
     ):
         assert fact in begun.stdout

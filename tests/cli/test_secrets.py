@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from milvus_hubness.cli import console, reports
+from milvus_hubness.cli import console, options
 from tests.cli.conftest import DIM, assert_fails
 
 PASSWORD = "Pa55-of-commands"
@@ -75,7 +75,7 @@ def test_the_traceback_of_an_unexpected_error_holds_no_secret(run, folder, monke
         except ValueError as error:
             raise RuntimeError(f"cannot use {URI}") from error
 
-    monkeypatch.setattr(reports, "open_store", fails)
+    monkeypatch.setattr(options, "open_store", fails)
     monkeypatch.setenv("MILVUS_HUBNESS_TOKEN", "t0ken-of-commands")
     done = run("status", "products", *option, uri=URI)
     assert done.returncode == 1

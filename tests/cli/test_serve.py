@@ -59,7 +59,7 @@ def pending():
 
 def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--check")
-    assert (done.returncode, done.stdout) == (0, "hubness.toml: right, for products_hubness\n")
+    assert (done.returncode, done.stdout) == (0, "hubness.toml: valid, for products_hubness\n")
     np.save("wide.npy", np.ones((5, DIM + 1), np.float32))
     config = configured(
         COLLECTION + 'bank = "wide.npy"\n'
@@ -142,7 +142,7 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     assert (looked["action"], looked["scanned"], looked["result"]) == ("full", 67, "ok")
     found = status(MilvusStore(connect("shop.db")), "products_hubness")
     assert (found.pending, found.bank["count"], found.estimator["k"], found.epoch) == (0, 50, 5, 2)
-    assert "all biases were renewed" not in run("serve", "--config", config, "--once").stdout
+    assert "all biases were recomputed" not in run("serve", "--config", config, "--once").stdout
     monkeypatch.setattr("milvus_hubness.serve.reconcile.read_bank", lambda *given: 1 / 0)
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--once")
     assert done.returncode == 1

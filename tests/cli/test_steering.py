@@ -46,7 +46,7 @@ def test_terminated_in_the_middle_it_carries_on(started, run):
     rest, complaint = process.communicate(timeout=20)
     assert process.returncode == 143
     assert json.loads(rest.splitlines()[-1])["name"] == "stopped"
-    assert complaint.strip() == "milvus-hubness: stopped; the same command again carries on from here"
+    assert complaint.strip() == "milvus-hubness: stopped; repeat the command to continue"
 
     standing = json.loads(run("migrate", "status", "many", "--json").stdout)["migration"]
     assert (standing["phase"], standing["lease"]) == ("copying", None)

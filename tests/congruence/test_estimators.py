@@ -21,7 +21,7 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.cli import app
-from milvus_hubness.cli.console import chosen_estimator
+from milvus_hubness.cli.options import EstimatorOptions
 from milvus_hubness.correction import reduced_targets
 from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
@@ -170,7 +170,7 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
         "tau": pytest.approx(0.5 * spread, rel=1e-3),
         "temperature": 0.5,
     }
-    absolute = chosen_estimator(None, ["tau=0.2"], None, None, kept)
+    absolute = EstimatorOptions(param=["tau=0.2"]).estimator(kept)
     assert refresh(served.store, served.name, estimator=absolute).reason.startswith("the parameters changed")
     assert served.store.info(served.name).state.profile.estimator == {"name": "InvertedSoftmax", "tau": 0.2}
 

@@ -11,20 +11,23 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness.cli.console import (
-    Alpha,
-    AsJson,
-    K,
-    Method,
-    Params,
-    chosen_estimator,
+    REFUSED,
+    TERMINATED,
     describe,
     progress_bars,
     show_facts,
     show_json,
 )
 from milvus_hubness.cli.console import run as run_migration
-from milvus_hubness.cli.migrate.options import spread
 from milvus_hubness.cli.migrate.run import moved_on, moving, unfinished
+from milvus_hubness.cli.options import (
+    AsJson,
+    BankOptions,
+    ClientTtl,
+    EstimatorOptions,
+    RowsPerSecond,
+    add_commands,
+)
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.enable import plan_enable
@@ -42,26 +45,16 @@ from milvus_hubness.refresh.upkeep import status as read_status
 from milvus_hubness.state import require_state
 from qdrant_hubness.store import QdrantStore, connect
 
-REFUSED, TERMINATED = 3, 143
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
 Uri = Annotated[
-    str,
-    typer.Option("--uri", envvar=URI_VARIABLE, help="Server (http://…) or folder of the local mode."),
+    str, typer.Option("--uri", envvar=URI_VARIABLE, help="Server (http://…), or folder of the local mode.")
 ]
-Bank = Annotated[str, typer.Option(help="Reference queries: a file, or collection:NAME.")]
-Column = Annotated[str | None, typer.Option(help="Column, array or vector that holds them.")]
-Vector = Annotated[str | None, typer.Option("--vector", help="Name of the vector, where there are several.")]
-Alias = Annotated[str | None, typer.Option(help="The alias the application uses: moved to the copy.")]
-Frozen = Annotated[
-    bool, typer.Option("--no-writers", help="Nobody writes meanwhile: clients need not be told.")
+Vector = Annotated[
+    str | None, typer.Option(help="Name of the vector, required if the collection has several.")
 ]
-Ttl = Annotated[
-    float, typer.Option(help="Seconds in which every client of ours hears of it: their longest state_ttl.")
-]
-Rate = Annotated[float | None, typer.Option(help="Write no faster than this.", show_default=False)]
-Plan = Annotated[bool, typer.Option("--plan", help="Only say what would be done; nothing is written.")]
+Plan = Annotated[bool, typer.Option("--plan", help="Show the plan; write nothing.")]
 DEFAULT_URI = "http://localhost:6333"
 
 
@@ -78,39 +71,27 @@ class Connection:
 
 @dataclass(frozen=True)
 class Writers:
-    """Who writes to the collection meanwhile."""
+    """The options about clients that write meanwhile."""
 
-    no_writers: Frozen = False
-    client_ttl: Ttl = CLIENT_TTL
+    no_writers: Annotated[
+        bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
+    ] = False
+    client_ttl: ClientTtl = CLIENT_TTL
 
-    def options(self, progress: Progress, rate: float | None = None) -> MigrationOptions:
-        throttle = Throttle(rows_per_second=rate)
+    def options(self, progress: Progress, rows_per_second: float | None = None) -> MigrationOptions:
         return MigrationOptions(
             no_writers=self.no_writers,
             client_ttl=self.client_ttl,
-            throttle=throttle,
+            throttle=Throttle(rows_per_second=rows_per_second),
             events=as_events(progress),
         )
 
 
 @dataclass(frozen=True)
-class Estimating:
-    """How the biases are estimated. vector: of which one."""
+class Correcting(EstimatorOptions, BankOptions):
+    """The options that choose the bank, the estimator and the vector."""
 
-    bank_column: Column = None
     vector: Vector = None
-    method: Method = None
-    param: Params = None
-    k: K = None
-    alpha: Alpha = None
-
-    @property
-    def asked(self) -> bool:
-        return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
-
-    def estimator(self, *known: Any) -> Any:
-        """What the options name. known: what they change, if anything is there already."""
-        return chosen_estimator(self.method, self.param, self.k, self.alpha, *known)
 
 
 app = typer.Typer(
@@ -129,43 +110,43 @@ def main() -> None:
     run_migration(app, "qdrant-hubness")
 
 
-@app.command("migrate")
-@spread
 def migrate(
-    estimating: Estimating,
+    correcting: Correcting,
     writers: Writers,
     connection: Connection,
     source: Annotated[
         str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
     ] = None,
-    bank: Bank = "",
-    alias: Alias = None,
+    alias: Annotated[
+        str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None,
-    rows_per_second: Rate = None,
+    rows_per_second: RowsPerSecond = None,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Drop an unfinished copy and begin anew.")
+        bool, typer.Option("--restart", help="Drop an unfinished copy and start again.")
     ] = False,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a collection into the corrected form, verify it, and with --alias let the application read it.
+    """Copy a collection into its corrected form, verify it, and with --alias cut the application over to it.
 
-    Carries on where an earlier run ended; without --bank, with what it was begun with."""
-    if bank and source is None:
-        raise typer.BadParameter("give the collection that --bank is for")
+    Continues an interrupted run; without --bank, with its own options.
+    """
+    if correcting.bank and source is None:
+        raise typer.BadParameter("no collection: name the one that --bank is for")
     store = connection.open()
     known = None if source is None or restart else moving(store, source, target)
     with progress_bars() as progress:
         options = writers.options(progress, rows_per_second)
         if known is not None:
             found = moved_on(store, known, nullcontext(options))
-        elif bank and source is not None:
+        elif correcting.bank and source is not None:
             wanted = plan_migration(
                 store,
                 source,
-                read_bank(store, bank, estimating.bank_column),
-                estimator=estimating.estimator(),
-                field=estimating.vector,
+                read_bank(store, correcting.bank, correcting.bank_column),
+                estimator=correcting.estimator(),
+                field=correcting.vector,
                 target=target,
                 alias=alias,
                 restart=restart,
@@ -186,15 +167,13 @@ def migrate(
     _show(f"Migrated {found.source}", "migration", _told(found), as_json=as_json)
 
 
-@app.command("rollback")
-@spread
 def rollback(
     collection: Collection,
     writers: Writers,
     connection: Connection,
     as_json: AsJson = False,
 ) -> None:
-    """Let the application read the source again, with all that was written since."""
+    """Carry points written since the cutover back to the source, and move the alias back to it."""
     store = connection.open()
     known = Ledger(store).find(collection)
     if known.phase == "rolled back":
@@ -206,39 +185,35 @@ def rollback(
     _show(f"Rolled back {done.target}", "rollback", vars(done), as_json=as_json)
 
 
-@app.command("clean")
-@spread
 def clean(
     collection: Collection,
-    drop: Annotated[str, typer.Option(help="Which of the two collections to drop, by its own name.")],
+    drop: Annotated[str, typer.Option(help="Collection to drop: the source or the copy, by its own name.")],
     connection: Connection,
     as_json: AsJson = False,
 ) -> None:
-    """Drop one side of a migration: the source once it is over, or the copy to take it back."""
+    """Drop the source after a cutover, or the copy before it or after a rollback."""
     done = clean_migration(connection.open(), collection, drop=drop)
     _show(f"Dropped {drop}", "clean", {"dropped": drop, "phase": done.phase}, as_json=as_json)
 
 
-@app.command("enable")
-@spread
 def enable(
     collection: Collection,
-    bank: Bank,
-    estimating: Estimating,
+    correcting: Correcting,
     connection: Connection,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Correct without a copy: biases in payloads, which a formula takes off the scores of candidates."""
+    """Correct a collection without a copy: biases in payloads, which a formula subtracts from scores."""
+    correcting.require()
     store = connection.open()
-    queries, estimator = read_bank(store, bank, estimating.bank_column), estimating.estimator()
+    queries, estimator = read_bank(store, correcting.bank, correcting.bank_column), correcting.estimator()
     with progress_bars() as progress:
         wanted = plan_enable(
             store,
             collection,
             queries,
             estimator=estimator,
-            field=estimating.vector,
+            field=correcting.vector,
             where="fields",
             progress=progress,
         )
@@ -249,49 +224,45 @@ def enable(
     _show(f"Enabled {collection}", "enable", done.to_dict(), as_json=as_json)
 
 
-@app.command("disable")
-@spread
 def disable(
     collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
 ) -> None:
-    """Have a collection that was enabled answer as before."""
+    """Undo enable: searches are raw again."""
     run_disable(connection.open(), collection, field=vector)
     _show(f"Disabled {collection}", "disable", {"collection": collection}, as_json=as_json)
 
 
-@app.command("refresh")
-@spread
 def refresh(
     collection: Collection,
-    estimating: Estimating,
+    correcting: Correcting,
     connection: Connection,
-    bank: Bank = "",
     revert: Annotated[
-        bool, typer.Option("--revert", help="To what was before the last full refresh.")
+        bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Adopt new biases even where they are judged worse.")
+        bool, typer.Option("--force", help="Adopt new biases even if they are evaluated as worse.")
     ] = False,
-    client_ttl: Ttl = CLIENT_TTL,
-    rows_per_second: Rate = None,
+    client_ttl: ClientTtl = CLIENT_TTL,
+    rows_per_second: RowsPerSecond = None,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute biases: of points that have none, and of all when the bank or the parameters changed.
+    """Compute the biases of points that have none, and of all if the bank or the parameters changed.
 
-    Exits with 3 where the new ones are judged worse and were not adopted."""
+    Exits with 3 if the new biases are evaluated as worse and were not adopted.
+    """
     store = connection.open()
     estimator = None
-    if estimating.asked:
-        state = require_state(store.info(collection).state_of(estimating.vector), collection)
-        estimator = estimating.estimator(state.profile.estimator)
+    if correcting.named:
+        state = require_state(store.info(collection).state_of(correcting.vector), collection)
+        estimator = correcting.estimator(state.profile.estimator)
     with progress_bars() as progress:
         done = run_refresh(
             store,
             collection,
-            bank=read_bank(store, bank, estimating.bank_column) if bank else None,
+            bank=correcting.read(store),
             estimator=estimator,
-            field=estimating.vector,
+            field=correcting.vector,
             revert=revert,
             force=force,
             plan=plan,
@@ -305,16 +276,28 @@ def refresh(
         raise typer.Exit(REFUSED)
 
 
-@app.command("status")
-@spread
 def status(
     collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
 ) -> None:
-    """Tell whether a collection is corrected, how, and how fresh its biases are."""
+    """Show how a collection is corrected, and how fresh its biases are."""
     found = read_status(connection.open(), collection, field=vector).to_dict()
     if found["estimator"] and not as_json:
         found["estimator"] = describe(found["estimator"])
     _show(collection, "status", found, as_json=as_json)
+
+
+add_commands(
+    app,
+    {
+        "migrate": migrate,
+        "rollback": rollback,
+        "clean": clean,
+        "enable": enable,
+        "disable": disable,
+        "refresh": refresh,
+        "status": status,
+    },
+)
 
 
 def _told(migration: Migration) -> dict[str, Any]:

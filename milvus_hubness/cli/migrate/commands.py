@@ -9,11 +9,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from milvus_hubness.cli.console import AsJson, out, show_facts, show_json
+from milvus_hubness.cli.console import out, show_facts, show_json
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
-    Connection,
-    Measuring,
+    Measure,
     Name,
     Planning,
     Postpone,
@@ -32,6 +31,7 @@ from milvus_hubness.cli.migrate.show import (
     switch_words,
     verification_words,
 )
+from milvus_hubness.cli.options import AsJson, Connection
 from milvus_hubness.migration.cutover import clean as clean_migration
 from milvus_hubness.migration.cutover import cutover as cut_over
 from milvus_hubness.migration.cutover import rollback as roll_back
@@ -39,7 +39,6 @@ from milvus_hubness.migration.cutover import would_drop
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.verify import verify as verify_copy
 from milvus_hubness.operations.lease import holder_of
-from milvus_hubness.operations.reading import WHERE_FROM
 from milvus_hubness.stores import MilvusStore
 
 
@@ -47,40 +46,38 @@ def plan(
     source: Annotated[str, typer.Argument(help="Collection to correct.")],
     planning: Planning,
     switching: Switching,
-    measuring: Measuring,
     writers: Writers,
     connection: Connection,
+    measure: Measure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a migration would do. Reads only.
+    """Show what a migration would do; write nothing.
 
-    Without --method: nnn where --k or --alpha is given; else what tune chose for this bank; else blend, the
-    best choice known without labels.
+    Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank, else
+    blend.
     """
-    if not planning.bank:
-        raise typer.BadParameter(f"give the reference queries: --bank FILE ({WHERE_FROM})")
+    planning.require()
     store = connection.open()
-    wanted = planning.plan(store, source, switching=switching, measuring=measuring, writers=writers)
-    found = wanted.to_dict()
+    plan = planning.plan(store, source, switching=switching, measure=measure, writers=writers).to_dict()
     if as_json:
-        show_json({"plan": found})
+        show_json({"plan": plan})
         return
-    show_plan(found)
-    out.print("\nNothing was written. migrate rehearse does all of it but the switch, migrate run all of it.")
+    show_plan(plan)
+    out.print("\nNothing was written. migrate run does it; migrate rehearse does all but the cutover.")
 
 
 def verify(name: Name, connection: Connection, target: Target = None, as_json: AsEvents = False) -> None:
-    """Compare every row and field of source and copy once more. Writes nothing."""
+    """Compare every row and field of source and copy once more; write nothing."""
     course = Course(Writers(), Watching(), as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     with course.open(migration.source_now, migration.target) as options:
-        found = asdict(verify_copy(store, migration.target, options=options))
+        verification = asdict(verify_copy(store, migration.target, options=options))
     if as_json:
-        stream_result({"source": migration.source_now, "target": migration.target, **found})
+        stream_result({"source": migration.source_now, "target": migration.target, **verification})
     else:
-        title = f"{migration.target} holds what {migration.source_now} does"
-        show_facts(title, {"verified": verification_words(found)})
+        title = f"{migration.target} has the same rows as {migration.source_now}"
+        show_facts(title, {"verified": verification_words(verification)})
 
 
 def cutover(
@@ -93,13 +90,15 @@ def cutover(
     target: Target = None,
     as_json: AsEvents = False,
 ) -> None:
-    """Let the application read a verified copy: catch up once more, then move the name that it uses. One
-    that was interrupted is finished as it was begun."""
+    """Catch up once more, then move the name that the application reads to the verified copy.
+
+    Finishes an interrupted cutover with its own options.
+    """
     course = Course(writers, watching, postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not switching.asked:
-        raise typer.BadParameter("give the name that moves to the copy: --alias or --rename")
+        raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
     with course.open(migration.source, migration.target) as options:
         migration = cut_over(
             store, migration.target, alias=switching.alias, rename=switching.rename, options=options
@@ -118,7 +117,7 @@ def rollback(
     target: Target = None,
     as_json: AsEvents = False,
 ) -> None:
-    """Let the application read the source again, once that holds what was written since the switch."""
+    """Carry rows written since the switch back to the source, and move the application's name back to it."""
     course = Course(writers, watching, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
@@ -126,18 +125,18 @@ def rollback(
         if as_json:
             stream_result({"source": migration.source, "target": migration.target, "carried": 0})
         else:
-            out.print(f"{migration.source} is rolled back already: the application reads it.")
+            out.print(f"{migration.source} is rolled back already.")
         return
     with course.open(migration.source, migration.target) as options:
         done = roll_back(store, migration.target, options=options)
     if as_json:
         stream_result(vars(done))
         return
-    leads = "reads the source again, under its own name"
+    renamed = f"{done.source}, under its own name"
     show_facts(
         f"\nRolled back: {done.source}",
         {
-            "alias": f"{done.alias} -> {done.source}" if done.alias != done.source else leads,
+            "alias": f"{done.alias} -> {done.source}" if done.alias != done.source else renamed,
             "carried back": f"{done.carried:,} rows written since the switch",
             "to drop the copy": f"milvus-hubness migrate clean {done.source} --drop {done.target}",
         },
@@ -146,56 +145,58 @@ def rollback(
 
 def clean(
     name: Name,
-    drop: Annotated[str, typer.Option(help="Which of the two collections to drop: the source or the copy.")],
+    drop: Annotated[str, typer.Option(help="Collection to drop: the source or the copy, by its own name.")],
     connection: Connection,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop without asking.")] = False,
     target: Target = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drop for good what a migration leaves: the source after the switch, or the copy while or once more the
-    application reads the source. Never what the application reads."""
+    """Drop the source after a cutover, or the copy before it or after a rollback.
+
+    Refuses to drop the collection that the application reads.
+    """
     store = connection.open()
-    going = would_drop(store, name, drop=drop, target=target)
+    dropped = would_drop(store, name, drop=drop, target=target)
     if not as_json:
-        show_facts("Dropping for good" if yes else "Would be dropped for good", going)
-    if going and not yes:
+        show_facts("Dropping for good" if yes else "Would be dropped for good", dropped)
+    if dropped and not yes:
         if as_json or not sys.stdin.isatty():
             raise typer.BadParameter("not confirmed: add --yes")
         if not typer.confirm("Drop this?"):
             out.print("Nothing was dropped.")
             return
-    done = clean_migration(store, name, drop=drop, target=target)
+    migration = clean_migration(store, name, drop=drop, target=target)
     if as_json:
-        show_json({"clean": {"dropped": going, **migration_facts(done)}})
+        show_json({"clean": {"dropped": dropped, **migration_facts(migration)}})
 
 
 def status(
     connection: Connection,
     name: Annotated[
-        str | None, typer.Argument(help="Source, copy or alias of one migration. [default: all of them]")
+        str | None, typer.Argument(help="Source, copy or alias of one migration. [default: all migrations]")
     ] = None,
     target: Target = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the progress of migrations, as the database has it: from any machine, at any time."""
+    """Show the progress of migrations from the ledger in the database."""
     store = connection.open()
     ledger = Ledger(store)
     if name is None:
-        migrations = ledger.migrations()
+        progress = [_progress(store, ledger, migration) for migration in ledger.migrations()]
         if as_json:
-            show_json({"migrations": [_standing(store, ledger, each) for each in migrations]})
+            show_json({"migrations": progress})
         else:
-            _show_all([_standing(store, ledger, each) for each in migrations])
+            _show_all(progress)
         return
     migration = ledger.find(name, target)
-    standing = _standing(store, ledger, migration)
+    facts = _progress(store, ledger, migration)
     if as_json:
-        show_json({"migration": standing})
+        show_json({"migration": facts})
     else:
-        _show(migration, standing)
+        _show(migration, facts)
 
 
-def _standing(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
+def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:
     chunks = ledger.chunks(migration)
     done = [chunk for chunk in chunks if chunk.seconds is not None]
     rows, seconds = sum(chunk.rows for chunk in done), sum(chunk.seconds or 0.0 for chunk in done)
@@ -214,35 +215,35 @@ def _standing(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[
     }
 
 
-def _show_all(standings: list[dict[str, Any]]) -> None:
-    if not standings:
+def _show_all(migrations: list[dict[str, Any]]) -> None:
+    if not migrations:
         out.print("There are no migrations in this database.")
         return
     table = Table(box=None)
-    for heading in ("source", "copy", "phase", "rows", "at work", "name"):
+    for heading in ("source", "copy", "phase", "rows", "running", "name"):
         table.add_column(heading, justify="right" if heading == "rows" else "left", overflow="fold")
-    for each in standings:
+    for facts in migrations:
         table.add_row(
-            each["source"],
-            each["target"],
-            each["phase"],
-            f"{each['rows_copied']:,} of {each['rows']:,}",
-            "yes" if each["lease"] else "no",
-            each["switch"]["name"] if each["switch"] else "",
+            facts["source"],
+            facts["target"],
+            facts["phase"],
+            f"{facts['rows_copied']:,} of {facts['rows']:,}",
+            "yes" if facts["lease"] else "no",
+            facts["switch"]["name"] if facts["switch"] else "",
         )
     out.print(table)
 
 
-def _show(migration: Migration, standing: dict[str, Any]) -> None:
-    speed, eta = standing["rows_per_second"], standing["eta_seconds"]
-    lease, dual_write = standing["lease"], standing["dual_write"]
-    required = ", and fail where that does" if dual_write and dual_write["required"] else ""
+def _show(migration: Migration, facts: dict[str, Any]) -> None:
+    speed, eta = facts["rows_per_second"], facts["eta_seconds"]
+    lease, dual_write = facts["lease"], facts["dual_write"]
+    required = ", and fail if that fails" if dual_write and dual_write["required"] else ""
     show_facts(
         f"{migration.source} -> {migration.target}",
         {
             "phase": migration.phase,
-            "rows": f"{standing['rows_copied']:,} of {migration.rows:,}",
-            "chunks": f"{standing['chunks_done']:,} of {migration.chunks:,}",
+            "rows": f"{facts['rows_copied']:,} of {migration.rows:,}",
+            "chunks": f"{facts['chunks_done']:,} of {migration.chunks:,}",
             "speed": f"{speed:,.0f} rows/s while writing" if speed else None,
             "left": f"{eta:,.0f} s" if eta is not None else None,
             "passes": migration.passes or None,
@@ -251,11 +252,11 @@ def _show(migration: Migration, standing: dict[str, Any]) -> None:
             "verified": verification_words(migration.verified),
             "switched": switch_words(migration),
             "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
-            "at work": f"process {lease['owner']['pid']} on {lease['owner']['host']}, lease until "
+            "lease": f"process {lease['owner']['pid']} on {lease['owner']['host']}, until "
             f"{lease['expires_at'][:19]} UTC"
             if lease
-            else "nobody",
-            "begun": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",
+            else "none",
+            "started": f"{migration.begun_at:%Y-%m-%d %H:%M:%S} UTC",
             "changed": f"{migration.changed_at:%Y-%m-%d %H:%M:%S} UTC",
         },
     )

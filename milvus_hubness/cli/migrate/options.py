@@ -2,104 +2,50 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import wraps
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import typer
 
-from milvus_hubness.cli.console import (
-    DEFAULT_URI,
-    Alpha,
-    Database,
-    K,
-    Method,
-    Params,
-    TokenFile,
-    Uri,
-    chosen_estimator,
-    open_store,
+from milvus_hubness.cli.options import (
+    BankName,
+    BankOptions,
+    ClientTtl,
+    EngineName,
+    EstimatorOptions,
+    Field,
+    Gate,
+    RowsPerSecond,
+    TargetBank,
     pairs_of,
+    read_vectors,
 )
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import CLIENT_TTL, MigrationPlan, plan_migration
-from milvus_hubness.operations.engines import Engine
 from milvus_hubness.operations.reading import read_bank
 from milvus_hubness.state import slots_for
 from milvus_hubness.stores import MilvusStore
 
-
-def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer.
-
-    Annotations come from `inspect.signature`: on Python 3.10, `get_type_hints` wraps those with the default
-    None in Optional, which hides the content of Annotated.
-    """
-    parameters = inspect.signature(command, eval_str=True).parameters
-    groups: dict[str, Any] = {
-        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
-    }
-
-    @wraps(command)
-    def taken_apart(**given: Any) -> None:
-        made = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**given, **made)
-
-    signature = inspect.Signature(list(_parameters(parameters, groups)))
-    taken_apart.__dict__["__signature__"] = signature
-    taken_apart.__annotations__ = {}
-    return taken_apart
-
-
-def _parameters(
-    parameters: Mapping[str, inspect.Parameter], groups: dict[str, Any]
-) -> Iterator[inspect.Parameter]:
-    for parameter in parameters.values():
-        kind = inspect.Parameter.KEYWORD_ONLY
-        if parameter.name not in groups:
-            yield parameter.replace(kind=kind)
-            continue
-        group = groups[parameter.name]
-        annotations = get_type_hints(group, include_extras=True)
-        for field in fields(group):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            yield inspect.Parameter(field.name, kind, default=default, annotation=annotations[field.name])
-
-
-Name = Annotated[str, typer.Argument(help="The migration's source, its copy, or the alias of either.")]
+Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or an alias of either.")]
+Source = Annotated[
+    str | None, typer.Argument(help="Collection to correct. [default: that of the unfinished migration]")
+]
 Target = Annotated[
-    str | None, typer.Option("--target", help="The copy of this migration, where the source has several.")
+    str | None, typer.Option("--target", help="Copy, required if the source has several copies.")
 ]
 AsEvents = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object a line for each event, the result last.")
+    bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")
 ]
 Postpone = Annotated[
     bool,
     typer.Option(
-        "--postpone-cutover",
-        help="Follow the source until released, by migrate release or POST /cutover, and only then switch.",
+        "--postpone-cutover", help="Follow the source until migrate release or POST /cutover, then cut over."
     ),
 ]
-
-
-@dataclass(frozen=True)
-class Connection:
-    """The options that select the database."""
-
-    uri: Uri = DEFAULT_URI
-    db: Database = ""
-    token_file: TokenFile = None
-
-    def open(self) -> MilvusStore:
-        return open_store(self.uri, self.db, self.token_file)
 
 
 @dataclass(frozen=True)
@@ -107,20 +53,20 @@ class Switching:
     """The options that select the name that moves to the copy."""
 
     alias: Annotated[
-        str | None, typer.Option(help="The application reads this alias: it is moved to the copy, or made.")
+        str | None, typer.Option(help="Alias that the application reads: it is moved to the copy or created.")
     ] = None
     rename: Annotated[
         bool,
         typer.Option(
             "--rename",
-            help="The application reads the source's own name: the source becomes SOURCE__before_hubness, "
-            "and its name an alias of the copy.",
+            help="Rename the source to SOURCE__before_hubness and make its name an alias of the copy, for "
+            "applications that read the source by its own name.",
         ),
     ] = False
 
     def __post_init__(self) -> None:
         if self.alias and self.rename:
-            raise typer.BadParameter("give either --alias or --rename: one name is moved")
+            raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
     @property
     def asked(self) -> bool:
@@ -135,20 +81,10 @@ class Switching:
             yield "--rename"
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """The options that measure the recall that the index loses with the augmented form."""
-
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="Measure, on a sample, what recall the index loses and how to get it back."
-        ),
-    ] = False
-    search_value: Annotated[
-        int | None,
-        typer.Option(min=1, help="ef or nprobe as the application searches. [default: Milvus's own]"),
-    ] = None
+Measure = Annotated[
+    bool,
+    typer.Option("--measure", help="Measure the recall of the index on a sample, and how to regain it."),
+]
 
 
 @dataclass(frozen=True)
@@ -156,45 +92,20 @@ class Writers:
     """The options about clients that write during the migration."""
 
     no_writers: Annotated[
-        bool,
-        typer.Option(
-            "--no-writers", help="Nobody writes to the collection meanwhile: no client need be told."
-        ),
+        bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
     ] = False
-    client_ttl: Annotated[
-        float,
-        typer.Option(min=0, help="The longest state_ttl of a HubnessClient that writes, in seconds."),
-    ] = CLIENT_TTL
+    client_ttl: ClientTtl = CLIENT_TTL
 
 
 @dataclass(frozen=True)
-class Planning:
+class Planning(EstimatorOptions, BankOptions):
     """The options that define the copy."""
 
-    bank: Annotated[
-        str, typer.Option(help="Reference queries: .npy .npz .parquet .arrow file, or collection:NAME.")
-    ] = ""
-    bank_column: Annotated[
-        str | None, typer.Option(help="Column, array or vector field that holds the queries.")
-    ] = None
-    bank_name: Annotated[
-        str | None, typer.Option(help="Collection that keeps the bank. [default: SOURCE__bank]")
-    ] = None
-    field: Annotated[str | None, typer.Option(help="Vector field, where there are several.")] = None
+    bank_name: BankName = None
+    field: Field = None
     target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None
-    target_bank: Annotated[
-        str | None, typer.Option(help="Reference items, as --bank, for dualis, dbsn and --gate-targets.")
-    ] = None
-    method: Method = None
-    param: Params = None
-    k: K = None
-    alpha: Alpha = None
-    gate: Annotated[
-        int | None,
-        typer.Option(
-            help="Correct only queries whose raw best item is among the GATE nearest of a bank query."
-        ),
-    ] = None
+    target_bank: TargetBank = None
+    gate: Gate = None
     gate_targets: Annotated[
         int | None,
         typer.Option(
@@ -203,23 +114,23 @@ class Planning:
         ),
     ] = None
     profiles: Annotated[
-        int, typer.Option(help="Sets of biases to leave room for; refresh --profile adds the further ones.")
+        int, typer.Option(help="Number of bias profiles with room in the vectors; refresh adds them.")
     ] = 1
     index_type: Annotated[
-        str | None, typer.Option(help="Of the copy's index, HNSW or IVF_FLAT say. [default: the source's]")
+        str | None, typer.Option(help="Index type of the copy, such as HNSW. [default: the source's]")
     ] = None
     index_param: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=VALUE, a parameter of the copy's index, nlist=512 say; may be given again. "
+            help="NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. "
             "[default: the source's]",
             show_default=False,
         ),
     ] = None
     restart: Annotated[
-        bool, typer.Option("--restart", help="Drop what an unfinished migration left and begin anew.")
+        bool, typer.Option("--restart", help="Drop the leftovers of an unfinished migration and start again.")
     ] = False
-    force: Annotated[bool, typer.Option("--force", help="Migrate though tuning advises against it.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Migrate even if tune advises against it.")] = False
 
     def plan(
         self,
@@ -227,19 +138,17 @@ class Planning:
         source: str,
         *,
         switching: Switching | None = None,
-        measuring: Measuring | None = None,
+        measure: bool = False,
         writers: Writers | None = None,
     ) -> MigrationPlan:
         """Return the plan of these options, from `plan_migration`."""
-        estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
-        switching, measuring = switching or Switching(), measuring or Measuring()
-        writers = writers or Writers()
+        switching, writers = switching or Switching(), writers or Writers()
         return plan_migration(
             store,
             source,
             read_bank(store, self.bank, self.bank_column),
-            estimator=estimator,
-            target_bank=read_bank(store, self.target_bank, None) if self.target_bank else None,
+            estimator=self.estimator(),
+            target_bank=read_vectors(store, self.target_bank),
             field=self.field,
             target=self.target,
             bank_collection=self.bank_name,
@@ -252,8 +161,7 @@ class Planning:
             index_params=pairs_of(self.index_param, "--index-param"),
             restart=self.restart,
             force=self.force,
-            measure=measuring.measure or measuring.search_value is not None,
-            search_value=measuring.search_value,
+            measure=measure,
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
@@ -264,16 +172,15 @@ class Planning:
         would have no effect. Raises InvalidParameter."""
         if odd := [*self._unlike(store, migration), *(switching.unlike(migration) if switching else ())]:
             raise InvalidParameter(
-                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} was begun "
-                f"otherwise and is {migration.phase!r}: leave the option out, or give another --target"
+                f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
+                f"{migration.phase!r} and was started with other options: repeat them, or name another "
+                "--target"
             )
 
     def _unlike(self, store: MilvusStore, migration: Migration) -> Iterator[str]:
         begun = migration.arguments
         index = begun.get("index") or {}
-        estimator = chosen_estimator(self.method, self.param, self.k, self.alpha)
-        bank = read_bank(store, self.bank, self.bank_column) if self.bank else None
-        targets = read_bank(store, self.target_bank, None) if self.target_bank else None
+        estimator, bank, targets = self.estimator(), self.read(store), read_vectors(store, self.target_bank)
         asked = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
@@ -292,10 +199,11 @@ class Planning:
                 yield f"--index-param {name}"
 
 
-RowsPerSecond = Annotated[float | None, typer.Option(help="Write no faster than this.")]
-BytesPerSecond = Annotated[float | None, typer.Option(help="Write no more vector bytes than this.")]
+BytesPerSecond = Annotated[
+    float | None, typer.Option(help="Maximum bytes of vectors written per second. [default: no limit]")
+]
 ChunkSeconds = Annotated[
-    float | None, typer.Option(help="How long one write request should take: its rows are chosen so.")
+    float | None, typer.Option(help="Target duration of one write in seconds, which sets its size.")
 ]
 
 
@@ -307,10 +215,10 @@ class Pace:
     bytes_per_second: BytesPerSecond = None
     chunk_seconds: ChunkSeconds = None
     max_load: Annotated[
-        str | None, typer.Option(help="Shell command; copying rests as long as it fails.", metavar="CMD")
+        str | None, typer.Option(help="Shell command; while it fails, the run pauses.", metavar="CMD")
     ] = None
     critical_load: Annotated[
-        str | None, typer.Option(help="Shell command; when it fails, the migration stops.", metavar="CMD")
+        str | None, typer.Option(help="Shell command; if it fails, the run ends.", metavar="CMD")
     ] = None
     load_every: Annotated[
         float, typer.Option(min=0.1, help="Seconds between two runs of the load commands.")
@@ -318,18 +226,12 @@ class Pace:
     bulk_folder: Annotated[
         str | None,
         typer.Option(
-            help="Copy by Parquet files that the server imports from this folder; it calls it REMOTE, or the "
-            "same. Needs --no-writers and milvus-hubness[bulk].",
+            help="Folder for a copy by Parquet files that the server imports; REMOTE is its path on the "
+            "server. Needs --no-writers and milvus-hubness[bulk].",
             metavar="LOCAL[=REMOTE]",
         ),
     ] = None
-    engine: Annotated[
-        Engine,
-        typer.Option(
-            help="server: nnn and csls by the database's own search over the bank; ray: by the workers of "
-            "the Ray cluster of $RAY_ADDRESS, or of all local cores."
-        ),
-    ] = "local"
+    engine: EngineName = "local"
 
 
 @dataclass(frozen=True)
@@ -337,21 +239,19 @@ class Watching:
     """The options that report and control a running migration."""
 
     control: Annotated[
-        Path | None,
-        typer.Option(help="JSON file that steers this, see migrate pause; it need not be there yet."),
+        Path | None, typer.Option(help="JSON file that migrate pause and its like write to control the run.")
     ] = None
     http: Annotated[
         str | None,
-        typer.Option(help="Serve /status, /metrics, /pause … on this loopback address.", metavar="HOST:PORT"),
+        typer.Option(help="Loopback address of /status, /metrics, /pause and more.", metavar="HOST:PORT"),
     ] = None
     on: Annotated[
         list[str] | None,
         typer.Option(
-            help="Shell command to run at an event; may be given again. A before-… that fails stops the "
-            "migration.",
+            help="Shell command to run at an event; repeatable. A before-… that fails ends the run.",
             metavar="EVENT=CMD",
         ),
     ] = None
     metrics_file: Annotated[
-        Path | None, typer.Option(help="Keep the metrics in this .prom file, for node_exporter.")
+        Path | None, typer.Option(help="File for the metrics in Prometheus format, for node_exporter.")
     ] = None

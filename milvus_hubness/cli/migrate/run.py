@@ -5,18 +5,18 @@ from __future__ import annotations
 import resource
 import sys
 from contextlib import AbstractContextManager
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from milvus_hubness.cli.console import out, show_facts
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
-    Connection,
-    Measuring,
+    Measure,
     Pace,
     Planning,
     Postpone,
+    Source,
     Switching,
     Watching,
     Writers,
@@ -30,6 +30,7 @@ from milvus_hubness.cli.migrate.show import (
     stream_result,
     verification_words,
 )
+from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
 from milvus_hubness.migration.cutover import cutover, rollback
 from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration, chosen_switch
@@ -90,19 +91,17 @@ def run(
     pace: Pace,
     watching: Watching,
     connection: Connection,
-    source: Annotated[
-        str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
-    ] = None,
+    source: Source = None,
     postpone_cutover: Postpone = False,
     as_json: AsEvents = False,
 ) -> None:
-    """Copy, correct, catch up with what is written meanwhile, verify; with --alias or --rename, switch.
+    """Copy, correct, catch up with writes, verify, and with --alias or --rename cut over.
 
-    Carries on where an earlier run ended, however that ended; without --bank, with what it was begun with.
+    Continues an interrupted run; without --bank, with its own options.
     """
     course = Course(writers, watching, pace, postponed=postpone_cutover, as_json=as_json)
     if planning.bank and source is None:
-        raise typer.BadParameter("give the collection that --bank is for")
+        raise typer.BadParameter("no collection: name the one that --bank is for")
     store = connection.open()
     known = None if source is None or planning.restart else moving(store, source, planning.target)
     if known is not None:
@@ -161,7 +160,7 @@ def _switched(
 def _show_next(migration: Migration) -> None:
     say = {
         "verified": f"Next: milvus-hubness migrate cutover {migration.source}, with --alias or --rename",
-        "switched": f"Back: milvus-hubness migrate rollback {migration.target}",
+        "switched": f"To undo: milvus-hubness migrate rollback {migration.target}",
     }.get(migration.phase)
     if say:
         out.print(f"\n{say}", highlight=False, markup=False)
@@ -169,24 +168,24 @@ def _show_next(migration: Migration) -> None:
 
 def rehearse(
     planning: Planning,
-    measuring: Measuring,
     writers: Writers,
     pace: Pace,
     watching: Watching,
     connection: Connection,
-    source: Annotated[
-        str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
-    ] = None,
+    source: Source = None,
+    measure: Measure = False,
     as_json: AsEvents = False,
 ) -> None:
-    """Do everything except the cutover, on real data, and report what it took. The application notices
-    nothing. Drop the copy afterwards, or let migrate run continue with it."""
+    """Do everything except the cutover, on real data, and report what it took.
+
+    Drop the copy afterwards, or continue with migrate run.
+    """
     course = Course(writers, watching, pace, as_json=as_json)
     if planning.bank and source is None:
-        raise typer.BadParameter("give the collection that --bank is for")
+        raise typer.BadParameter("no collection: name the one that --bank is for")
     store = connection.open()
     if planning.bank and source is not None:
-        plan = planning.plan(store, source, measuring=measuring, writers=writers)
+        plan = planning.plan(store, source, measure=measure, writers=writers)
         if not as_json:
             show_plan(plan.to_dict())
         with course.open(plan.source.name, plan.target) as options:

@@ -13,17 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import AsJson, err, known_tokens, out, show_json
-from milvus_hubness.cli.migrate.options import (
-    BytesPerSecond,
-    ChunkSeconds,
-    Pace,
-    RowsPerSecond,
-    Watching,
-    Writers,
-)
+from milvus_hubness.cli.console import err, out, show_json
+from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching, Writers
 from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
-from milvus_hubness.errors import UnreadableFile
+from milvus_hubness.cli.options import AsJson, RowsPerSecond
+from milvus_hubness.errors import UnreadableFile, remembered_secrets
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
 from milvus_hubness.operations.control import (
     ControlFile,
@@ -66,7 +60,7 @@ def stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
     try:
         yield
     except (Terminated, Interrupted):
-        sys.stderr.write("milvus-hubness: stopped; the same command again carries on from here\n")
+        sys.stderr.write("milvus-hubness: stopped; repeat the command to continue\n")
         raise
     finally:
         for number, handler in before.items():
@@ -106,7 +100,7 @@ class Course:
     def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
         """Report and control the migration while this context is open. Raises InvalidParameter if --http
         cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
-        secrets = known_tokens()
+        secrets = remembered_secrets()
         latest, metrics = LatestEvents(), MigrationMetrics(source, target)
         with ExitStack() as stack:
             listeners: list[Listener] = [self.timeline, latest, metrics]
@@ -127,7 +121,7 @@ class Course:
 
                 controls = Controls("http", self._throttle, self._gate, events)
                 server = stack.enter_context(control_server(address, controls, latest, metrics))
-                err.print(f"steered at {server.url}", highlight=False, markup=False)
+                err.print(f"controlled at {server.url}", highlight=False, markup=False)
             stack.enter_context(
                 LoadWatch(
                     self._throttle,
@@ -157,21 +151,16 @@ class _MetricsFile:
             self._metrics.write_textfile(self._path)
 
 
-Control = Annotated[Path, typer.Option(help="The file that the run was given as --control.")]
-Free = Annotated[
-    list[str] | None,
-    typer.Option("--free", help="Limit to take away: rows, bytes or chunk; may be given again."),
-]
-LIMITS = {"rows": "rows_per_second", "bytes": "bytes_per_second", "chunk": "chunk_seconds"}
+Control = Annotated[Path, typer.Option(help="File that the run was given as --control.")]
 
 
 def pause(control: Control, as_json: AsJson = False) -> None:
-    """Pause the run before its next request. It stays alive; clients go on writing to both collections."""
+    """Pause the run before its next request; clients continue to write to both collections."""
     _write(control, as_json, paused=True)
 
 
 def resume(control: Control, as_json: AsJson = False) -> None:
-    """Have a paused run go on."""
+    """Resume a paused run."""
     _write(control, as_json, paused=False)
 
 
@@ -180,25 +169,23 @@ def set_rate(
     rows_per_second: RowsPerSecond = None,
     bytes_per_second: BytesPerSecond = None,
     chunk_seconds: ChunkSeconds = None,
-    free: Free = None,
     as_json: AsJson = False,
 ) -> None:
-    """Change how fast the run writes, while it does."""
-    unknown = [each for each in free or [] if each not in LIMITS]
-    given = {
+    """Change the limits of a run; 0 removes a limit."""
+    options = {
         "rows_per_second": rows_per_second,
         "bytes_per_second": bytes_per_second,
         "chunk_seconds": chunk_seconds,
     }
-    changes: dict[str, float | None] = {name: value for name, value in given.items() if value is not None}
-    changes |= {LIMITS[each]: None for each in free or [] if each in LIMITS}
-    if unknown or not changes:
-        raise typer.BadParameter("give a limit, or --free rows, bytes or chunk to take one away")
-    _write(control, as_json, **changes)
+    limits = {name: limit or None for name, limit in options.items() if limit is not None}
+    if not limits:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        raise typer.BadParameter(f"no limit to change: pass one of {names}")
+    _write(control, as_json, **limits)
 
 
 def release(control: Control, as_json: AsJson = False) -> None:
-    """Let the run that was told to --postpone-cutover switch as soon as the copy has caught up."""
+    """Let a run with --postpone-cutover cut over as soon as the copy has caught up."""
     _write(control, as_json, cutover="now")
 
 

@@ -1,0 +1,232 @@
+"""The options that commands share: types, groups of them, and `spread`, which gives a group to typer."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from milvus_hubness.banks.bank import QueryBank
+from milvus_hubness.cli.console import describe
+from milvus_hubness.errors import InvalidParameter, UnreadableFile, remember_secrets, secrets_in
+from milvus_hubness.estimators import NNN, Estimator, from_dict
+from milvus_hubness.estimators.registry import METHODS, class_name, with_parameters
+from milvus_hubness.operations.engines import Engine
+from milvus_hubness.operations.reading import WHERE_FROM, read_bank
+from milvus_hubness.stores import MilvusStore, connect
+from milvus_hubness.stores.protocols import Store
+
+URI_VARIABLES = ("MILVUS_HUBNESS_URI", "MILVUS_URI")
+DATABASE_VARIABLE = "MILVUS_HUBNESS_DB"
+TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
+DEFAULT_URI = "http://localhost:19530"
+
+Uri = Annotated[
+    str,
+    typer.Option("--uri", envvar=[*URI_VARIABLES], help="Milvus server, or path of a Milvus Lite .db file."),
+]
+Database = Annotated[
+    str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help=f"File with the token of the server. [default: ${TOKEN_VARIABLE}]")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+Field = Annotated[
+    str | None, typer.Option(help="Vector field, required if the collection has several to choose from.")
+]
+TargetBank = Annotated[
+    str | None, typer.Option(help="Reference items, in the forms of --bank; for dualis and dbsn.")
+]
+BankName = Annotated[
+    str | None, typer.Option(help="Collection to store the bank in. [default: COLLECTION__bank]")
+]
+Gate = Annotated[
+    int | None,
+    typer.Option(help="Correct only queries whose raw best item is among the GATE nearest of a bank query."),
+]
+Pairs = Annotated[
+    str | None,
+    typer.Option(help="Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."),
+]
+ClientTtl = Annotated[
+    float, typer.Option(min=0, help="Longest state_ttl of any HubnessClient that writes, in seconds.")
+]
+RowsPerSecond = Annotated[
+    float | None, typer.Option(help="Maximum rows written per second. [default: no limit]")
+]
+EngineName = Annotated[
+    Engine,
+    typer.Option(
+        "--engine",
+        help="Where biases are computed. local: this machine. server: Milvus's search over the bank, for nnn "
+        "and csls. ray: the Ray cluster of $RAY_ADDRESS, or all local cores.",
+    ),
+]
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer.
+
+    Annotations come from `inspect.signature`: on Python 3.10, `get_type_hints` wraps those with the default
+    None in Optional, which hides the content of Annotated.
+    """
+    parameters = inspect.signature(command, eval_str=True).parameters
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+
+    @wraps(command)
+    def with_groups(**arguments: Any) -> None:
+        for name, group in groups.items():
+            arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+        command(**arguments)
+
+    options: list[inspect.Parameter] = []
+    for parameter in parameters.values():
+        kind = inspect.Parameter.KEYWORD_ONLY
+        if parameter.name not in groups:
+            options.append(parameter.replace(kind=kind))
+            continue
+        group = groups[parameter.name]
+        annotations = get_type_hints(group, include_extras=True)
+        for field in fields(group):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            annotation = annotations[field.name]
+            options.append(inspect.Parameter(field.name, kind, default=default, annotation=annotation))
+    with_groups.__dict__["__signature__"] = inspect.Signature(options)
+    with_groups.__annotations__ = {}
+    return with_groups
+
+
+def add_commands(app: typer.Typer, commands: Mapping[str, Callable[..., None]]) -> None:
+    for name, command in commands.items():
+        app.command(name)(spread(command))
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The options that select the database."""
+
+    uri: Uri = DEFAULT_URI
+    db: Database = ""
+    token_file: TokenFile = None
+
+    def open(self) -> MilvusStore:
+        return open_store(self.uri, self.db, self.token_file)
+
+
+def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
+    """Return the store of a database. Raises ServerUnavailable, UnreadableFile."""
+    remember_secrets(*secrets_in(uri))
+    return MilvusStore(connect(uri, read_token(token_file), database))
+
+
+def read_token(token_file: Path | None) -> str:
+    """Return the token from a file or the environment, never from an argument: arguments are readable in the
+    process list."""
+    if token_file is None:
+        token = os.environ.get(TOKEN_VARIABLE, "")
+    else:
+        try:
+            token = token_file.read_text().strip()
+        except OSError as error:
+            raise UnreadableFile(f"cannot read the token file {token_file}: {error.strerror}") from None
+    remember_secrets(token)
+    return token
+
+
+@dataclass(frozen=True)
+class BankOptions:
+    """The options that name the query bank."""
+
+    bank: Annotated[
+        str,
+        typer.Option(help="Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME."),
+    ] = ""
+    bank_column: Annotated[
+        str | None, typer.Option(help="Array, column or vector field of --bank that holds the queries.")
+    ] = None
+
+    def require(self) -> None:
+        if not self.bank:
+            raise typer.BadParameter(f"no reference queries: pass --bank FILE ({WHERE_FROM})")
+
+    def read(self, store: Store) -> QueryBank | None:
+        return read_bank(store, self.bank, self.bank_column) if self.bank else None
+
+
+def read_vectors(store: Store, spec: str | None) -> QueryBank | None:
+    """Return the vectors of a file or collection; None if none is named."""
+    return read_bank(store, spec) if spec else None
+
+
+@dataclass(frozen=True)
+class EstimatorOptions:
+    """The options that choose the estimator."""
+
+    method: Annotated[
+        str | None, typer.Option(help=f"Estimator: {', '.join(METHODS)}.", show_default=False)
+    ] = None
+    param: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME=VALUE, a parameter of the estimator; repeatable. tau is in units of the score, "
+            "temperature in units of the spread of scores.",
+            show_default=False,
+        ),
+    ] = None
+    k: Annotated[int | None, typer.Option(help="Nearest bank queries that count, for nnn and csls.")] = None
+    alpha: Annotated[float | None, typer.Option(help="Share of their mean score to subtract, for nnn.")] = (
+        None
+    )
+
+    def estimator(self, current: dict[str, Any] | None = None) -> Estimator | None:
+        """Return the estimator of the options; None if they name none.
+
+        current: the estimator in use, as its dictionary; its parameters apply unless the options name them.
+        --k and --alpha without --method mean NNN. Raises InvalidParameter.
+        """
+        named = {"k": self.k, "alpha": self.alpha}
+        parameters = {name: value for name, value in named.items() if value is not None}
+        parameters |= pairs_of(self.param, "--param")
+        if isinstance(parameters.get("alpha"), int | float) and parameters["alpha"] <= 0:
+            raise InvalidParameter(f"alpha must be above 0, not {parameters['alpha']!r}: 0 corrects nothing")
+        if self.method is None and not parameters:
+            return None
+        if self.method is None and current is not None:
+            methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
+            for name in (name for name in parameters if name in methods and name not in current):
+                raise InvalidParameter(
+                    f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}"
+                )
+            return from_dict(with_parameters(current, parameters))
+        name = NNN.__name__ if self.method is None else class_name(self.method)
+        return from_dict(with_parameters({"name": name}, parameters))
+
+    @property
+    def named(self) -> bool:
+        return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
+
+
+def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
+    """Return the names and values of NAME=VALUE texts. Raises InvalidParameter, which names the option."""
+    result: dict[str, Any] = {}
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise InvalidParameter(f"{option} takes NAME=VALUE, got {text!r}")
+        try:
+            result[name] = json.loads(value)
+        except ValueError:
+            result[name] = value
+    return result
