@@ -42,10 +42,11 @@ from milvus_hubness import (
     plan_migration,
 )
 from milvus_hubness.banks.bank import Vectors
+from milvus_hubness.codec.base import EPOCH_FIELD
+from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.enable.enable import MAX_MISS_RATE, MEASURED_QUERIES
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.quality.trials import enough_candidates, missed_share, raw_places
-from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS
 from tests.real_data import EMBEDDING_TASKS, Task, fit_on, load_task
 from tests.servers import MilvusServer, lite_uri
 

@@ -124,6 +124,13 @@ class Correction:
         return biases
 
 
+def biases_by_slot(corrections: Mapping[int, Correction], vectors: Floats) -> dict[int, Floats]:
+    """Return the biases (n,) of vectors (n, d) by slot. Slots that share a correction share its biases."""
+    distinct = {id(correction): correction for correction in corrections.values()}
+    biases = {number: correction.centred(vectors) for number, correction in distinct.items()}
+    return {slot: biases[id(correction)] for slot, correction in corrections.items()}
+
+
 def initial_state(
     layout: Layout,
     estimator: Estimator,

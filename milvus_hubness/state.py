@@ -13,8 +13,12 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, RowCodec
+from milvus_hubness.codec.fields import SLOT_FIELDS, FieldsCodec, SideCollectionCodec
 from milvus_hubness.codec.half_precision import Dtype, StorageFormat
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.second_vector import SecondVectorCodec
+from milvus_hubness.codec.vector import VectorCodec
 from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
@@ -26,24 +30,11 @@ from milvus_hubness.errors import (
 PROPERTY = "hubness"
 VERSION: Literal[1] = 1
 
-BIAS_FIELD = "hubness_bias"
-EPOCH_FIELD = "hubness_epoch"
-NORM_FIELD = "hubness_norm"
-SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
-"""Fields with the biases, by slot, in the bias location `fields`."""
-SIDE_FIELD = "biases"
-"""Vector field of a side collection; its components are the slots."""
-SECOND_VECTOR_FIELD = "hubness_vector"
-"""Second vector field: it holds the augmented vectors, and the user's own field holds the raw ones."""
-
 SLOTS_PER_PROFILE = 2
 """One slot that searches read, and one that the next refresh writes."""
 
 STATE_TTL = 5.0
 """Default TTL of the cached collection state, in seconds."""
-
-PENDING = 0
-"""Value of `hubness_epoch` in rows whose bias is not computed yet."""
 
 Told = TypeVar("Told", bound=BaseModel)
 
@@ -192,14 +183,21 @@ class CollectionState(FrozenModel):
         )
 
     @property
-    def form(self) -> StorageFormat:
-        """The storage format of the searched field.
+    def codec(self) -> RowCodec:
+        """The codec of the field's rows, queries and scores: the one of its bias location."""
+        of = (self.field, self.suffix, self.layout, self.dtype, self.shown_slot)
+        if self.second_vector is not None:
+            return SecondVectorCodec(*of, second=self.second_vector)
+        if self.reranking is None:
+            return VectorCodec(*of)
+        if self.reranking.side is None:
+            return FieldsCodec(*of)
+        return SideCollectionCodec(*of, side_collection=self.reranking.side)
 
-        It is for augmented vectors, or for the user's own vectors if they stay as they are.
-        """
-        if self.reranking is not None:
-            return _form(self.dtype, self.dim, 0, 1)
-        return form_of(self.layout, self.dtype)
+    @property
+    def form(self) -> StorageFormat:
+        """The storage format of the searched field."""
+        return self.codec.form
 
     @property
     def searched_field(self) -> str:
@@ -275,10 +273,7 @@ class CollectionState(FrozenModel):
     @property
     def hidden_fields(self) -> tuple[str, ...]:
         """The fields that this package added; readers do not see them unless they name them."""
-        if self.reranking is not None:
-            return () if self.reranking.side else (*self.slot_fields, self.epoch_field)
-        further = [name for name in (self.norm_field, self.second_vector) if name]
-        return (self.bias_field, self.epoch_field, *further)
+        return self.codec.hidden_fields
 
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """Return `vectors` as float32 (n, d), valid for insertion.
@@ -362,15 +357,6 @@ def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
 
 _layout = lru_cache(maxsize=256)(Layout)
 """Layouts are cached, because the code reads the layout of a state often."""
-_form = lru_cache(maxsize=256)(StorageFormat)
-
-
-def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
-    """Return the storage format of a layout's rows in a field of `dtype`.
-
-    Raises InvalidParameter if the field is too narrow.
-    """
-    return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
 
 
 def slots_for(profiles: int) -> int:

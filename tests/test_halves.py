@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.half_precision import (
     SMALLEST,
     SPACING,
@@ -20,7 +21,6 @@ from milvus_hubness.codec.half_precision import (
 )
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.state import form_of
 from tests.galleries import METRICS
 
 HALVES = ["float16", "bfloat16"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -76,6 +76,21 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def take(self, places: Sequence[int]) -> Batch:
+        """Return the rows at these places, in this order."""
+        if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
+            return self
+        return Batch([self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places])
+
+    def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
+        """Return the rows with these values of fields, by field name."""
+        values = zip(*columns.values(), strict=True) if columns else ((),) * len(self)
+        rows = [
+            {**row, **dict(zip(columns, own, strict=True))}
+            for row, own in zip(self.rows, values, strict=True)
+        ]
+        return Batch(self.keys, self.vectors, rows)
 
 
 BANK_PROPERTY = "hubness_bank"

@@ -27,9 +27,11 @@ from milvus_hubness.client.messages import (
 )
 from milvus_hubness.client.rewrite import RAW_SCORE, Rewrite, raised
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import EPOCH_FIELD
+from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.rerank import GloballyCorrected
-from milvus_hubness.state import EPOCH_FIELD, SIDE_FIELD, CollectionState
+from milvus_hubness.state import CollectionState
 
 
 @dataclass(frozen=True)

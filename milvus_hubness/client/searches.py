@@ -25,9 +25,10 @@ from milvus_hubness.client.ranking import adapted
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState, Failed, naming
 from milvus_hubness.client.steps import Ask, Compute, Operation
+from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import HubnessError, InvalidInput, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.state import SIDE_FIELD, CollectionState
+from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_server import is_one_of
 
 KEYS_PER_REQUEST = 8_000

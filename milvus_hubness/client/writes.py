@@ -20,8 +20,9 @@ from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, NotesWrites
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import PENDING
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, WriteIntentFailed
-from milvus_hubness.state import PENDING, BankReference
+from milvus_hubness.state import BankReference
 from milvus_hubness.stores.protocols import undo_save_bank
 
 T = TypeVar("T")

@@ -382,9 +382,9 @@ class Layout:
         lengths = np.asarray(norms, np.float64)
         return (rows * lengths[:, None]).astype(np.float32)
 
-    def biases(self, stored: npt.ArrayLike, slot: int = 0) -> Floats:
-        """Return the biases in one slot of stored vectors, (n,)."""
-        return self._stored(stored)[:, self.first_slot + slot] * np.float32(self.scale)
+    def biases(self, stored: npt.ArrayLike, slot: int | slice = 0) -> Floats:
+        """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
+        return self._stored(stored)[:, self._slot_columns][:, slot] * np.float32(self.scale)
 
     def scores(
         self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0

@@ -30,7 +30,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.migration import plan as migration_plan
 from milvus_hubness.migration.plan import checked_gate, chosen
-from milvus_hubness.operations.bias_backends import BiasLocation, bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import Lease, leasing
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.reading import (
@@ -316,7 +316,7 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
         )
         wait = 0.0 if plan.side else client_ttl
         with rewriting(lease, plan.source, state, client_ttl=wait) as writer:
-            bias_location = bias_location_of(store, plan.source, state, writer)
+            bias_location = BiasBackend(store, plan.source, state, writer)
             _write(store, plan, state, bias_location, progress)
             announced = True
             store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state))
@@ -372,7 +372,7 @@ def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | Non
 
 
 def _write(
-    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasLocation, progress: Progress
+    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasBackend, progress: Progress
 ) -> None:
     """Write all biases."""
     corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
@@ -386,7 +386,7 @@ def _write(
 
 
 def _checked(
-    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasLocation, progress: Progress
+    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasBackend, progress: Progress
 ) -> int:
     """Read all biases again, and write those that are missing or wrong, until all are correct: clients may
     have changed rows before they read the new state. Return the number of rows. Raises VerificationFailed."""

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.codec.arrays import as_metric
+from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -26,13 +28,13 @@ from milvus_hubness.estimators.registry import is_same
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.migration.plan import chosen
 from milvus_hubness.migration.verify import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
-from milvus_hubness.operations.bias_backends import BiasedRows, BiasLocation, bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend, BiasedRows
 from milvus_hubness.operations.engines import load_correction
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.reading import keep_nearest, only_field, read_gallery, require_resolved
 from milvus_hubness.operations.write_intents import rewriting
-from milvus_hubness.state import SECOND_VECTOR_FIELD, CollectionState, form_of, slots_for, suffix_for
+from milvus_hubness.state import CollectionState, slots_for, suffix_for
 from milvus_hubness.stores.protocols import Store, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -204,7 +206,7 @@ def enable_second_vector(
     info = store.info(name)
     store.load_second_vector(info, state)
     with rewriting(lease, info, state, client_ttl=client_ttl) as writer, lease.explained():
-        bias_location = bias_location_of(store, info, state, writer)
+        bias_location = BiasBackend(store, info, state, writer)
         doing = "filling the second field"
         for _ in range(MOST_PASSES):
             rows, changed = _fill(store, info, bias_location, plan.correction, doing, progress)
@@ -319,7 +321,7 @@ def _begun(store: Store, plan: SecondVectorPlan) -> CollectionState:
 def _fill(
     store: Store,
     info: CollectionInfo,
-    bias_location: BiasLocation,
+    bias_location: BiasBackend,
     correction: Correction,
     doing: str,
     progress: Progress,
@@ -345,10 +347,9 @@ def _fill(
 
 def _off(biased_rows: BiasedRows, correction: Correction) -> npt.NDArray[np.bool_]:
     """Return (n,) whether the second field is wrong; locality hint columns do not count."""
-    waiting = biased_rows.pending if biased_rows.bare is None else biased_rows.pending & ~biased_rows.bare
     wanted = correction.centred(biased_rows.vectors)[:, None]
     near = np.abs(biased_rows.biases - wanted) <= BIAS_TOLERANCE * np.maximum(1, np.abs(wanted))
-    return np.asarray(waiting | ~near.all(axis=1), np.bool_)
+    return np.asarray(biased_rows.unbiased | ~near.all(axis=1), np.bool_)
 
 
 def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:

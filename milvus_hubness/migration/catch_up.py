@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import NotCaughtUp, VerificationFailed, name_some
 from milvus_hubness.job_properties import DualWrite
-from milvus_hubness.migration.compare import Corrected, Pair, same_rows
+from milvus_hubness.migration.compare import Pair, same_rows
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations.lease_records import now
@@ -148,9 +148,7 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
 
 def carried(pair: Pair, wanted: Batch) -> Batch:
     """Return rows of the origin in the form that the copy must have."""
-    if isinstance(pair.origin, Corrected) and isinstance(pair.copy, Corrected):
-        return pair.copy.rebiased(pair.origin, wanted)
-    return pair.copy.encode_rows(pair.origin.decode_rows(wanted))
+    return pair.copy.carried(pair.origin, wanted)
 
 
 def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
@@ -161,7 +159,7 @@ def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, 
     start = 0
     while start < len(rows):
         stop = start + throttle.rows_per_request(len(rows), len(rows))
-        part = Batch(rows.keys[start:stop], rows.vectors[start:stop], rows.rows[start:stop])
+        part = rows.take(range(len(rows))[start:stop])
         throttle.admit(len(part), per_row * len(part))
         began = time.perf_counter()
         write(pair.copy.collection, part, pair.state.field, partition=partition)

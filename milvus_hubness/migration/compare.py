@@ -6,124 +6,94 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import SMALLEST, SPACING, kept
-from milvus_hubness.correction import Correction, hidden_columns, read_back
+from milvus_hubness.codec.base import Columns, Flags, RowCodec
+from milvus_hubness.codec.half_precision import SMALLEST, SPACING
+from milvus_hubness.correction import Correction, biases_by_slot
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.migration.survey import ceiling_of
-from milvus_hubness.state import PENDING, CollectionState
+from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
 
-Flags = npt.NDArray[np.bool_]
 
+@dataclass(frozen=True)
+class Endpoint:
+    """One of the two collections of a migration, and the form of its rows.
 
-class Face(Protocol):
-    """One of the two collections, and the form of its rows."""
+    state, corrections: the collection state and the corrections by bias slot; None and empty if the rows are
+    as users wrote them.
+    """
 
-    @property
-    def collection(self) -> str: ...
+    collection: str
+    state: CollectionState | None = None
+    corrections: Mapping[int, Correction] = field(default_factory=dict)
+
+    @cached_property
+    def codec(self) -> RowCodec | None:
+        return self.state.codec if self.state else None
 
     def decode_rows(self, stored: Batch) -> Batch:
         """Return the rows as users see them, from stored rows of this collection."""
-        ...
-
-    def encode_rows(self, rows: Batch) -> Batch:
-        """Return stored rows of this collection, from rows as users see them."""
-        ...
-
-    def valid(self, stored: Batch) -> Flags:
-        """Return (n,) whether the biases and other added values of the stored rows are valid."""
-        ...
-
-
-@dataclass(frozen=True)
-class Plain:
-    """A collection with rows as users wrote them."""
-
-    collection: str
-
-    def decode_rows(self, stored: Batch) -> Batch:
-        return stored
-
-    def encode_rows(self, rows: Batch) -> Batch:
-        return rows
-
-    def valid(self, stored: Batch) -> Flags:
-        return np.ones(len(stored), np.bool_)
-
-
-@dataclass(frozen=True)
-class Corrected:
-    """A collection with rows in the augmented form of `state`. corrections: by bias slot."""
-
-    collection: str
-    state: CollectionState
-    corrections: Mapping[int, Correction]
-
-    def decode_rows(self, stored: Batch) -> Batch:
-        hidden = set(self.state.hidden_fields)
+        if self.codec is None:
+            return stored
+        hidden = set(self.codec.hidden_fields)
         rows = [{name: value for name, value in row.items() if name not in hidden} for row in stored.rows]
-        return Batch(stored.keys, read_back(self.state, stored.vectors, stored.rows), rows)
+        return Batch(
+            stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows
+        )
 
     def encode_rows(self, rows: Batch) -> Batch:
-        """Return rows in augmented form. Raises CannotMigrate for a row that could not be read back bit for
-        bit."""
+        """Return stored rows of this collection, from rows as users see them.
+
+        Raises CannotMigrate for a row that could not be read back bit for bit.
+        """
+        if self.codec is None or self.state is None:
+            return rows
         if problem := self.state.unreadable(rows.vectors, rows.keys):
             raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
-        slots = self._biases(rows.vectors)
-        shown = slots[:, self.state.shown_slot]
-        hidden = hidden_columns(self.state, rows.vectors, shown, self.state.profile.epoch)
-        return Batch(
-            rows.keys,
-            self.state.layout.augment(rows.vectors, slots, self._locality_hints(rows.vectors)),
-            [{**row, **columns} for row, columns in zip(rows.rows, hidden, strict=True)],
-        )
+        biases, hints, epoch = self._biases(self.state, rows.vectors)
+        slots = self.codec.by_slot(biases, len(rows))
+        return self._stored(rows, self.codec.encode_rows(rows.vectors, slots, epoch, hints))
 
-    def rebiased(self, origin: Corrected, stored: Batch) -> Batch:
-        """Return rows of this collection from stored rows of a collection with the same layout, with vectors
-        that stay equal bit for bit."""
-        vectors, layout = origin.decode_rows(stored).vectors, self.state.layout
-        slots = self._biases(vectors)
-        shown = slots[:, self.state.shown_slot].tolist()
-        names, epoch = (self.state.bias_field, self.state.epoch_field), self.state.profile.epoch
-        return Batch(
-            stored.keys,
-            layout.with_locality_hints(
-                layout.with_biases(stored.vectors, dict(enumerate(slots.T))), self._locality_hints(vectors)
-            ),
-            [{**row, names[0]: bias, names[1]: epoch} for row, bias in zip(stored.rows, shown, strict=True)],
-        )
+    def carried(self, origin: Endpoint, stored: Batch) -> Batch:
+        """Return rows of this collection from stored rows of the origin. Vectors of another corrected
+        collection stay equal bit for bit."""
+        rows = origin.decode_rows(stored)
+        if origin.codec is None or self.codec is None or self.state is None:
+            return self.encode_rows(rows)
+        columns = self.codec.columns(stored.vectors, stored.rows)
+        biases, hints, epoch = self._biases(self.state, rows.vectors)
+        return self._stored(stored, self.codec.set_biases(columns, biases, epoch, hints))
 
-    def _biases(self, vectors: Floats) -> Floats:
-        """Return the biases (n, slots) of the user's vectors (n, d)."""
-        distinct = {id(each): each for each in self.corrections.values()}
-        known = {number: each.centred(vectors) for number, each in distinct.items()}
-        slots = np.zeros((len(vectors), self.state.slots), np.float32)
-        for slot, correction in self.corrections.items():
-            slots[:, slot] = known[id(correction)]
-        return slots
+    def _biases(self, state: CollectionState, vectors: Floats) -> tuple[dict[int, Floats], Floats, int]:
+        """Return the biases by slot, the locality hints and the epoch of the user's vectors (n, d)."""
+        hints = self.corrections[state.profile.slot].locality_hints(vectors)
+        return biases_by_slot(self.corrections, vectors), hints, state.profile.epoch
 
-    def _locality_hints(self, vectors: Floats) -> Floats:
-        return self.corrections[self.state.profile.slot].locality_hints(vectors)
+    def _stored(self, rows: Batch, columns: Columns) -> Batch:
+        vectors = columns.pop(self.state.field) if self.state else rows.vectors
+        return Batch(rows.keys, vectors, rows.rows).with_columns(columns)
 
     def valid(self, stored: Batch) -> Flags:
         """Return (n,) whether the bias is finite, not pending, and equal in the vector and in the bias field.
         That field shows the active bias or, in rows that an unfinished refresh has written, the new bias."""
-        layout, slots = self.state.layout, {self.state.profile.slot, self.state.shown_slot}
-        side_biases = np.array([row[self.state.bias_field] for row in stored.rows], np.float32)
-        pending = np.array([row[self.state.epoch_field] == PENDING for row in stored.rows], np.bool_)
-        scale = np.float32(layout.scale)
-        shown = kept(side_biases / scale, self.state.dtype) * scale
-        found = np.stack([layout.biases(stored.vectors, slot) for slot in slots])
-        same = (found == shown).any(axis=0)
-        return np.asarray(np.isfinite(found).all(axis=0) & same & ~pending, np.bool_)
+        if self.codec is None or self.state is None:
+            return np.ones(len(stored), np.bool_)
+        slots = {self.state.profile.slot, self.state.shown_slot}
+        return self.codec.valid(self.codec.columns(stored.vectors, stored.rows), list(slots))
+
+    def nearest(self, store: Store, field: str, vectors: Floats, k: int) -> list[list[Key]]:
+        """Return the keys of the k raw nearest rows of vectors (m, d)."""
+        if self.codec is not None and self.state is not None:
+            vectors = self.codec.encode_query(vectors, 0.0, slot=self.state.profile.slot)
+        return store.nearest(self.collection, field, vectors, k)
 
 
 @dataclass(frozen=True)
@@ -135,8 +105,8 @@ class Pair:
     """
 
     store: Store
-    origin: Face
-    copy: Face
+    origin: Endpoint
+    copy: Endpoint
     state: CollectionState
 
     def fetch(self, keys: Sequence[Key], partition: str | None) -> tuple[Batch, Batch]:
@@ -152,8 +122,8 @@ class Pair:
         """Yield pages of both collections in key order; both pages of a pair cover the same keys. Near the
         end, rows with keys above all keys of that moment are left out, so that the loop ends while clients
         write."""
-        for face in (self.origin, self.copy):
-            self.store.count(face.collection)
+        for endpoint in (self.origin, self.copy):
+            self.store.count(endpoint.collection)
         last: Key | None = None
         with ThreadPoolExecutor(2, "reading") as pool:
 
@@ -161,14 +131,14 @@ class Pair:
                 return [
                     pool.submit(
                         self.store.scan,
-                        face.collection,
+                        endpoint.collection,
                         self.state.field,
                         after=after,
                         upto=last,
                         limit=rows,
                         partition=partition,
                     )
-                    for face in (self.origin, self.copy)
+                    for endpoint in (self.origin, self.copy)
                 ]
 
             asked = ask(None)
@@ -180,7 +150,9 @@ class Pair:
                 if last is None and all(len(page) < rows for page in pages):
                     last = self._ceiling(max(ends), partition)
                 asked = ask(min(ends))
-                wanted, copied = (_upto(page, min(ends)) for page in pages)
+                wanted, copied = (
+                    page.take(range(bisect_right(cast("list[Any]", page.keys), min(ends)))) for page in pages
+                )
                 yield wanted, copied
 
     def _ceiling(self, key: Key, partition: str | None) -> Key | None:
@@ -199,8 +171,8 @@ class Pair:
         common = [key for key in wanted.keys if key in theirs]
         if not common:
             return found
-        wanted = _picked(wanted, [ours[key] for key in common])
-        copied = _picked(copied, [theirs[key] for key in common])
+        wanted = wanted.take([ours[key] for key in common])
+        copied = copied.take([theirs[key] for key in common])
         before, after = self.origin.decode_rows(wanted), self.copy.decode_rows(copied)
         vectors = self._recovered(before.vectors, after.vectors)
         valid = self.copy.valid(copied)
@@ -246,14 +218,7 @@ def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
 
 
 def _upto(batch: Batch, key: Key) -> Batch:
-    count = bisect_right(cast("list[Any]", batch.keys), key)
-    return replace(batch, keys=batch.keys[:count], vectors=batch.vectors[:count], rows=batch.rows[:count])
-
-
-def _picked(batch: Batch, places: list[int]) -> Batch:
-    if places == list(range(len(batch))):
-        return batch
-    return Batch([batch.keys[i] for i in places], batch.vectors[places], [batch.rows[i] for i in places])
+    return batch.take(range(bisect_right(cast("list[Any]", batch.keys), key)))
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -18,9 +18,10 @@ import numpy as np
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.codec.base import Flags
 from milvus_hubness.errors import StoreError
 from milvus_hubness.migration.catch_up import BYTES_PER_NUMBER, carried, send
-from milvus_hubness.migration.compare import Flags, Pair
+from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import BulkTarget
 from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk

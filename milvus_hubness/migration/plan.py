@@ -12,6 +12,7 @@ from typing import Any
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.codec.arrays import as_metric
+from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.half_precision import BYTES, StorageFormat
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import (
@@ -34,7 +35,7 @@ from milvus_hubness.operations.progress import Event, Events, Progress, Throttle
 from milvus_hubness.operations.reading import Resolution, only_field
 from milvus_hubness.quality import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
-from milvus_hubness.state import STATE_TTL, form_of, slots_for, suffix_for
+from milvus_hubness.state import STATE_TTL, slots_for, suffix_for
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 

@@ -9,7 +9,7 @@ import numpy as np
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.correction import Correction, initial_state
-from milvus_hubness.migration.compare import Corrected, Pair, Plain
+from milvus_hubness.migration.compare import Endpoint, Pair
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationPlan
 from milvus_hubness.operations.engines import Engine, load_corrections
@@ -86,16 +86,16 @@ def backward(store: Store, migration: Migration) -> Pair:
     return Pair(store, _corrected(store, migration), _source(store, migration), migration.corrected())
 
 
-def _source(store: Store, migration: Migration) -> Plain | Corrected:
+def _source(store: Store, migration: Migration) -> Endpoint:
     name, before = migration.source_now, migration.rebuilds
     if before is None:
-        return Plain(name)
-    return Corrected(name, before, load_corrections(store, before, unchecked=before.profiles))
+        return Endpoint(name)
+    return Endpoint(name, before, load_corrections(store, before, unchecked=before.profiles))
 
 
-def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> Corrected:
+def _corrected(store: Store, migration: Migration, engine: Engine = "local") -> Endpoint:
     state = migration.corrected()
-    return Corrected(migration.target, state, load_corrections(store, state, engine))
+    return Endpoint(migration.target, state, load_corrections(store, state, engine))
 
 
 def _fit(store: Store, plan: MigrationPlan) -> Correction:

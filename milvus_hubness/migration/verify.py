@@ -11,7 +11,7 @@ import numpy as np
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import StateError, VerificationFailed, name_some
 from milvus_hubness.migration.catch_up import Pass, compare
-from milvus_hubness.migration.compare import Corrected, Pair
+from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.prepare import forward
@@ -132,7 +132,7 @@ def _samples(pair: Pair, chunks: Sequence[Chunk]) -> list[tuple[Batch, Batch]]:
 
 
 def _biases_as_computed(pair: Pair, wanted: Batch, copied: Batch) -> None:
-    if not isinstance(pair.copy, Corrected):
+    if pair.copy.codec is None:
         return
     state = pair.state
     stored = state.layout.biases(copied.vectors, state.profile.slot)
@@ -156,17 +156,14 @@ def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
         return 0, 0, 0
     vectors = rows.vectors[valid]
     counts = []
-    encoded = layout.encode_queries(vectors, 0.0, slot=pair.state.profile.slot)
-    for face in (pair.origin, pair.copy):
-        query_vectors = encoded if isinstance(face, Corrected) else vectors
-        found = pair.store.nearest(face.collection, field, query_vectors, SEARCHED)
+    for endpoint in (pair.origin, pair.copy):
+        found = endpoint.nearest(pair.store, field, vectors, SEARCHED)
         counts.append(sum(key in best[:TOP] for key, best in zip(keys, found, strict=True)))
     return len(keys), counts[0], counts[1]
 
 
 def _only(batch: Batch, keys: set[Key]) -> Batch:
-    places = [i for i, key in enumerate(batch.keys) if key in keys]
-    return Batch([batch.keys[i] for i in places], batch.vectors[places], [batch.rows[i] for i in places])
+    return batch.take([i for i, key in enumerate(batch.keys) if key in keys])
 
 
 def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:

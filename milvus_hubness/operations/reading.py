@@ -16,12 +16,13 @@ import pyarrow.parquet as parquet
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.arrays import Floats, as_metric
+from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.half_precision import Dtype, decode, rounded
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, UnreadableFile, name_some
-from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks, silent
-from milvus_hubness.state import CollectionState, form_of
+from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -217,7 +218,7 @@ def read_gallery(
     hidden = {name for each in info.states.values() for name in each.hidden_fields}
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
-    bias_location = bias_location_of(store, info, state) if state else None
+    bias_location = BiasBackend(store, info, state) if state else None
     keys: list[Key] = []
     fields: list[Mapping[str, Any]] = []
     vectors, biases = [], []

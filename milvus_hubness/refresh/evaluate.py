@@ -15,7 +15,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import Estimator
-from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import Outcome, assess
@@ -182,7 +182,7 @@ def sampled(
 ) -> Sample:
     """Return 20,000 rows, or all if there are fewer, and the rows that labels name."""
     rng = np.random.default_rng(seed)
-    bias_location = bias_location_of(store, info, state)
+    bias_location = BiasBackend(store, info, state)
     named = {key for keys in labels.keys for key in keys} if labels else set()
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]

@@ -16,7 +16,7 @@ from milvus_hubness.banks.bank import BankLike, optional_bank
 from milvus_hubness.errors import Cancelled, InvalidParameter
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.migration import plan as migration_plan
-from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.engines import Engine
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.operations.progress import Progress, Throttle, silent
@@ -184,7 +184,7 @@ def refresh(
 
 
 def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
-    bias_location = bias_location_of(store, info, state)
+    bias_location = BiasBackend(store, info, state)
     return {partition: bias_location.pending(partition) for partition in info.partitions}
 
 

@@ -22,7 +22,7 @@ from milvus_hubness.estimators import from_dict, to_dict
 from milvus_hubness.estimators.registry import is_same
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import MigrationOptions, as_events
-from milvus_hubness.operations.bias_backends import BiasLocation, bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.engines import NONE_READ, Banks, Engine, load_correction
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.progress import Progress, Throttle, chunks
@@ -80,7 +80,7 @@ class Refreshing:
     # -- rows without a bias ----------------------------------------------------------------------------
 
     def pending(self, refresh_plan: RefreshPlan, waiting: Waiting) -> dict[str, Any]:
-        bias_location = bias_location_of(self.store, self.info, self.state)
+        bias_location = BiasBackend(self.store, self.info, self.state)
         written = sum(map(len, waiting.values())) if self.plan else 0
         if self.plan:
             return self._told_of_pending(written)
@@ -103,7 +103,7 @@ class Refreshing:
         return self._told_of_pending(written)
 
     def _waiting_visible(
-        self, bias_location: BiasLocation, executor: ThreadPoolExecutor
+        self, bias_location: BiasBackend, executor: ThreadPoolExecutor
     ) -> list[Future[None]]:
         """Start the steps that can run while the write-intent log is being closed."""
         return [executor.submit(bias_location.wait_visible), executor.submit(self._forget_unless_unfinished)]
@@ -278,7 +278,7 @@ class Refreshing:
             renewal = self._renewal(writer)
             filled = renewal.fill_pending()
             scanned, written = renewal.run()
-            bias_location_of(self.store, self.info, self._told(self.state)).wait_visible()
+            BiasBackend(self.store, self.info, self._told(self.state)).wait_visible()
             fresh = incoming.profile.model_copy(update={"refreshed_at": _now()})
             leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
             moved = {"incoming": None, "outgoing": leaving}
@@ -318,7 +318,7 @@ class Refreshing:
         """Fit the estimator on the bank, and on the gallery if it needs that. Start from the stored
         potentials if the estimator is unchanged."""
         info, parts = self.info, []
-        bias_location = bias_location_of(self.store, info, self.state)
+        bias_location = BiasBackend(self.store, info, self.state)
         for partition in info.partitions if refresh_plan.estimator.needs_gallery else ():
             keys = self.store.keys(info.name, partition=partition)
             for part in chunks(keys, self.store.chunk_rows(info), "reading the gallery", self.progress):

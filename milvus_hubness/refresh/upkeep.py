@@ -13,7 +13,7 @@ from milvus_hubness.banks.bank import BankLike
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.migration import plan
 from milvus_hubness.operations import write_intents
-from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.engines import Engine
 from milvus_hubness.operations.lease import lease_on, leasing
 from milvus_hubness.operations.progress import Progress, Throttle, silent
@@ -82,7 +82,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     if state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
     profile = state.profile
-    reranking, bias_location = state.reranking, bias_location_of(store, info, state)
+    reranking, bias_location = state.reranking, BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
         collection=info.name,

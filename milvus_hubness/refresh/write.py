@@ -25,7 +25,7 @@ from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.run import resume
 from milvus_hubness.migration.survey import Chunk, survey
-from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.engines import Banks, Engine, load_corrections
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, now
@@ -77,7 +77,7 @@ class Renewal:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias;
         return the number of rows. waiting: the keys of these rows, if they were read already. Raises
         Cancelled, LeaseLost."""
-        bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
+        bias_location = BiasBackend(self.store, self.info, self.state, self.writer)
         if waiting is None:
             waiting = {partition: bias_location.pending(partition) for partition in self.info.partitions}
         if not any(waiting.values()):
@@ -121,7 +121,7 @@ class Renewal:
         """Write the new biases to rows where they differ, and all biases to rows without any. Return the
         number of written rows."""
         self._admit(0)
-        bias_location = bias_location_of(self.store, self.info, self.state, self.writer)
+        bias_location = BiasBackend(self.store, self.info, self.state, self.writer)
         biased_rows = bias_location.read(keys, partition)
         wanted = corrections[coming.slot].centred(biased_rows.vectors)
         off = (np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.tolerance) & ~biased_rows.pending

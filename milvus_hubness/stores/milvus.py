@@ -13,6 +13,7 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import (
     BankTooSmall,
     CannotMigrate,
@@ -32,7 +33,7 @@ from milvus_hubness.job_properties import (
     read_online_banks,
     read_tuning,
 )
-from milvus_hubness.state import SIDE_FIELD, BankReference, CollectionState, read_states
+from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk

@@ -11,18 +11,12 @@ from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
+from milvus_hubness.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.codec.half_precision import Dtype, StorageFormat
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY
-from milvus_hubness.state import (
-    BIAS_FIELD,
-    EPOCH_FIELD,
-    NORM_FIELD,
-    SIDE_FIELD,
-    SLOT_FIELDS,
-    CollectionState,
-    read_states,
-)
+from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}

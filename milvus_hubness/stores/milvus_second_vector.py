@@ -8,8 +8,10 @@ from typing import Any, Literal
 from pymilvus import DataType, MilvusClient
 
 from milvus_hubness.banks.generations import Batch
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD, CollectionState
+from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import adds_vector_fields, drops_fields, translated, updates_fields

@@ -12,9 +12,10 @@ from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.half_precision import Dtype
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.job_properties import DualWrite, OnlineBank, TuningRecord, WriteIntentLog
-from milvus_hubness.state import SECOND_VECTOR_FIELD, CollectionState
+from milvus_hubness.state import CollectionState
 
 _FENCE = re.compile(r"__lease_(\d+_)?[0-9a-f]{8}$")
 

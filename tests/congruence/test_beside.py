@@ -29,9 +29,10 @@ from milvus_hubness import (
     status,
     tune,
 )
+from milvus_hubness.codec.base import EPOCH_FIELD
+from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.quality.trials import raw_places
-from milvus_hubness.state import EPOCH_FIELD, SLOT_FIELDS
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 400, 9, 60, 6, 0.75

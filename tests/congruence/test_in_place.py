@@ -26,7 +26,8 @@ from milvus_hubness import (
     status,
     tune,
 )
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.stores import milvus_second_vector
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 

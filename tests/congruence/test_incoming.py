@@ -6,11 +6,12 @@ from pymilvus import DataType, MilvusClient
 
 from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, enable, plan_enable, refresh
 from milvus_hubness.banks.generations import Batch, StoredBank
+from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.migration.compare import Corrected
+from milvus_hubness.migration.compare import Endpoint
 from milvus_hubness.operations.engines import load_corrections
-from milvus_hubness.state import SIDE_FIELD, Incoming
+from milvus_hubness.state import Incoming
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import width_for, with_second_field
 from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
@@ -216,10 +217,10 @@ def test_other_profiles_keep_their_biases(lite):
     np.testing.assert_allclose([row["hubness_bias"] for row in side_biases], before, atol=2e-5)
     # What a migration repairs in a copy with these profiles is the same row.
     state = here.store.info(here.name).state
-    face = Corrected(here.name, state, load_corrections(here.store, state))
+    endpoint = Endpoint(here.name, state, load_corrections(here.store, state))
     stored = here.store.get(here.name, [100, 101], "vector")
-    read = face.decode_rows(stored)
-    repaired = face.encode_rows(Batch(read.keys, items, read.rows))
+    read = endpoint.decode_rows(stored)
+    repaired = endpoint.encode_rows(Batch(read.keys, items, read.rows))
     np.testing.assert_allclose(repaired.vectors, stored.vectors, atol=2e-6)
     assert [sorted(row) for row in repaired.rows] == [sorted(row) for row in stored.rows]
     shown = [[row["hubness_bias"] for row in batch.rows] for batch in (repaired, stored)]

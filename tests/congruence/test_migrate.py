@@ -36,11 +36,11 @@ from milvus_hubness import (
     resume,
     rollback,
 )
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration.ledger import Ledger
 from milvus_hubness.migration.verify import verify
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.stores import MilvusStore
 from tests.conftest import Backend
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors

@@ -16,7 +16,7 @@ import numpy as np
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import HubnessClient, HubnessError
-from milvus_hubness.state import PENDING
+from milvus_hubness.codec.base import PENDING
 from tests.crash.corrected import Biases, Corrected
 from tests.crash.places import PATIENCE
 from tests.crash.sources import DIM

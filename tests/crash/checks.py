@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from milvus_hubness.estimators.registry import is_same
-from milvus_hubness.operations.bias_backends import bias_location_of
+from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import read_entries
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.row_writer import open_batches
@@ -75,7 +75,7 @@ def _assert_biases(
     biases: Biases,
     went_back: bool,
 ) -> None:
-    bias_location, slot = bias_location_of(store, info, state), state.profile.slot
+    bias_location, slot = BiasBackend(store, info, state), state.profile.slot
     got: dict[object, float] = {}
     differs: list[object] = []
     for partition in info.partitions:

@@ -28,12 +28,15 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
+from milvus_hubness.codec.base import EPOCH_FIELD
+from milvus_hubness.codec.fields import SLOT_FIELDS
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.operations.engines import load_correction
 from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.refresh.write import REFRESHES
-from milvus_hubness.state import EPOCH_FIELD, SECOND_VECTOR_FIELD, SLOT_FIELDS, CollectionState
+from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import Store
 from milvus_hubness.stores.milvus_server import is_one_of
 from tests.crash.ports import Application, Database, Place

@@ -15,8 +15,10 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.grpc_gen import milvus_pb2_grpc
 
 from milvus_hubness import HubnessClient, MilvusStore, cli
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.fields import SLOT_FIELDS
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD, SLOT_FIELDS
 from milvus_hubness.stores import milvus
 from milvus_hubness.stores.milvus_server import connect, is_one_of
 from tests.crash.driver import Counted, Watch

@@ -4,7 +4,8 @@ import pytest
 from pymilvus import DataType
 
 from milvus_hubness import CannotMigrate
-from milvus_hubness.state import BIAS_FIELD, EPOCH_FIELD, SECOND_VECTOR_FIELD
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 

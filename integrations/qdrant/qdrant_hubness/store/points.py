@@ -17,9 +17,10 @@ from qdrant_client import QdrantClient, models
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import PENDING
 from milvus_hubness.codec.half_precision import StorageFormat
 from milvus_hubness.errors import CollectionNotFound, LeaseLost
-from milvus_hubness.state import PENDING, CollectionState, read_states
+from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import Fences
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.properties import Properties

@@ -17,8 +17,9 @@ from qdrant_client._pydantic_compat import construct
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import PENDING
 from milvus_hubness.codec.half_precision import StorageFormat
-from milvus_hubness.state import PENDING, CollectionState
+from milvus_hubness.state import CollectionState
 
 OTHER_VECTORS = "hubness_vectors"
 UNNAMED = ""

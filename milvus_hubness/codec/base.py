@@ -1,0 +1,222 @@
+"""The codec of a corrected field: rows, queries and scores in the user's form and as they are stored. No I/O.
+
+There is one class for each bias location. Their methods take and return columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.codec.half_precision import Dtype, StorageFormat, decode
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.errors import StateError
+
+Flags = npt.NDArray[np.bool_]
+Columns = dict[str, Any]
+"""Values by field name: float32 (n, width) of vectors, in the layout's columns; lists of other fields."""
+
+BIAS_FIELD = "hubness_bias"
+EPOCH_FIELD = "hubness_epoch"
+NORM_FIELD = "hubness_norm"
+
+PENDING = 0
+"""Value of `hubness_epoch` in rows whose bias is not computed yet."""
+
+
+_form = lru_cache(maxsize=256)(StorageFormat)
+
+
+def form_of(layout: Layout, dtype: Dtype) -> StorageFormat:
+    """Return the storage format of a layout's rows in a field of `dtype`.
+
+    Raises InvalidParameter if the field is too narrow.
+    """
+    return _form(dtype, layout.dim, layout.first_slot + layout.slots - layout.dim, layout.multiple_of)
+
+
+@dataclass(frozen=True)
+class RowCodec(ABC):
+    """Encodes and decodes the rows of one corrected field, its queries and its scores.
+
+    field: the user's vector field. suffix: end of the names of the hidden fields. layout: the columns of
+    augmented vectors. dtype: of the numbers in the field. shown_slot: the slot whose bias `bias_field` has.
+    """
+
+    field: str
+    suffix: str
+    layout: Layout
+    dtype: Dtype
+    shown_slot: int
+
+    location: ClassVar[str]
+    """Word for the bias location in reports."""
+    leaves_vectors: ClassVar[bool]
+    """Whether `field` holds the vectors as the user gave them."""
+    needs_candidates: ClassVar[bool] = False
+    """Whether searches fetch candidates, whose scores the client corrects by their biases."""
+    updates_in_place: ClassVar[bool] = False
+    """Whether a job updates the hidden fields of a row and leaves the others to its user."""
+    side_collection: str | None = None
+    """The collection that holds the biases under the keys of the rows; None if the rows hold them."""
+
+    @property
+    def writes_rows(self) -> bool:
+        """Whether new biases change the rows themselves."""
+        return self.side_collection is None
+
+    @property
+    def bias_field(self) -> str:
+        """The scalar field with the active profile's bias."""
+        return BIAS_FIELD + self.suffix
+
+    @property
+    def epoch_field(self) -> str:
+        """The scalar field with the epoch in which the row's bias was computed."""
+        return EPOCH_FIELD + self.suffix
+
+    @property
+    def searched_field(self) -> str:
+        """The vector field that searches of `field` use."""
+        return self.field
+
+    @property
+    def served_metric(self) -> Metric:
+        """The metric by which the database ranks the searched field."""
+        return "IP"
+
+    @property
+    @abstractmethod
+    def hidden_fields(self) -> tuple[str, ...]:
+        """The fields that this package added; readers do not see them unless they name them."""
+
+    @cached_property
+    def form(self) -> StorageFormat:
+        """The storage format of the searched field."""
+        return form_of(self.layout, self.dtype)
+
+    def by_slot(self, biases: Mapping[int, npt.ArrayLike], rows: int) -> Floats:
+        """Return biases (n,) by slot as one matrix (n, slots), with 0 in the other slots."""
+        slots = np.zeros((rows, self.layout.slots), np.float32)
+        for slot, column in biases.items():
+            slots[:, slot] = column
+        return slots
+
+    # -- rows -------------------------------------------------------------------------------------------
+
+    def columns(self, vectors: Floats, rows: Sequence[Mapping[str, Any]]) -> Columns:
+        """Return the columns of stored rows that the other methods read.
+
+        vectors: (n, width) of `field`. rows: the other fields of each row.
+        """
+        hidden = {name: [row.get(name) for row in rows] for name in self.hidden_fields}
+        return {self.field: vectors, **hidden}
+
+    def unpack(self, values: Sequence[Any]) -> Floats:
+        """Return vectors of `field`, as pymilvus returns them, in the columns of the layout, (n, width).
+
+        Raises StateError if the stored vectors have another width than the codec.
+        """
+        stored = decode(values, self.dtype)
+        width = self.layout.dim if self.leaves_vectors else self.form.width
+        if len(stored) and stored.shape[1:] != (width,):
+            raise StateError(
+                f"field {self.field!r} holds vectors of width {stored.shape[1]}, the collection state names "
+                f"{width}: update the state cache, or migrate the collection again"
+            )
+        stored = stored.reshape(-1, width)
+        return stored if self.leaves_vectors else self.form.joined(stored)
+
+    def pack(self, columns: Columns) -> Columns:
+        """Return columns with the augmented vectors as pymilvus stores them.
+
+        Raises InvalidInput if a number does not fit.
+        """
+        if (self.leaves_vectors and self.searched_field == self.field) or self.searched_field not in columns:
+            return columns
+        return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
+
+    @abstractmethod
+    def encode_rows(
+        self, vectors: Floats, biases: Floats, epoch: int, locality_hints: Floats | None = None
+    ) -> Columns:
+        """Return the columns that are stored in place of, or in addition to, those of the user.
+
+        vectors: (n, d). biases: (n, slots). locality_hints: (n, c); zeros if None.
+        """
+
+    def decode_rows(self, columns: Columns) -> Floats:
+        """Return the vectors as the user gave them, (n, d)."""
+        vectors: Floats = columns[self.field]
+        return vectors
+
+    @abstractmethod
+    def read_biases(self, columns: Columns) -> Floats:
+        """Return the biases of stored rows, (n, slots), 0 where a row has none."""
+
+    @abstractmethod
+    def set_biases(
+        self,
+        columns: Columns,
+        biases: Mapping[int, Floats],
+        epoch: int | None,
+        locality_hints: Floats | None = None,
+    ) -> Columns:
+        """Return the columns that change if stored rows get these biases.
+
+        biases: (n,) by slot. epoch: None keeps that of each row. locality_hints: (n, c); None keeps those of
+        each row.
+        """
+
+    def pending(self, columns: Columns) -> Flags:
+        """Return (n,) whether the bias of a row is not computed yet."""
+        return np.array([epoch in (None, PENDING) for epoch in columns[self.epoch_field]], np.bool_)
+
+    def stale(self, columns: Columns) -> Flags:
+        """Return (n,) whether the biases of a row are visibly those of another vector."""
+        return np.zeros(len(columns[self.field]), np.bool_)
+
+    def lacks_locality_hints(self, columns: Columns) -> Flags:
+        """Return (n,) whether the locality hint columns of a row are empty but could be filled."""
+        return np.zeros(len(columns[self.field]), np.bool_)
+
+    def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
+        """Return (n,) whether the biases in these slots are finite and not pending."""
+        finite = np.isfinite(self.read_biases(columns)[:, list(slots)]).all(axis=1)
+        return np.asarray(finite & ~self.pending(columns), np.bool_)
+
+    def _hidden(self, biases: Mapping[int, npt.ArrayLike], epoch: int | None, rows: int) -> Columns:
+        """Return the columns with the shown bias and the epoch, as far as they change."""
+        columns: Columns = {}
+        if self.shown_slot in biases:
+            columns[self.bias_field] = np.asarray(biases[self.shown_slot], np.float32).tolist()
+        return columns if epoch is None else {**columns, self.epoch_field: [epoch] * rows}
+
+    # -- searches ---------------------------------------------------------------------------------------
+
+    def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
+        """Return the queries (m, d) as the searched field takes them, (m, width).
+
+        Raises as `Layout.encode_queries` does.
+        """
+        return self.layout.encode_queries(queries, strength, slot=slot)
+
+    def decode_scores(
+        self,
+        scores: npt.ArrayLike,
+        queries: npt.ArrayLike,
+        strength: float = 1.0,
+        biases: npt.ArrayLike | None = None,
+    ) -> npt.NDArray[np.float64]:
+        """Return the corrected scores (m, k), in the user's metric, of those that the database returns.
+
+        queries: (m, d). biases: (m, k) of candidates, which need them; others have them in their score.
+        """
+        return self.layout.scores(scores, queries, strength)
