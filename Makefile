@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-long crash lint bench-gpu clean
+.PHONY: demo test test-server test-long crash lint bench-gpu clean
 
 demo: .venv/installed
 	$(BIN)/milvus-hubness demo
@@ -14,6 +14,10 @@ test: .venv/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --reruns 1
+
+# All further cases on servers: Milvus 2.3.5, and with a Docker engine the current Milvus and Qdrant.
+test-server: .venv/installed-for-tests
+	$(BIN)/pytest -m "server and not long"
 
 # What more would take make test beyond its time.
 test-long: .venv/installed-for-tests

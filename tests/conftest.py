@@ -14,11 +14,10 @@ from pymilvus.exceptions import MilvusException
 from pymilvus.settings import Config
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 from threadpoolctl import threadpool_limits
-from xdist.scheduler import LoadScopeScheduling
 
 from milvus_hubness import HubnessClient, MilvusStore
 from milvus_hubness.migration import plan
-from tests import servers
+from tests import servers, tiers
 
 settings.register_profile("here", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("here")
@@ -35,26 +34,7 @@ plan.CLIENT_TTL = 0.0
 
 DATABASES = {"lite": "lite_uri", "server-2.3.5": "served_uri", "server-current": "current_uri"}
 
-ON_THE_SERVER = (
-    "test_bulk.py",
-    "test_writers.py",
-    "test_on_a_server",
-    "on_the_server",
-    "outlives_the_server",
-    "of_another_database",
-)
-MIGRATIONS = ("/crash/", "/chaos/", "test_migrat", "test_mirror.py", "test_copy_index.py")
 AN_HOUR_MS = 3_600_000
-LONG = (
-    "/crash/",
-    "/chaos/",
-    "[server-2.3.5",
-    "/demo/",
-    "/beyond/",
-    "test_example",
-    "/kernels/",
-    "/estimators/",
-)
 
 _numbers = itertools.count()
 
@@ -99,39 +79,18 @@ class Backend:
         self.made.clear()
 
 
-class ByDatabase(LoadScopeScheduling):
-    """Tests on the server share three workers, as each worker starts a server of its own, and are about as
-    long on each; those on Ray share one, and its cluster. Others of one file on one database share a worker,
-    and with it what was made for the module; those that kill processes go where there is room: each takes
-    long."""
-
-    def _split_scope(self, nodeid):
-        file = nodeid.split("::")[0]
-        if "[server-2.3.5" in nodeid or any(part in nodeid for part in ON_THE_SERVER):
-            if any(part in nodeid for part in MIGRATIONS):
-                return "server, migrations"
-            return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
-        if "/beyond/" in file:
-            return "Ray"
-        return nodeid if "/crash/" in file or "/chaos/" in file else file
-
-
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """What takes long comes first, so that no worker is alone with it in the end."""
-    for item in items:
-        if "[server-" in item.nodeid and item.get_closest_marker("long_on_servers"):
-            item.add_marker(pytest.mark.long)
-
-    def place(item):
-        return next((i for i, part in enumerate(LONG) if part in item.nodeid), len(LONG))
-
-    items.sort(key=place)
+def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if tiers.is_left_out(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not tiers.is_left_out(item)]
+    tiers.mark_tiers(items)
+    tiers.order(items)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    return ByDatabase(config, log)
+    return tiers.Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -177,10 +136,8 @@ def shared_backend(running):
 
 
 @pytest.fixture
-def backend(running, request):
+def backend(running):
     here = Backend(*running)
-    if not here.is_lite and request.node.get_closest_marker("shown_on_lite"):
-        pytest.skip("shown on Milvus Lite")
     yield here
     here.clean()
 

@@ -23,10 +23,8 @@ def _held(kind, uri):
 
 
 @pytest.fixture
-def database(found, request):
+def database(found):
     here = _held(*found)
-    if not here.is_quick and request.node.get_closest_marker("shown_on_lite"):
-        pytest.skip("shown on those that are no servers")
     yield here
     here.clean()
 

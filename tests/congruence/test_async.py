@@ -42,11 +42,11 @@ from milvus_hubness.stores import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 from tests.galleries import AWKWARD, METRICS, nnn, plain_collection, similarity, vectors
 
+ON_SERVERS = {"pair": ["L2"]}
+
 
 @pytest.fixture(scope="module", params=METRICS)
 def pair(shared_backend, request):
-    if not shared_backend.is_lite and request.param != "L2":
-        pytest.skip("shown on Milvus Lite")
     return Pair(shared_backend, request.param)
 
 

@@ -28,6 +28,8 @@ from milvus_hubness.stores.milvus_banks import queries_between
 from tests.congruence.test_async import opened
 from tests.galleries import METRICS, plain_collection, similarity, vectors
 
+ON_SERVERS = {"searched": ["COSINE"]}
+
 DIM, ITEMS, BANK, TARGETS, NEW = 9, 80, 500, 300, 3
 
 ESTIMATORS = [
@@ -78,8 +80,6 @@ class Searched:
 
 @pytest.fixture(scope="module", params=METRICS)
 def searched(shared_backend, request):
-    if request.param != "COSINE" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     return Searched(shared_backend, request.param)
 
 
@@ -107,7 +107,7 @@ def asked(client):
 @pytest.mark.parametrize(
     "estimator",
     [
-        each if isinstance(each, IN_EVERY_METRIC) else pytest.param(each, marks=pytest.mark.long_on_servers)
+        each if isinstance(each, IN_EVERY_METRIC) else pytest.param(each, marks=pytest.mark.beyond_contract)
         for each in ESTIMATORS
     ],
     ids=repr,

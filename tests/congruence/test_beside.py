@@ -35,6 +35,8 @@ from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.quality.trials import raw_places
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
+ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}
+
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 16, 400, 9, 60, 6, 0.75
 PLACES = ["side", "fields", "fields, in the client"]
 
@@ -110,8 +112,6 @@ class Enabled:
 )
 def enabled(shared_backend, request):
     metric, place = request.param
-    if not shared_backend.is_lite and (metric != "L2" or place == PLACES[2]):
-        pytest.skip("shown on Milvus Lite")
     return Enabled(shared_backend, metric, place)
 
 
@@ -247,8 +247,6 @@ def test_enabling_twice_is_refused(enabled):
 
 @pytest.fixture(params=["side", "fields"])
 def fresh(backend, request):
-    if not backend.is_lite and request.param == "fields":
-        pytest.skip("shown on Milvus Lite")
     return Enabled(backend, "IP", request.param)
 
 

@@ -28,6 +28,8 @@ from milvus_hubness import (
 from milvus_hubness.codec.layout import Layout
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
+ON_SERVERS = {"metric": ["COSINE"]}
+
 DIM, ITEMS, K = 10, 90, 4
 
 
@@ -47,8 +49,6 @@ def assert_ranked(client, name, items, biases, metric, queries, **options):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_the_quick_form(backend, rng, metric):
-    if not backend.is_lite and metric != "COSINE":
-        pytest.skip("shown on Milvus Lite")
     name, items, bank = backend.name("born"), vectors(rng, ITEMS, DIM), vectors(rng, 30, DIM)
     queries = vectors(rng, 5, DIM)
     client, plain = backend.hubness_client(), backend.client()

@@ -67,7 +67,7 @@ def everything(client):
     return set(client.list_collections(include_internal=True))
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_collections_that_are_ours_are_hidden_and_dropped_with_their_owner(backend):
     before = everything(backend.hubness_client())
     client, name = made(backend)
@@ -96,7 +96,7 @@ def test_collections_that_are_ours_are_hidden_and_dropped_with_their_owner(backe
     client.drop_collection(name)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_bank_that_another_collection_uses_stays(backend):
     client, first = made(backend, bank_collection="shared_bank")
     _, second = made(backend, bank_collection="shared_bank")

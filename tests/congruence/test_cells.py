@@ -123,7 +123,7 @@ def test_there_are_none_for_other_indexes_and_metrics(lite):
         assert here.state.layout.locality_hint_count == 0
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_what_a_client_writes_has_them(backend):
     here = Divided(backend)
     keys = here.insert()
@@ -135,7 +135,7 @@ def test_what_a_client_writes_has_them(backend):
     here.assert_found(items=items)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_rows_that_wait_for_their_bias_wait_for_them_too(backend):
     here = Divided(backend)
     keys = here.insert(bias="pending")
@@ -145,7 +145,7 @@ def test_rows_that_wait_for_their_bias_wait_for_them_too(backend):
     here.assert_found(items=np.vstack([here.items, here.new]))
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_full_refresh_fills_those_of_a_client_that_has_no_room_for_the_bank(backend):
     here = Divided(backend)
     here.client = backend.hubness_client(bank_budget=1_000)
@@ -214,7 +214,7 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite, monkeyp
     assert enable(store, plan).rows == 60
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatch):
     monkeypatch.setattr(write, "FEWEST_ROWS", 1)
     here = Divided(backend, alias=(alias := backend.name("live")))
@@ -228,7 +228,7 @@ def test_another_bank_changes_them_where_rows_are_built_anew(backend, monkeypatc
     here.assert_found(bank=here.other)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monkeypatch):
     """As an earlier version made it."""
     monkeypatch.setattr(write, "FEWEST_ROWS", 1)
@@ -245,7 +245,7 @@ def test_a_copy_that_has_none_gets_them_where_rows_are_built_anew(backend, monke
     here.assert_found(bank=here.other, items=np.vstack([here.items, here.new]))
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_further_profile_takes_two_of_their_columns(backend):
     here = Divided(backend)
     here.insert()
@@ -261,7 +261,7 @@ def test_a_further_profile_takes_two_of_their_columns(backend):
     here.assert_found(items=items, bank=here.other, share=0.5, profile="image")
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_collection_that_is_born_corrected_has_them(backend):
     rng = np.random.default_rng(3)
     bank, items = QueryBank(vectors(rng, BANK, DIM)), vectors(rng, 40, DIM)

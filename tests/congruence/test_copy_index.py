@@ -92,7 +92,7 @@ def test_the_advice_is_for_a_segment():
     assert milvus_schema.advised_cells(10**9, 256) == round(4 * (2**19) ** 0.5)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_parameters_that_are_not_named_stay_those_of_the_source(backend):
     client, name = backend.client(), backend.name()
     rng = np.random.default_rng(12)

@@ -19,11 +19,11 @@ from tests.congruence.test_refresh import ITEMS, Corrected
 from tests.databases import OnMilvus
 from tests.galleries import METRICS, plain_collection, vectors
 
-LONG_ON_SERVERS = pytest.mark.long_on_servers
+BEYOND_CONTRACT = pytest.mark.beyond_contract
 
 
 @pytest.mark.parametrize(
-    "metric", [each if each == "COSINE" else pytest.param(each, marks=LONG_ON_SERVERS) for each in METRICS]
+    "metric", [each if each == "COSINE" else pytest.param(each, marks=BEYOND_CONTRACT) for each in METRICS]
 )
 def test_the_server_tells_the_biases(backend, monkeypatch, metric):
     here = Corrected(OnMilvus.of(backend), metric)
@@ -50,7 +50,7 @@ def test_the_server_tells_the_biases(backend, monkeypatch, metric):
     here.assert_scores(here.other, 4, alpha=0.5)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_a_migration_has_its_rows_biases_from_the_server(backend, monkeypatch):
     """Those that are computed here, for every row; the copy is verified as any other."""
     rng, client, name = np.random.default_rng(3), backend.client(), backend.name()

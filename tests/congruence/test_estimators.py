@@ -25,6 +25,8 @@ from milvus_hubness.cli.options import EstimatorOptions
 from milvus_hubness.correction import reduced_targets
 from tests.galleries import METRICS, as_distance, plain_collection, similarity, vectors
 
+ON_SERVERS = {"served": ["L2"]}
+
 DIM, ITEMS = 12, 200
 
 ESTIMATORS = [
@@ -75,8 +77,6 @@ class Served:
 
 @pytest.fixture(scope="module", params=METRICS)
 def served(shared_backend, request):
-    if request.param != "L2" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     return Served(shared_backend, request.param)
 
 
@@ -90,7 +90,7 @@ def test_without_an_estimator_the_blend_is_taken(served):
 @pytest.mark.parametrize(
     "estimator",
     [
-        each if isinstance(each, SHOWN_ON_SERVERS) else pytest.param(each, marks=pytest.mark.long_on_servers)
+        each if isinstance(each, SHOWN_ON_SERVERS) else pytest.param(each, marks=pytest.mark.beyond_contract)
         for each in ESTIMATORS
     ],
     ids=lambda estimator: type(estimator).__name__,
@@ -116,9 +116,8 @@ def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimato
     client.delete(served.name, ids=[row["id"] for row in rows])
 
 
+@pytest.mark.lite_only
 def test_pending_rows_leave_room_for_each_other(served):
-    if not served.backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     reduce = served.plan.layout.reduce_items
     refresh(served.store, served.name, estimator=Sinkhorn(0.1), tolerance=0)
     fitted = served.fitted(Sinkhorn(0.1), served.items)

@@ -12,6 +12,8 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import NNN, CorrectionConfig, InvalidInput, QueryBank, migrate, plan_migration
 from tests.galleries import as_distance, nnn, similarity, vectors
 
+ON_SERVERS = {"catalogue": [("COSINE", "str")]}
+
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 18, 200, 6, 50, 5, 0.75
 STORED_WIDTH = 32
 PARTITIONS = {"_default": range(80), "autumn": range(80, 140), "spring": range(140, ITEMS)}
@@ -126,8 +128,6 @@ KINDS = [("COSINE", "str"), ("IP", "int"), ("L2", "int")]
 
 @pytest.fixture(scope="module", params=KINDS, ids=" ".join)
 def catalogue(shared_backend, request):
-    if not shared_backend.is_lite and request.param != KINDS[0]:
-        pytest.skip("shown on Milvus Lite")
     return Catalogue(shared_backend, *request.param)
 
 

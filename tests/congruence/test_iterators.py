@@ -26,11 +26,11 @@ from milvus_hubness.client.messages import keep
 from tests.congruence.test_client import ITEMS, K, Pair
 from tests.galleries import METRICS, plain_collection, similarity, vectors
 
+ON_SERVERS = {"pair": ["L2"]}
+
 
 @pytest.fixture(scope="module", params=METRICS)
 def pair(shared_backend, request):
-    if not shared_backend.is_lite and request.param != "L2":
-        pytest.skip("shown on Milvus Lite")
     return Pair(shared_backend, request.param)
 
 

@@ -34,7 +34,7 @@ from tests.congruence.test_in_place import width_for, with_second_field
 from tests.galleries import plain_collection, rich_rows, rich_schema, vectors
 
 DIM, ITEMS, BANK, K, AN_HOUR = 10, 60, 30, 4, 3_600.0
-LITE = pytest.mark.shown_on_lite
+LITE = pytest.mark.lite_only
 
 
 class Written:
@@ -506,7 +506,7 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
 # -- clients that know less than is so -------------------------------------------------------------------
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     written = Written(backend)
     old = backend.hubness_client(state_ttl=AN_HOUR)
@@ -541,7 +541,7 @@ def mark(written):
         written.plain.alter_collection_properties(name, {"mark": "1"})
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_the_next_job_takes_the_same_journal_and_none_of_its_old_notes(backend):
     written = Written(backend)
     late = backend.hubness_client(state_ttl=AN_HOUR)

@@ -45,6 +45,8 @@ from milvus_hubness.stores import MilvusStore
 from tests.conftest import Backend
 from tests.galleries import nnn, plain_collection, rich_rows, rich_schema, similarity, vectors
 
+ON_SERVERS = {"metric": ["COSINE"]}
+
 DIM = 32
 HNSW = {"M": 8, "efConstruction": 64}
 
@@ -74,7 +76,7 @@ def milvus_literal(key):
     [
         ("int", 3_000),
         pytest.param("int", 20_000, marks=pytest.mark.long),
-        pytest.param("varchar", 2_500, marks=pytest.mark.shown_on_lite),
+        pytest.param("varchar", 2_500, marks=pytest.mark.lite_only),
     ],
 )
 def test_thousands_of_rows_of_every_kind_arrive_whole(backend, key, count):
@@ -157,11 +159,9 @@ def collections(client):
     return set(client.list_collections())
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 @pytest.mark.parametrize("metric", ["COSINE", "IP", "L2"])
 def test_rows_without_direction_are_carried_over_counted_and_listed(backend, metric):
-    if metric != "COSINE" and not backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     client, name = backend.client(), backend.name()
     items = vectors(np.random.default_rng(5), 50, 8)
     items[[7, 20]] = 0
@@ -261,7 +261,7 @@ def finished(shared_backend):
     return client, name, bank, store, alias
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_the_bank_is_kept_beside_the_collection(finished):
     client, name, bank, store, _ = finished
     reference = store.info(f"{name}_hubness").state.profile.bank
@@ -431,7 +431,7 @@ def test_a_new_alias_is_made(lite):
     assert store.alias_target(alias) == f"{name}_hubness"
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -535,7 +535,7 @@ def test_a_copy_taken_back_takes_what_it_added_to_a_bank_that_was_there(lite):
     assert counted[0]["count(*)"] == 40
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_writes_to_the_source_after_the_plan_arrive_too(backend):
     client, name, bank = small(backend)
     store = backend.store()
@@ -558,7 +558,7 @@ SPOILERS = {
 }
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_verification_names_the_row_that_differs(finished):
     client, name, _, store, _ = finished
     target = f"{name}_hubness"

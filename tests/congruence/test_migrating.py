@@ -79,7 +79,7 @@ class Small:
                 assert np.array_equal(mine, theirs), "bit for bit"
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_plan_writes_nothing(database):
     small = Small(database)
     before = database.database.collections()
@@ -90,7 +90,7 @@ def test_a_plan_writes_nothing(database):
     json.dumps(told)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_the_name_moves_over_and_back_with_what_was_written(database):
     small = Small(database, OTHER_METRICS.get(database.kind, "COSINE"))
     store, alias = small.store, f"{small.name}_live"
@@ -126,7 +126,7 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
     store.drop_alias(alias)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @pytest.mark.parametrize(
     ("at", "error"), [("upsert", StoreError), ("flush", KeyboardInterrupt), ("write_state", StoreError)]
 )
@@ -163,7 +163,7 @@ def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
     small.assert_corrected(plan.target)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database, monkeypatch):
     module, count, written = database.module, 200, []
     monkeypatch.setattr(module, "CHUNK_BYTES", 16 * (module.ROW_OVERHEAD_BYTES + 4 * DIM))
@@ -193,7 +193,7 @@ def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database,
     small.assert_corrected(done.target)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_copy_begun_otherwise_can_be_begun_anew(database):
     class Breaking(database.base):
         def flush(self, *args):

@@ -29,7 +29,7 @@ from tests.congruence.test_async import opened
 from tests.galleries import nnn, plain_collection, vectors
 
 DIM, ITEMS, K, AN_HOUR = 10, 60, 4, 3_600.0
-LITE = pytest.mark.shown_on_lite
+LITE = pytest.mark.lite_only
 
 
 class Moving:
@@ -134,7 +134,7 @@ def test_both_hold_what_was_written_to_one(moving, asynchronous):
         assert sorted(held) == sorted(row["id"] for row in left)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_mirrored_row_is_the_row_that_is_written_to_the_copy_itself(moving):
     [row] = moving.rows([100])
     moving.forward()
@@ -144,7 +144,7 @@ def test_a_mirrored_row_is_the_row_that_is_written_to_the_copy_itself(moving):
     assert {**mirrored, "id": 101} == direct
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 @pytest.mark.parametrize("metric", [pytest.param("IP", marks=LITE), "COSINE"])
 def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
     moving = Moving(backend, metric).backward()
@@ -279,7 +279,7 @@ def assert_written(moving):
     assert not {4, 5} & set(held)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_while_the_copy_is_made_its_failures_are_logged(moving, caplog):
     moving.forward()
     moving.client.drop_collection(moving.target)
@@ -293,7 +293,7 @@ def test_while_the_copy_is_made_its_failures_are_logged(moving, caplog):
     assert_written(moving)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_once_the_copy_is_complete_its_failures_are_raised(moving):
     moving.forward(required=True)
     moving.client.drop_collection(moving.target)
@@ -306,7 +306,7 @@ def test_once_the_copy_is_complete_its_failures_are_raised(moving):
     assert_written(moving)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     moving.client = moving.backend.hubness_client(state_ttl=AN_HOUR)
     moving.forward(required=True)
@@ -320,7 +320,7 @@ def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     assert_written(moving)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_delete_that_failed_can_be_repeated(moving):
     moving.forward(required=True)
     moving.plain.delete(moving.source, filter="id in [3, 4]")  # as if the copy had not answered
@@ -406,7 +406,7 @@ def renaming(moving):
         moving.plain.drop_alias(moving.source)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 @pytest.mark.parametrize("state_ttl", [pytest.param(0.0, marks=LITE), AN_HOUR])
 def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, state_ttl):
     moving.forward(required=True)
@@ -442,7 +442,7 @@ def test_nobody_notices_that_the_name_is_given_to_the_copy(moving, renaming, sta
     assert set(range(1_000, 1_000 + done[2])) <= set(held)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
     moving.forward()
 
@@ -468,7 +468,7 @@ def test_tasks_wait_for_a_name_that_is_given_to_the_copy(moving, renaming):
     assert 100 in moving.held(moving.target)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_collection_that_is_gone_for_good_is_reported(moving, monkeypatch):
     monkeypatch.setattr("milvus_hubness.client.state_cache.CUT_OVER_SECONDS", 0.2)
     moving.forward()

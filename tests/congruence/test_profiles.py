@@ -20,6 +20,8 @@ from milvus_hubness import (
 )
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
+ON_SERVERS = {"profiled": ["COSINE"]}
+
 DIM, ITEMS, QUERIES, K = 10, 120, 8, 6
 
 
@@ -61,8 +63,6 @@ class Collection:
 
 @pytest.fixture(scope="module", params=METRICS)
 def profiled(shared_backend, request):
-    if request.param != "COSINE" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     made = Collection(shared_backend, request.param)
     made.added = made.add_images()
     return made

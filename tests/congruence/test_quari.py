@@ -22,7 +22,9 @@ from milvus_hubness.quari import Quari, QuariConfig
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 from tests.quari import explicit
 
-pytestmark = pytest.mark.long_on_servers
+ON_SERVERS = {"world": ["L2"]}
+
+pytestmark = pytest.mark.beyond_contract
 
 DIM, ITEMS, QUERIES, CANDIDATES = 12, 150, 18, 25
 
@@ -89,8 +91,6 @@ class World:
 
 @pytest.fixture(scope="module", params=METRICS)
 def world(shared_backend, request):
-    if request.param != "L2" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     return World(shared_backend, request.param)
 
 
@@ -182,7 +182,7 @@ def test_a_network_for_other_vectors_is_refused(world):
         world.search(other)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_collection_without_biases_says_that_it_cannot(backend):
     client, name = backend.hubness_client(), backend.name()
     plain_collection(client, name, vectors(np.random.default_rng(0), 5, DIM), "IP")

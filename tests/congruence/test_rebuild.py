@@ -69,7 +69,7 @@ def live(backend):
     return Live(backend)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_a_copy_takes_over_beside_writers(live):
     class Writing(MilvusStore):
         """The application writes after every write of the job."""
@@ -104,7 +104,7 @@ def test_a_copy_takes_over_beside_writers(live):
     assert not store.exists(done.collection)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @pytest.mark.parametrize("asked_again", [True, False])
 def test_what_was_left_is_carried_on_with(live, asked_again):
     class Breaking(MilvusStore):
@@ -130,7 +130,7 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
     live.assert_found(live.other)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeypatch):
     def fail(*args):
         raise StoreError("the connection broke")
@@ -145,7 +145,7 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
     live.assert_found(live.other)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
     class Breaking(MilvusStore):
         def write_dual_write(self, collection, dual_write):
@@ -175,7 +175,7 @@ def test_a_switch_is_finished_only_of_the_copy_that_the_alias_leads_to(aliases, 
     assert (write.half_switched([left], copy) is left) == is_found
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_another_bank_takes_its_place(live, monkeypatch):
     def fail(*args):
         raise StoreError("the connection broke")
@@ -192,7 +192,7 @@ def test_another_bank_takes_its_place(live, monkeypatch):
     assert [each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name] == []
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_it_is_told_why_rows_are_upserted(live, monkeypatch):
     def told(**options):
         return refresh(live.store, live.alias, bank=QueryBank(live.other), plan=True, **options).reason

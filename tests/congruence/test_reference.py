@@ -29,7 +29,7 @@ def recall_at_1(client, collection, task, **options):
 @pytest.mark.parametrize(
     ("name", "metric"),
     [
-        pytest.param("text_video_msrvtt t2v", "IP", marks=pytest.mark.shown_on_lite),
+        pytest.param("text_video_msrvtt t2v", "IP", marks=pytest.mark.lite_only),
         ("text_video_msrvtt v2t", "IP"),
         pytest.param("caption_translation", "COSINE", marks=pytest.mark.long),
     ],

@@ -24,6 +24,8 @@ from milvus_hubness import (
 )
 from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
 
+ON_SERVERS = {"shared": ["COSINE"]}
+
 DIM, ITEMS = 12, 200
 
 
@@ -90,16 +92,12 @@ class Corrected:
 
 @pytest.fixture(scope="module", params=METRICS)
 def shared(shared_database, request):
-    if request.param != "COSINE" and shared_database.kind not in ("lite", "qdrant-local"):
-        pytest.skip("shown where it takes no time")
     return Corrected(shared_database, request.param)
 
 
 @pytest.fixture
-def corrected(shared, request):
+def corrected(shared):
     """The shared collection, put back to its first rows, bank and parameters."""
-    if not shared.database.is_quick and request.node.get_closest_marker("shown_on_lite"):
-        pytest.skip("shown on those that are no servers")
     yield shared
     client, everything = shared.database.application(), set(range(ITEMS))
     if added := shared.there() - everything:
@@ -130,7 +128,7 @@ def test_a_new_bank_is_adopted(corrected):
     assert all(corrected.store.count(each.collection) == 0 for each in intent_logs)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_one_command_goes_back(corrected):
     before, state = corrected.scores(), corrected.state
@@ -172,7 +170,7 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
     assert found[900] == pytest.approx(found[4], abs=1e-5)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
     class Breaking(corrected.database.base):
@@ -187,7 +185,7 @@ def test_another_bank_takes_the_place_of_one_that_was_not_finished(corrected):
     assert corrected.banked() == len(third) + len(corrected.bank)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
     before = corrected.scores()
@@ -198,7 +196,7 @@ def test_new_parameters_are_adopted_and_go_back_to_what_was(corrected):
     np.testing.assert_allclose([after[i] for i in range(ITEMS)], [before[i] for i in range(ITEMS)], atol=3e-5)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_vectors_come_through_a_refresh_unchanged(corrected):
     def read():
         rows = corrected.database.application().query(
@@ -214,7 +212,7 @@ def test_vectors_come_through_a_refresh_unchanged(corrected):
     assert after == before
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_nothing_changed_means_nothing_written(corrected):
     done = refresh(corrected.store, corrected.name)
@@ -230,7 +228,7 @@ def test_rows_without_a_bias_get_theirs(corrected):
     corrected.assert_scores(corrected.bank, 8)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_only_rows_that_moved_are_written(corrected):
     store = corrected.store
@@ -248,7 +246,7 @@ def test_only_rows_that_moved_are_written(corrected):
     assert done.written == moved
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_a_bank_changed_in_place_is_noticed(corrected):
     bank = corrected.state.profile.bank
@@ -261,7 +259,7 @@ def test_a_bank_changed_in_place_is_noticed(corrected):
     assert refresh(corrected.store, corrected.name).mode == "pending"
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_a_search_sees_the_old_biases_until_all_new_ones_are_there(corrected):
     seen = []
@@ -293,7 +291,7 @@ def test_an_interrupted_refresh_changes_no_answer_and_can_be_run_again(corrected
     corrected.assert_scores(corrected.other, 8)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_rows_deleted_meanwhile_stay_deleted(corrected):
     class Deleting(corrected.database.base):
@@ -306,7 +304,7 @@ def test_rows_deleted_meanwhile_stay_deleted(corrected):
     assert set(corrected.scores()) == set(range(3, ITEMS))
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_a_client_that_remembers_the_old_bank_still_inserts(corrected):
     stale = corrected.database.application(state_ttl=3_600)
@@ -318,7 +316,7 @@ def test_a_client_that_remembers_the_old_bank_still_inserts(corrected):
     assert by_id[900] == pytest.approx(by_id[4], abs=1e-5)
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_status_tells_what_there_is(corrected):
     plain = status(corrected.store, corrected.source)
     assert (plain.corrected, plain.rows, plain.estimator) == (False, ITEMS, None)
@@ -333,7 +331,7 @@ def test_status_tells_what_there_is(corrected):
     assert 0 <= told.age_seconds < 600
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 @under_cosine
 def test_refreshes_that_cannot_be(corrected):
     state = corrected.state

@@ -16,6 +16,8 @@ from milvus_hubness import (
 )
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
+ON_SERVERS = {"gated": ["L2"], "dual": ["L2"]}
+
 DIM, ITEMS, QUERIES = 12, 150, 40
 
 
@@ -64,8 +66,6 @@ class Gated:
 
 @pytest.fixture(scope="module", params=METRICS)
 def gated(shared_backend, request):
-    if request.param != "L2" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     return Gated(shared_backend, request.param)
 
 
@@ -96,7 +96,7 @@ def test_strength_zero_is_raw(gated):
     assert_found(gated, results, gated.raw)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_a_refresh_learns_the_activation_anew(gated):
     half = gated.bank[:12]
     refresh(gated.store, gated.name, bank=QueryBank(half), estimator=NNN(8))
@@ -138,8 +138,6 @@ def test_rows_that_come_before_the_cutover_are_activated(lite):
 
 @pytest.fixture(scope="module", params=METRICS)
 def dual(shared_backend, request):
-    if request.param != "L2" and not shared_backend.is_lite:
-        pytest.skip("shown on Milvus Lite")
     targets = vectors(np.random.default_rng(10), 15, DIM)
     targets[-1] *= request.param != "COSINE"
     return Gated(shared_backend, request.param, targets)
@@ -150,14 +148,14 @@ def directed(dual):
     return dual.targets[:-1] if dual.metric == "COSINE" else dual.targets
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_items_near_the_target_bank_are_activated_too(dual):
     activated = dual.activated(dual.bank, directed(dual))
     assert activated > dual.activated(dual.bank)
     assert_found(dual, dual.found(), dual.chosen(activated))
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_a_refresh_learns_both_sets_anew(dual):
     half, others = dual.bank[:12], directed(dual)[:6]
     refresh(dual.store, dual.name, bank=QueryBank(half), target_bank=QueryBank(others))

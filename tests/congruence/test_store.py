@@ -78,7 +78,7 @@ def test_a_scan_shows_every_row_once_in_the_order_of_keys(database, kind):
     assert [key for piece in read for key in piece] == everything
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_rows_are_replaced_fetched_and_deleted_by_key(database):
     items = vectors(np.random.default_rng(0), 40, 8)
     name, store, field = database.fill(items, "IP"), database.store(), database.field
@@ -116,7 +116,7 @@ def bank_of(rng, count):
     return StoredBank(QueryBank(vectors(rng, count, 8)), np.empty((count, 0), np.float32))
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_nothing_takes_a_collection_of_somebody_else(database):
     store, name = database.store(), database.fill(np.ones((1, 4), np.float32), "IP")
     with pytest.raises(CollectionExists, match="no ledger"):
@@ -125,7 +125,7 @@ def test_nothing_takes_a_collection_of_somebody_else(database):
         store.save_bank(name, bank_of(np.random.default_rng(0), 30), "IP")
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_a_bank_keeps_its_generations_apart(database):
     """Those that no collection's state names are dropped when they are no longer asked for."""
     store, name = database.store(), database.name("bank")
@@ -160,7 +160,7 @@ def test_what_a_collection_is_told_it_says_by_any_name(database):
     assert store.info(name).dual_write is None, "another of the same name says nothing of it"
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_an_alias_moves(database):
     store = database.store()
     first, second = (database.fill(np.ones((1, 4), np.float32), "IP") for _ in range(2))

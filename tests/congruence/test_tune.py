@@ -20,7 +20,7 @@ from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.quality.collections import diagnose, tune
 from tests.galleries import plain_collection
 
-pytestmark = pytest.mark.long_on_servers
+pytestmark = pytest.mark.beyond_contract
 
 DIM, ITEMS = 24, 300
 

@@ -56,7 +56,7 @@ def kept(backend):
     return Kept(backend)
 
 
-@pytest.mark.long_on_servers
+@pytest.mark.beyond_contract
 def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     done = keep_up(kept.store, Duty(kept.name, bank=QueryBank(kept.queries)))
     assert (done.action, done.changed, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
@@ -82,7 +82,7 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
     assert np.abs(kept.biases()[0] - biases).max() > 1
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_nothing_is_done_while_another_is_at_work(kept):
     kept.backend.hubness_client().insert(
         kept.name, {"id": 900, "vector": kept.items[0], "group": 0}, bias="pending"
@@ -96,7 +96,7 @@ def test_nothing_is_done_while_another_is_at_work(kept):
     assert keep_up(kept.store, Duty(kept.name)).changed == 1
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
     monkeypatch.setattr(lease, "LOOKS", math.inf)  # as if the time had passed after which it is looked at
     written = []

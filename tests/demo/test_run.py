@@ -6,7 +6,7 @@ import pytest
 from milvus_hubness.demo.run import Retriever, run
 
 
-@pytest.mark.shown_on_lite
+@pytest.mark.lite_only
 def test_recall_rises_by_at_least_five_points(backend):
     before = set(backend.client().list_collections())
     stages = []

@@ -23,7 +23,7 @@ from tests.galleries import METRICS
 @pytest.fixture(
     scope="module",
     params=[
-        each if each == "COSINE" else pytest.param(each, marks=pytest.mark.long_on_servers)
+        each if each == "COSINE" else pytest.param(each, marks=pytest.mark.beyond_contract)
         for each in METRICS
     ],
 )

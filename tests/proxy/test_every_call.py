@@ -7,6 +7,8 @@ from pymilvus.exceptions import MilvusException
 from tests.congruence import test_every_call as suite
 from tests.proxy.running import at
 
+ON_SERVERS = {"catalogue": [("COSINE", "str")]}
+
 IN_OTHER_WORDS = {
     "test_rows_are_searched_by_their_keys",
     "test_rows_are_searched_by_keys_with_quotes_in_them",
@@ -28,15 +30,15 @@ globals().update(
 KINDS = [pytest.param(kind, marks=pytest.mark.long if at else ()) for at, kind in enumerate(suite.KINDS)]
 
 
-@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)]
+)
 def running(request):
     return at(request)
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=" ".join)
 def catalogue(shared_backend, request):
-    if not shared_backend.is_lite and request.param != suite.KINDS[0]:
-        pytest.skip("shown on Milvus Lite")
     return suite.Catalogue(shared_backend, *request.param)
 
 

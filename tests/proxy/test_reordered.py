@@ -16,6 +16,8 @@ from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend
 from tests.proxy.running import at, wishing
 
+ON_SERVERS = {"gated": ["COSINE"], "beside": [("L2", "side")]}
+
 DIM, ITEMS, K, METRICS = 12, 80, 4, ("IP", "COSINE", "L2")
 
 SEARCHES = {
@@ -62,15 +64,15 @@ def assert_same(got, expected):
                     assert one["entity"][name] == value
 
 
-@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.long)])
+@pytest.fixture(
+    scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)]
+)
 def running(request):
     return at(request)
 
 
 @pytest.fixture(scope="module", params=METRICS)
 def gated(shared_backend, request):
-    if not shared_backend.is_lite and request.param != "COSINE":
-        pytest.skip("shown on Milvus Lite")
     rng, name = np.random.default_rng(7), shared_backend.name("gated")
     plain_collection(shared_backend.client(), name, vectors(rng, ITEMS, DIM), request.param)
     store, bank = shared_backend.store(), QueryBank(vectors(rng, 40, DIM))
@@ -89,8 +91,6 @@ def gated(shared_backend, request):
 @pytest.fixture(scope="module", params=[(m, p) for m in METRICS for p in ("side", "fields")], ids=" ".join)
 def beside(shared_backend, request):
     metric, place = request.param
-    if not shared_backend.is_lite and request.param != ("L2", "side"):
-        pytest.skip("shown on Milvus Lite")
     here = Enabled(shared_backend, metric, place)
     here.client.behind._operations._chains = False  # Milvus Lite's chains answer with fields unasked.
     return Questions(here.client, here.name, here.queries[:2], metric, len(here.items))

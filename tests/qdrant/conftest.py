@@ -11,19 +11,19 @@ from tests.qdrant.worlds import METRICS, Backend, Corrected
 
 
 def _client(request):
-    if request.param == "server":
+    if request.param == "qdrant-server":
         return QdrantClient(url=request.getfixturevalue("qdrant_uri"))
     return QdrantClient(":memory:")
 
 
-@pytest.fixture(params=["local", "server"])
+@pytest.fixture(params=["local", "qdrant-server"])
 def backend(request):
     here = Backend(request.param, _client(request))
     yield here
     here.clean()
 
 
-@pytest.fixture(params=["local", "states", "server"])
+@pytest.fixture(params=["local", "states", "qdrant-server"])
 def everywhere(request):
     """For what touches the state of collections."""
     here = Backend(request.param, _client(request))

@@ -30,7 +30,7 @@ class Backend:
 
     @property
     def is_local(self):
-        return self.kind != "server"
+        return self.kind != "qdrant-server"
 
     def store(self, cls=QdrantStore):
         made = cls(self.client)

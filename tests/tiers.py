@@ -1,0 +1,114 @@
+"""Which tests run in which tier, in which order, and on which worker.
+
+`make test` runs every test on Milvus Lite and on Qdrant's local mode, and one case of each test function on
+Milvus 2.3.5. `make test-server` runs the other cases on servers, `make test-long` and `make crash` what takes
+hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+from tests import servers
+
+SERVERS = {
+    "server-2.3.5": servers.MilvusServer,
+    "server-current": servers.CurrentMilvus,
+    "qdrant-server": servers.QdrantServer,
+}
+IN_EVERY_TIER = "server-2.3.5"
+USES_THE_SERVER = (
+    "test_bulk.py",
+    "test_writers.py",
+    "test_on_a_server",
+    "on_the_server",
+    "outlives_the_server",
+    "of_another_database",
+)
+MIGRATIONS = ("/crash/", "/chaos/", "test_migrat", "test_mirror.py", "test_copy_index.py")
+LONGEST_FIRST = (
+    "/crash/",
+    "/chaos/",
+    "[server-2.3.5",
+    "/demo/",
+    "/beyond/",
+    "test_example",
+    "/kernels/",
+    "/estimators/",
+)
+
+
+def server_of(item: pytest.Item) -> str | None:
+    """Return the server on which a case runs; None for Milvus Lite, Qdrant's local mode and units."""
+    return next((value for value in _params(item).values() if value in SERVERS), None)
+
+
+def is_left_out(item: pytest.Item) -> bool:
+    """Whether a case on a server shows nothing that the same case on Milvus Lite does not show.
+
+    Tests are marked `lite_only`; a module's ON_SERVERS names, by fixture or parameter, the values with which
+    it runs on servers. tests/test_servers.py has one test for each server that says why it is missing.
+    """
+    server = server_of(item)
+    if server is None:
+        return False
+    if item.get_closest_marker("lite_only") or SERVERS[server].unavailable():
+        return True
+    on_servers = getattr(item.module, "ON_SERVERS", {})
+    return any(value not in on_servers.get(name, [value]) for name, value in _params(item).items())
+
+
+def mark_tiers(items: list[pytest.Item]) -> None:
+    """Mark the cases of `make test-server`: all on servers but each function's first on Milvus 2.3.5."""
+    first: set[str] = set()
+    for item in items:
+        server = server_of(item)
+        if server is None:
+            continue
+        function = item.nodeid.partition("[")[0]
+        if server != IN_EVERY_TIER or function in first or item.get_closest_marker("beyond_contract"):
+            item.add_marker(pytest.mark.server)
+        else:
+            first.add(function)
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Sort the tests so that the longest come first and no worker is alone with one in the end."""
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, part in enumerate(LONGEST_FIRST) if part in item.nodeid), len(LONGEST_FIRST))
+
+    items.sort(key=place)
+
+
+class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Send the tests of one module on one database to one worker, with what was made for the module.
+
+    Tests on Milvus 2.3.5 share three workers, as each of them starts a server of its own; tests on Ray share
+    one worker and its cluster. A test that kills processes takes long and goes where there is room.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        if "[server-2.3.5" in nodeid or any(part in nodeid for part in USES_THE_SERVER):
+            if any(part in nodeid for part in MIGRATIONS):
+                return "server, migrations"
+            return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
+        if "/beyond/" in file:
+            return "Ray"
+        return nodeid if "/crash/" in file or "/chaos/" in file else file
+
+
+def _params(item: pytest.Item) -> dict[str, Any]:
+    callspec = getattr(item, "callspec", None)
+    return dict(_hashable(callspec.params)) if callspec else {}
+
+
+def _hashable(params: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in params.items():
+        if isinstance(value, str | int | tuple):
+            yield name, value
