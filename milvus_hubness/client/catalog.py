@@ -96,6 +96,11 @@ class Reads(StateCache):
 
         return self._as_it_is(collection, timeout, call)
 
+    def hubness_state(self, collection: str, anns_field: str | None) -> Operation[CollectionState | None]:
+        """Read the state of a corrected field from the collection."""
+        self.forget(collection)
+        return (yield from self.cached_state(collection)).state_of(anns_field)
+
     def describe_collection(
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Operation[dict[str, Any]]:
@@ -176,10 +181,22 @@ class Catalog(StateCache):
     call: the user's own call; the operations act before and after it.
     """
 
-    def list_collections(self, names: Sequence[str]) -> Operation[list[str]]:
-        """Return the names without those of helper collections."""
+    def list_collections(
+        self, args: tuple[Any, ...], options: Mapping[str, Any], include_internal: bool
+    ) -> Operation[list[str]]:
+        """List collections; without include_internal, leave out helper collections."""
+        names: list[str] = yield Ask("list_collections", args, dict(options))
+        if include_internal:
+            return names
         shown: list[str] = yield InStore(partial(_without_helpers, names))
         return shown
+
+    def list_aliases(self, call: Ask, include_internal: bool) -> Operation[Any]:
+        """List aliases; without include_internal, leave out those that jobs write through."""
+        answer = yield call
+        if include_internal or not isinstance(answer, dict):
+            return answer
+        return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}
 
     def drop_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
         """Drop a collection, then the helper collections that serve no other one.
@@ -236,10 +253,7 @@ class Catalog(StateCache):
                 f"collection {collection!r} is corrected and cannot move to database {database!r}, where its "
                 "bank is missing: copy the rows to a collection there and correct that one"
             )
-        try:
-            return (yield call)
-        finally:
-            self.forget()
+        return (yield from self.forgetting(call))
 
     def restore_snapshot(
         self, source: str, database: str | None, call: Ask, timeout: float | None = None
@@ -356,10 +370,3 @@ def _drop_helpers(whole: Whole, store: MilvusStore) -> None:
         if store.exists(name) and _is_helper(store, name) and not store.count(name):
             store.drop(name)
     forget_leases(store, whole.name, *whole.sides)
-
-
-def shown_aliases(answer: Any, include_internal: bool) -> Any:
-    """Return the answer of list_aliases without fencing aliases."""
-    if include_internal or not isinstance(answer, dict):
-        return answer
-    return {**answer, "aliases": [alias for alias in answer["aliases"] if not is_fence(alias)]}

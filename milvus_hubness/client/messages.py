@@ -45,26 +45,20 @@ ITERATED = ("iterator", "search_iter_v2")
 IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
 
-Manner = tuple[Any, ...]
+Kind = tuple[Any, ...]
 """The part of a search that stays the same when only its data, filter, timeout and the like differ."""
 
 
-def manner_of(
-    data: Any,
-    limit: Any,
-    output_fields: Any,
-    search_params: Any,
-    strength: float | None,
-    profile: str | None,
-    with_raw_score: bool,
-    options: Mapping[str, Any],
-) -> Manner | None:
+def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
     """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
+    limit, names, strength = question.limit, question.output_fields, question.strength
     usual = (
         type(limit) is int
-        and _are_dense(data)
-        and (output_fields is None or _are_names(output_fields))
+        and _are_dense(question.data)
+        and (names is None or _are_names(names))
         and (strength is None or type(strength) in (float, int))
+        and question.rerank is None
+        and question.candidates is None
         and "offset" not in options
         and "round_decimal" not in options
     )
@@ -73,9 +67,15 @@ def manner_of(
     for name in (*LOOK_AT_SCORES, *IN_BACKGROUND):
         if options.get(name) is not None:
             return None
-    names = None if output_fields is None else tuple(output_fields)
-    result = repr(search_params) if search_params else ""
-    return (options.get("anns_field"), limit, names, result, strength, profile, bool(with_raw_score))
+    return (
+        options.get("anns_field"),
+        limit,
+        None if names is None else tuple(names),
+        repr(question.search_params) if question.search_params else "",
+        strength,
+        question.profile,
+        bool(question.with_raw_score),
+    )
 
 
 def expect_question(

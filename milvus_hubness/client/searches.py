@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from pymilvus import AnnSearchRequest, DataType
 
@@ -13,180 +13,112 @@ from milvus_hubness.client import ranking
 from milvus_hubness.client.biases import Biasing
 from milvus_hubness.client.catalog import Reads
 from milvus_hubness.client.messages import (
+    Kind,
     Question,
     SearchRequest,
     expect_candidates,
     expect_question,
     expect_whole_hits,
+    kind_of,
     looked_at,
-    manner_of,
 )
 from milvus_hubness.client.ranking import adapted
 from milvus_hubness.client.rewrite import Rewrite
-from milvus_hubness.client.state_cache import CachedState, Failed, naming
+from milvus_hubness.client.state_cache import CachedState, PreparedSearch, naming
 from milvus_hubness.client.steps import Ask, Compute, Operation
 from milvus_hubness.codec.fields import SIDE_FIELD
-from milvus_hubness.errors import HubnessError, InvalidInput, UnsupportedOperation
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_server import is_one_of
 
 KEYS_PER_REQUEST = 8_000
-MANNERS = 256
-"""Largest number of prepared kinds of search in the cached state of a collection."""
-
-
-class LikeBefore(NamedTuple):
-    """A search prepared from an earlier one.
-
-    cached: the collection state that it relies on. args, options: arguments of pymilvus's search. answer:
-    converts the results of pymilvus into the results for the user.
-    """
-
-    cached: CachedState
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-    answer: Callable[[Any], Any]
+MAX_PREPARED = 256
+"""Largest number of prepared searches in the cached state of a collection."""
 
 
 class Searching(Biasing, Reads):
-    """Methods `search`, `search_like_before` and `hybrid_search`."""
-
-    def search_like_before(
-        self,
-        collection: str,
-        data: Any,
-        filter: str,
-        limit: int,
-        output_fields: list[str] | None,
-        search_params: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        *,
-        strength: float | None = None,
-        profile: str | None = None,
-        with_raw_score: bool = False,
-    ) -> LikeBefore | None:
-        """Prepare a search as a single request, if an earlier search was of the same kind.
-
-        The two may differ in their data, filter and the like. The single request skips the steps of an
-        operation, which take longer than the work itself. Returns None for any other search. If the request
-        fails, pass the failure to `search`.
-        """
-        cached = self._remembered(collection)
-        if cached is None or not cached.asking:
-            return None
-        manner = manner_of(
-            data, limit, output_fields, search_params, strength, profile, with_raw_score, options
-        )
-        if manner not in cached.asking:
-            return None
-        state, asking, asking_one = cached.asking[manner]
-        try:
-            search_request = asking_one(data[0]) if asking_one is not None and len(data) == 1 else None
-            search_request = search_request or asking(data)
-        except HubnessError:
-            return None
-        args, further = _request(collection, state, filter, search_request, options)
-
-        def answer(results: Any) -> Any:
-            answered = search_request.answer(results)
-            self._sample(cached, state, profile, data)
-            return answered
-
-        return LikeBefore(cached, args, further, answer)
+    """Methods `search` and `hybrid_search`."""
 
     def search(
-        self,
-        collection: str,
-        data: Any,
-        filter: str,
-        limit: int,
-        output_fields: list[str] | None,
-        search_params: Mapping[str, Any] | None,
-        options: Mapping[str, Any],
-        *,
-        ids: Any = None,
-        strength: float | None = None,
-        profile: str | None = None,
-        rerank: GloballyCorrected | Adaptive | None = None,
-        candidates: int | None = None,
-        with_raw_score: bool = False,
-        failed: Failed | None = None,
+        self, collection: str, question: Question, filter: str, options: Mapping[str, Any], *, ids: Any = None
     ) -> Operation[Any]:
         """Search, ranked by the corrected score if the field is corrected.
 
-        options: the further arguments of MilvusClient.search, by name. failed: the failure of an earlier
-        attempt.
+        question: its offset and decimals are among `options`, the further arguments of MilvusClient.search by
+        name. ids: keys of rows to search with, in place of the question's data.
         """
-        timeout = options.get("timeout")
-        manner = None
-        if ids is None and rerank is None:
-            manner = manner_of(
-                data, limit, output_fields, search_params, strength, profile, with_raw_score, options
-            )
+        kind = kind_of(question, options) if ids is None else None
 
         def call(cached: CachedState) -> Operation[Any]:
-            expect_candidates(rerank, candidates)
-            expect_whole_hits(output_fields, cached.states, options)
-            state = cached.searched(options.get("anns_field"))
-            if state is None:
-                if isinstance(rerank, Adaptive):
-                    raise UnsupportedOperation(
-                        f"re-ranking by {type(rerank).__name__}: the field carries no biases"
-                    )
-                fields = cached.reading.fields(output_fields)
-                args = (collection, data, filter, limit, fields.requested, search_params)
-                results = yield Ask("search", args, {**cached.uncorrected(options), "ids": ids})
-                return cached.reading.hits_out(results, fields) if cached.states else results
-            expect_question(data, ids, output_fields, search_params, options)
-            rewrite = yield from self._rewrite(cached, state)
-            further, params = dict(options), dict(search_params or {})
-            offset = further.pop("offset", None) or params.pop("offset", None) or 0
-            queries = data
-            if ids is not None:
-                queries = yield from self._vectors(collection, cached, state, ids, options)
-            question = Question(
-                data=queries,
-                limit=limit,
-                offset=offset,
-                search_params=params,
-                output_fields=output_fields,
-                round_decimal=further.pop("round_decimal", -1),
-                strength=self._strength if strength is None else strength,
-                profile=profile,
-                rerank=rerank,
-                candidates=candidates,
-                with_raw_score=with_raw_score,
+            prepared = cached.prepared.get(kind) if kind is not None else None
+            if prepared is None:
+                answer = self._search(collection, cached, question, filter, options, ids, kind)
+                return (yield from answer)
+            search_request = prepared.ask(question.data)
+            results = yield Ask(
+                "search", *_request(collection, prepared.state, filter, search_request, options)
             )
-            rewrite.expect_answerable(question, further)
-            if further.get("search_aggregation") is not None:
-                # Hits are inside buckets: the server rounds their scores.
-                further["round_decimal"] = question.round_decimal
-                question = replace(question, round_decimal=-1)
-            if isinstance(rerank, GloballyCorrected) or rewrite.is_gated(question):
-                bank = yield from self._bank(collection, state, profile or state.active)
-                question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
-            first, *others = rewrite.apart(question)
-            results = yield from self._answered(
-                collection, cached, state, filter, _ask(rewrite, first), further
-            )
-            for other in others:
-                search_request = _ask(rewrite, other)
-                results += yield from self._answered(
-                    collection, cached, state, filter, search_request, further
-                )
-            is_one = first is question and question.bank is None
-            if manner is not None and is_one and len(cached.asking) < MANNERS:
-                # This is a copy: the caller owns the lists and dictionaries and may change them.
-                like_it = copy.deepcopy(replace(question, data=()))
-                again = rewrite.asking(like_it)
-                if again is not None:
-                    cached.asking[manner] = (state, again, rewrite.asking_one(like_it))
-            if ids is None:
-                self._sample(cached, state, profile, data)
-            return results
+            answered = search_request.answer(results)
+            self._sample(cached, prepared.state, question.profile, question.data)
+            return answered
 
-        return self._as_it_is(collection, timeout, call, failed=failed)
+        return self._as_it_is(collection, options.get("timeout"), call)
+
+    def _search(
+        self,
+        collection: str,
+        cached: CachedState,
+        question: Question,
+        filter: str,
+        options: Mapping[str, Any],
+        ids: Any,
+        kind: Kind | None,
+    ) -> Operation[Any]:
+        """Search in as many steps as needed, and prepare the searches of this kind if one request answers."""
+        expect_candidates(question.rerank, question.candidates)
+        expect_whole_hits(question.output_fields, cached.states, options)
+        state = cached.searched(options.get("anns_field"))
+        if state is None:
+            return (yield from _uncorrected(collection, cached, question, filter, options, ids))
+        expect_question(question.data, ids, question.output_fields, question.search_params, options)
+        rewrite = yield from self._rewrite(cached, state)
+        further, params = dict(options), dict(question.search_params or {})
+        question = replace(
+            question,
+            offset=further.pop("offset", None) or params.pop("offset", None) or 0,
+            search_params=params,
+            round_decimal=further.pop("round_decimal", -1),
+            strength=self._strength if question.strength is None else question.strength,
+        )
+        if ids is not None:
+            vectors = yield from self._vectors(collection, cached, state, ids, options)
+            question = replace(question, data=vectors)
+        rewrite.expect_answerable(question, further)
+        if further.get("search_aggregation") is not None:
+            # Hits are inside buckets: the server rounds their scores.
+            further["round_decimal"] = question.round_decimal
+            question = replace(question, round_decimal=-1)
+        if isinstance(question.rerank, GloballyCorrected) or rewrite.is_gated(question):
+            bank = yield from self._bank(collection, state, question.profile or state.active)
+            question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+        results: Any = None
+        parts = rewrite.apart(question)
+        for part in parts:
+            search_request = _ask(rewrite, part)
+            answer = yield from self._answered(collection, cached, state, filter, search_request, further)
+            if results is None:
+                results = answer
+            else:
+                results += answer  # pymilvus's own type stays
+        if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
+            # This is a copy: the caller owns the lists and dictionaries and may change them.
+            like_it = copy.deepcopy(replace(question, data=()))
+            if many := rewrite.asking(like_it):
+                cached.prepared[kind] = PreparedSearch(state, many, rewrite.asking_one(like_it))
+        if ids is None:
+            self._sample(cached, state, question.profile, question.data)
+        return results
 
     def _sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
         """Offer the queries of an answered search to the sampler, if the profile has an online bank.
@@ -257,9 +189,8 @@ class Searching(Biasing, Reads):
         limit: int,
         output_fields: list[str] | None,
         options: Mapping[str, Any],
-        *,
-        strength: float | None = None,
-        profile: str | None = None,
+        strength: float | None,
+        profile: str | None,
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
@@ -340,21 +271,15 @@ class Searching(Biasing, Reads):
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            answers.append(
-                (
-                    yield from self.search(
-                        collection,
-                        request.data,
-                        request.expr or "",
-                        request.limit,
-                        output_fields,
-                        request.param,
-                        further,
-                        strength=strength,
-                        profile=profile if state and profile in state.profiles else None,
-                    )
-                )
+            question = Question(
+                request.data,
+                request.limit,
+                search_params=request.param,
+                output_fields=output_fields,
+                strength=strength,
+                profile=profile if state and profile in state.profiles else None,
             )
+            answers.append((yield from self.search(collection, question, request.expr or "", further)))
             if state:
                 metrics.append(state.metric)
                 continue
@@ -407,6 +332,24 @@ def _request(
         search_request.search_params,
     )
     return args, further
+
+
+def _uncorrected(
+    collection: str,
+    cached: CachedState,
+    question: Question,
+    filter: str,
+    options: Mapping[str, Any],
+    ids: Any,
+) -> Operation[Any]:
+    if isinstance(question.rerank, Adaptive):
+        raise UnsupportedOperation(
+            f"re-ranking by {type(question.rerank).__name__}: the field carries no biases"
+        )
+    fields = cached.reading.fields(question.output_fields)
+    args = (collection, question.data, filter, question.limit, fields.requested, question.search_params)
+    results = yield Ask("search", args, {**cached.uncorrected(options), "ids": ids})
+    return cached.reading.hits_out(results, fields) if cached.states else results
 
 
 def _ask(rewrite: Rewrite, question: Question) -> SearchRequest:

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pymilvus.exceptions import MilvusException
 
@@ -16,8 +16,9 @@ from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.messages import (
     Asking,
     AskingOne,
-    Manner,
+    Kind,
     Reading,
+    SearchRequest,
     expect_state_ttl,
     expect_strength,
 )
@@ -163,20 +164,34 @@ PERHAPS_OUTDATED = (
 
 
 @dataclass(frozen=True)
+class PreparedSearch:
+    """A search of a corrected field that takes one request, but for its data.
+
+    many, one: build the request for any data, and for a single query, if there is a faster way.
+    """
+
+    state: CollectionState
+    many: Asking
+    one: AskingOne | None
+
+    def ask(self, data: Any) -> SearchRequest:
+        """Return the request. Raises DimensionMismatch, InvalidInput."""
+        search_request = self.one(data[0]) if self.one is not None and len(data) == 1 else None
+        return search_request or self.many(data)
+
+
+@dataclass(frozen=True)
 class CachedState:
     """A collection state in the cache.
 
-    states: of its corrected fields, by name. asking: prepared searches by their kind: the field's state, a
-    function that builds requests from data, and one that builds them from a single query. dual_write: the
-    copy that also gets the writes. online_banks: by field and profile. intent_log: the log that takes notes
-    of writes first.
+    states: of its corrected fields, by name. prepared: prepared searches by their kind. dual_write: the copy
+    that also gets the writes. online_banks: by field and profile. intent_log: the log that takes notes of
+    writes first.
     """
 
     key_field: str
     states: Mapping[str, CollectionState]
-    asking: dict[Manner, tuple[CollectionState, Asking, AskingOne | None]] = field(
-        default_factory=dict, compare=False
-    )
+    prepared: dict[Kind, PreparedSearch] = field(default_factory=dict, compare=False)
     dual_write: DualWrite | None = None
     online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
     intent_log: WriteIntentLog | None = None
@@ -208,13 +223,6 @@ class CachedState:
 
 
 NOTHING = CachedState("", {})
-
-
-class Failed(NamedTuple):
-    """A failed call, with the cached state that it used."""
-
-    cached: CachedState
-    error: Exception
 
 
 class StateCache:
@@ -256,6 +264,13 @@ class StateCache:
             self._last.clear()
         else:
             self._known.pop(collection, None)
+
+    def forgetting(self, call: Ask) -> Operation[Any]:
+        """Make a call that may outdate every cached state."""
+        try:
+            return (yield call)
+        finally:
+            self.forget()
 
     def _remembered(self, collection: str) -> CachedState | None:
         remembered = self._known.get(collection)
@@ -306,68 +321,43 @@ class StateCache:
         return cached
 
     def _as_it_is(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CachedState], Operation[T]],
-        *,
-        failed: Failed | None = None,
+        self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
-        """Run `call` on the cached state, and again if it fails and the collection has changed.
-
-        failed: the failure of an earlier attempt.
-        """
+        """Run `call` on the cached state, and again if it fails and the collection has changed."""
         with held_errors(collection) as recovered:
-            return (yield from self._tried(collection, timeout, call, failed, recovered))
-
-    def _tried(
-        self,
-        collection: str,
-        timeout: float | None,
-        call: Callable[[CachedState], Operation[T]],
-        failed: Failed | None,
-        recovered: list[Exception],
-    ) -> Operation[T]:
-        """Run `call` as `_as_it_is` does. recovered: collects the errors after which the call is repeated."""
-        cached = failed.cached if failed else self._remembered(collection)
-        cached = cached or (yield from self.cached_state(collection, timeout))
-        try:
-            if failed:
-                raise failed.error
-            return (yield from call(cached))
-        except PERHAPS_OUTDATED as error:
-            self.forget(collection)
-            now = yield from self.cached_state(collection, timeout)
-            if now == cached and cached.dual_write is not None and isinstance(error, MilvusException):
-                # The name may be moving: Milvus Lite closes a collection before it renames it.
-                yield Pause(CLOSING_SECONDS)
-                self.forget(collection)
-                now = yield from self.cached_state(collection, timeout)
-            was_away = cached.dual_write is not None and getattr(error, "code", None) == COLLECTION_NOT_FOUND
-            if now == cached and not was_away and not self._met_another(collection, cached, error):
-                raise
-            recovered.append(error)
-        until = time.monotonic() + CUT_OVER_SECONDS
-        while True:
+            cached = self._remembered(collection) or (yield from self.cached_state(collection, timeout))
             try:
-                return (yield from call(now))
+                return (yield from call(cached))
             except PERHAPS_OUTDATED as error:
-                # Milvus Lite gives a collection its new name before it can be read under that name.
-                opening = (
-                    cached.dual_write is not None and getattr(error, "code", None) == COLLECTION_NOT_LOADED
-                )
-                seen = now
-                if not opening:
-                    # A switch has several steps: the next one may have come between the read of the state and
-                    # the call.
-                    self.forget(collection)
-                    now = yield from self.cached_state(collection, timeout)
-                if (
-                    now == seen and not opening and not self._met_another(collection, now, error)
-                ) or time.monotonic() > until:
+                now = yield from self._read_again(collection, timeout)
+                if now == cached and cached.dual_write is not None and isinstance(error, MilvusException):
+                    # The name may be moving: Milvus Lite closes a collection before it renames it.
+                    yield Pause(CLOSING_SECONDS)
+                    now = yield from self._read_again(collection, timeout)
+                was_away = cached.dual_write is not None and _code(error) == COLLECTION_NOT_FOUND
+                if now == cached and not was_away and not self._met_another(collection, cached, error):
                     raise
                 recovered.append(error)
-            yield Pause(CUT_OVER_PAUSE)
+            until = time.monotonic() + CUT_OVER_SECONDS
+            while True:
+                try:
+                    return (yield from call(now))
+                except PERHAPS_OUTDATED as error:
+                    used = now
+                    # Milvus Lite gives a collection its new name before it can be read under that name.
+                    may_go_on = cached.dual_write is not None and _code(error) == COLLECTION_NOT_LOADED
+                    if not may_go_on:
+                        # A switch has several steps: the next may have come after the state was read.
+                        now = yield from self._read_again(collection, timeout)
+                        may_go_on = now != used or self._met_another(collection, now, error)
+                    if not may_go_on or time.monotonic() > until:
+                        raise
+                    recovered.append(error)
+                yield Pause(CUT_OVER_PAUSE)
+
+    def _read_again(self, collection: str, timeout: float | None) -> Operation[CachedState]:
+        self.forget(collection)
+        return self.cached_state(collection, timeout)
 
     def _met_another(self, collection: str, cached: CachedState, error: Exception) -> bool:
         """Whether the server refused rows because of the width of another collection.
@@ -395,6 +385,10 @@ class StateCache:
             if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
                 yield Ask("load_collection", (collection, timeout))
             self._loaded.add(collection)
+
+
+def _code(error: Exception) -> Any:
+    return getattr(error, "code", None)
 
 
 def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, Any]:

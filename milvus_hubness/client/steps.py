@@ -8,17 +8,23 @@ log records of such errors.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
+from pymilvus import MilvusClient
 from pymilvus.exceptions import ErrorCode, MilvusException
 
 from milvus_hubness.errors import HubnessError, InvalidInput
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.milvus import MilvusStore
+from milvus_hubness.stores.milvus_server import connect
+
+CONNECT_SECONDS = 10.0
 
 _records: ContextVar[list[logging.LogRecord] | None] = ContextVar("held_errors", default=None)
 _pymilvus, _log = logging.getLogger("pymilvus.decorators"), logging.getLogger("milvus_hubness")
@@ -69,6 +75,14 @@ def refusing() -> Iterator[None]:
     """Convert each HubnessError of the block to an error that is also a MilvusException."""
     try:
         yield
+    except HubnessError as error:
+        raise as_milvus(error) from error
+
+
+def raising_as_milvus(operation: Operation[T]) -> Operation[T]:
+    """Run an operation; its errors are also MilvusExceptions."""
+    try:
+        return (yield from operation)
     except HubnessError as error:
         raise as_milvus(error) from error
 
@@ -153,7 +167,8 @@ class LearnSchema:
     collection: str
 
 
-Step = Ask | LoadBank | InStore | Compute | Pause | LearnSchema
+Effect = LoadBank | InStore | Compute | Pause | LearnSchema
+Step = Ask | Effect
 Operation = Generator[Step, Any, T]
 
 
@@ -190,3 +205,46 @@ async def drive_async(operation: Operation[T], answer: Callable[[Step], Awaitabl
     except StopIteration as done:
         result: T = done.value
         return result
+
+
+class PlainConnection:
+    """A plain MilvusClient for stores and query samples, which connects when it is first needed.
+
+    Threads may share it. The arguments are those of MilvusClient.
+    """
+
+    def __init__(self, uri: str, *, db_name: str, timeout: float | None, **options: Any) -> None:
+        self._connect = partial(
+            connect, uri, timeout=CONNECT_SECONDS if timeout is None else timeout, **options
+        )
+        self._database = db_name
+        self._client: MilvusClient | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has connected."""
+        return self._client is not None
+
+    def client(self) -> MilvusClient:
+        """Return the client. Raises ServerUnavailable."""
+        with self._lock:
+            if self._client is None:
+                self._client = self._connect(db_name=self._database)
+            return self._client
+
+    def store(self) -> MilvusStore:
+        """Return a store over the client."""
+        return MilvusStore(self.client())
+
+    def use_database(self, database: str) -> None:
+        """Connect to another database from now on."""
+        self._database = database
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()

@@ -229,9 +229,9 @@ class Writing(Biasing, NotesWrites):
         options: Mapping[str, Any],
     ) -> Operation[None]:
         """Create a collection, with banks and states for the fields of `hubness`."""
-        self.forget()
         if hubness is None:
-            yield Ask("create_collection", (collection,), {**new.as_given(), "timeout": timeout, **options})
+            arguments = {**new.as_given(), "timeout": timeout, **options}
+            yield from self.forgetting(Ask("create_collection", (collection,), arguments))
             return
         further = dict(options)
         schema, index = new.in_full(further)
@@ -258,6 +258,8 @@ class Writing(Biasing, NotesWrites):
             for reference, kind in saved:
                 yield InStore(partial(undo_save_bank, reference=reference, made=kind))
             raise
+        finally:
+            self.forget()
 
     def create_index(
         self, collection: str, index: IndexParams, timeout: float | None, options: Mapping[str, Any]

@@ -605,13 +605,13 @@ def test_a_closed_client_connects_to_nothing(lite):
     async def use():
         async with opened(lite, state_ttl=1_000) as client:
             await client.insert(pair.corrected, {"id": 9_999, "vector": pair.items[0], "group": 0})
-            assert client._plain is not None
+            assert client._plain.is_open
             await client.close()
             await client.close()
-            assert client._plain is None
+            assert not client._plain.is_open
             with pytest.raises(MilvusException, match="connection"):
                 await client.insert(pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0})
-            assert client._plain is None
+            assert not client._plain.is_open
 
     asyncio.run(use())
 

@@ -1,0 +1,445 @@
+"""The methods that HubnessClient and AsyncHubnessClient share: signatures, docstrings and operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pymilvus import AnnSearchRequest, CollectionSchema, DataType
+from pymilvus.milvus_client.index import IndexParams
+
+from milvus_hubness.client.biases import Bias
+from milvus_hubness.client.messages import Question
+from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
+from milvus_hubness.client.operations import PagedOperations
+from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
+from milvus_hubness.client.steps import (
+    Ask,
+    Effect,
+    Operation,
+    PlainConnection,
+    Step,
+    raising_as_milvus,
+    refusing,
+)
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.state import STATE_TTL
+from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.milvus_server import EscapedKeys
+
+DEFAULT_BANK_BUDGET = 1 << 30
+
+
+class Methods(EscapedKeys):
+    """Methods of a client of pymilvus, for corrected collections.
+
+    Each returns the outcome of an operation: the result in HubnessClient, an awaitable of the result in
+    AsyncHubnessClient. A subclass inherits from this class first and from a client of pymilvus second.
+    """
+
+    _drive: Callable[..., Any]
+    """`steps.drive` or `steps.drive_async`."""
+
+    def __init__(
+        self,
+        uri: str = "http://localhost:19530",
+        user: str = "",
+        password: str = "",
+        db_name: str = "",
+        token: str = "",
+        timeout: float | None = None,
+        *,
+        strength: float | None = None,
+        state_ttl: float = STATE_TTL,
+        bank_budget: int = DEFAULT_BANK_BUDGET,
+        sample_queries: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        with refusing():
+            self._sampler = sampler_for(sample_queries, self._put_samples)
+            self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
+        super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
+        self._plain = PlainConnection(
+            uri, user=user, password=password, db_name=db_name, token=token, timeout=timeout, **kwargs
+        )
+
+    def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
+        put_samples(self._plain.client(), samples_collection, samples, WRITE_SECONDS)
+
+    def _run(self, operation: Operation[Any]) -> Any:
+        return self._drive(raising_as_milvus(operation), self._answer)
+
+    def _answer(self, step: Step) -> Any:
+        if isinstance(step, Ask):
+            return getattr(super(), step.method)(*step.args, **step.options)
+        return self._perform(step)
+
+    def _perform(self, step: Effect) -> Any:
+        """Run a step that is not a request of pymilvus's own client."""
+        raise NotImplementedError
+
+    def _learn_schema(self, connection: Any, collection: str) -> None:
+        database = self._generate_call_context().get_db_name()  # type: ignore[attr-defined]
+        connection._invalidate_schema(collection, db_name=database)
+
+    def _leave_database(self, new_database: str) -> None:
+        if self._sampler is not None:
+            self._sampler.discard()
+        self._plain.use_database(new_database)
+        self._operations.forget()
+
+    # -- writes ---------------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        collection_name: str,
+        data: dict[str, Any] | list[dict[str, Any]],
+        timeout: float | None = None,
+        partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
+        **kwargs: Any,
+    ) -> Any:
+        """Insert rows as pymilvus does, and compute the bias of each from the bank.
+
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank
+        neither fits into bank_budget nor can be searched on the server, and DimensionMismatch,
+        NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
+        """
+        return self._run(
+            self._operations.write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
+        )
+
+    def upsert(
+        self,
+        collection_name: str,
+        data: dict[str, Any] | list[dict[str, Any]],
+        timeout: float | None = None,
+        partition_name: str | None = "",
+        *,
+        bias: Bias = "compute",
+        **kwargs: Any,
+    ) -> Any:
+        """Upsert rows as pymilvus does, and compute the bias of rows that have a vector.
+
+        A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
+        """
+        return self._run(
+            self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
+        )
+
+    def write_import_files(
+        self,
+        collection_name: str,
+        data: Iterable[dict[str, Any]],
+        folder: str | Path,
+        timeout: float | None = None,
+        *,
+        bias: Bias = "compute",
+    ) -> Any:
+        """Write new rows of a corrected collection to Parquet files for a bulk import, and return the paths.
+
+        Each row has its bias. Raises as `insert` does, and UnsupportedOperation if the biases are in a side
+        collection or a job works on the collection.
+        """
+        return self._run(
+            self._operations.write_import_files(collection_name, data, Path(folder), bias, timeout)
+        )
+
+    def delete(
+        self,
+        collection_name: str,
+        ids: list[Any] | str | int | None = None,
+        timeout: float | None = None,
+        filter: str | None = None,
+        partition_name: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Delete rows as pymilvus does."""
+        return self._run(
+            self._operations.delete(collection_name, ids, timeout, filter, partition_name, kwargs)
+        )
+
+    # -- searches and reads -----------------------------------------------------------------------------
+
+    def search(
+        self,
+        collection_name: str,
+        data: Any = None,
+        filter: str = "",
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        search_params: dict[str, Any] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        anns_field: str | None = None,
+        ranker: Any = None,
+        function_chains: Any = None,
+        highlighter: Any = None,
+        ids: Any = None,
+        search_aggregation: Any = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        rerank: GloballyCorrected | Adaptive | None = None,
+        candidates: int | None = None,
+        with_raw_score: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Search as pymilvus does, ranked by the corrected score.
+
+        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of
+        the bias profile. rerank: fetch more raw candidates and rank them against the bank; with a
+        QuariReranker, fetch more corrected candidates and rank them by its model. candidates: how many
+        candidates; None uses the number of the re-ranker. with_raw_score: give each hit its uncorrected score
+        as "raw_score". On a field that is not corrected, all of these have no effect, except a QuariReranker.
+
+        Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation for a QuariReranker
+        on a field that is not corrected.
+        """
+        question = Question(
+            data,
+            limit,
+            search_params=search_params,
+            output_fields=output_fields,
+            strength=strength,
+            profile=profile,
+            rerank=rerank,
+            candidates=candidates,
+            with_raw_score=with_raw_score,
+        )
+        options: dict[str, Any] = {
+            "timeout": timeout,
+            "partition_names": partition_names,
+            "anns_field": anns_field,
+            "ranker": ranker,
+            "function_chains": function_chains,
+            "search_aggregation": search_aggregation,
+            **kwargs,
+        }
+        if highlighter is not None:
+            options["highlighter"] = highlighter
+        return self._run(self._operations.search(collection_name, question, filter, options, ids=ids))
+
+    def query(
+        self,
+        collection_name: str,
+        filter: str = "",
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        ids: Any = None,
+        partition_names: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Query as pymilvus does."""
+        return self._run(
+            self._operations.query(
+                collection_name, filter, output_fields, timeout, ids, partition_names, kwargs
+            )
+        )
+
+    def get(
+        self,
+        collection_name: str,
+        ids: Any,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Get rows as pymilvus does."""
+        return self._run(
+            self._operations.get(collection_name, ids, output_fields, timeout, partition_names, kwargs)
+        )
+
+    def hybrid_search(
+        self,
+        collection_name: str,
+        reqs: list[AnnSearchRequest],
+        ranker: Any,
+        limit: int = 10,
+        output_fields: list[str] | None = None,
+        timeout: float | None = None,
+        partition_names: list[str] | None = None,
+        *,
+        strength: float | None = None,
+        profile: str | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Search as pymilvus's hybrid_search does, with corrected scores on corrected fields.
+
+        If the server cannot weigh a corrected field in the user's metric, the client sends the requests one
+        by one and merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a
+        ranker other than RRFRanker and WeightedRanker.
+        """
+        options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
+        return self._run(
+            self._operations.hybrid_search(
+                collection_name, reqs, ranker, limit, output_fields, options, strength, profile
+            )
+        )
+
+    # -- descriptions -----------------------------------------------------------------------------------
+
+    def hubness_state(self, collection_name: str, anns_field: str | None = None) -> Any:
+        """Read the state of a corrected field from the collection, a CollectionState.
+
+        anns_field: the field; it may be None if only one field is corrected. Returns None if the field is not
+        corrected, and if no field is named but several are corrected.
+        """
+        return self._run(self._operations.hubness_state(collection_name, anns_field))
+
+    def describe_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Describe the collection as pymilvus does, as the user created it."""
+        return self._run(self._operations.describe_collection(collection_name, timeout, kwargs))
+
+    def describe_index(
+        self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Describe an index as pymilvus does, with the user's metric."""
+        return self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
+
+    def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> Any:
+        """List indexes as pymilvus does, without that of a hidden vector field."""
+        return self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
+
+    def list_aliases(
+        self,
+        collection_name: str = "",
+        timeout: float | None = None,
+        *,
+        include_internal: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """List aliases as pymilvus does, without the aliases that jobs write through.
+
+        include_internal: list these too.
+        """
+        call = Ask("list_aliases", (collection_name, timeout), kwargs)
+        return self._run(self._operations.list_aliases(call, include_internal))
+
+    # -- operations that invalidate the cached state ------------------------------------------------------
+
+    def create_collection(
+        self,
+        collection_name: str,
+        dimension: int | None = None,
+        primary_field_name: str = "id",
+        id_type: str | DataType = "int",
+        vector_field_name: str = "vector",
+        metric_type: str = "COSINE",
+        auto_id: bool = False,
+        timeout: float | None = None,
+        schema: CollectionSchema | None = None,
+        index_params: IndexParams | None = None,
+        *,
+        hubness: CorrectionConfig | Sequence[CorrectionConfig] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Create a collection as pymilvus does.
+
+        hubness: fields to correct from their first row on. Raises InvalidInput, InvalidParameter,
+        DimensionMismatch and BankTooSmall; none of these leaves a collection behind.
+        """
+        quick_form = (dimension, primary_field_name, id_type, vector_field_name, metric_type, auto_id)
+        new = NewCollection(*quick_form, schema, index_params)
+        return self._run(self._operations.create_collection(collection_name, new, hubness, timeout, kwargs))
+
+    def create_index(
+        self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Create an index as pymilvus does.
+
+        Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
+        """
+        return self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
+
+    def load_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Load a collection as pymilvus does; load_fields need not name the hidden fields."""
+        return self._run(self._operations.load("load_collection", (collection_name,), timeout, kwargs))
+
+    def load_partitions(
+        self,
+        collection_name: str,
+        partition_names: str | list[str],
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Load partitions as pymilvus does; load_fields need not name the hidden fields."""
+        args = (collection_name, partition_names)
+        return self._run(self._operations.load("load_partitions", args, timeout, kwargs))
+
+    def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Drop a collection as pymilvus does.
+
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it,
+        and UnsupportedOperation while its writes also go to a copy.
+        """
+        call = Ask("drop_collection", (collection_name, timeout), kwargs)
+        return self._run(self._operations.drop_collection(collection_name, call, timeout))
+
+    def truncate_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Truncate a collection as pymilvus does, with its biases.
+
+        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the
+        rows.
+        """
+        call = Ask("truncate_collection", (collection_name, timeout), kwargs)
+        return self._run(self._operations.truncate_collection(collection_name, call, timeout))
+
+    def drop_partition(
+        self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
+        """Drop a partition as pymilvus does. Raises as `truncate_collection` does."""
+        call = Ask("drop_partition", (collection_name, partition_name, timeout), kwargs)
+        return self._run(self._operations.drop_partition(collection_name, call, timeout))
+
+    def rename_collection(
+        self,
+        old_name: str,
+        new_name: str,
+        target_db: str | None = "",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Rename a collection as pymilvus does.
+
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another
+        database.
+        """
+        call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
+        return self._run(self._operations.rename_collection(old_name, target_db, call, timeout))
+
+    def restore_snapshot(
+        self,
+        snapshot_name: str,
+        source_collection_name: str,
+        target_collection_name: str,
+        source_db_name: str = "",
+        target_db_name: str = "",
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Restore a snapshot as pymilvus does.
+
+        Raises UnsupportedOperation for a corrected collection if target_db_name is another database, or if
+        its biases are in a side collection.
+        """
+        names = (snapshot_name, source_collection_name, target_collection_name)
+        call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
+        database = target_db_name if target_db_name != source_db_name else ""
+        return self._run(self._operations.restore_snapshot(source_collection_name, database, call, timeout))
+
+    def alter_alias(self, *args: Any, **kwargs: Any) -> Any:
+        """Alter an alias as pymilvus does."""
+        return self._run(self._operations.forgetting(Ask("alter_alias", args, kwargs)))
+
+    def drop_alias(self, *args: Any, **kwargs: Any) -> Any:
+        """Drop an alias as pymilvus does."""
+        return self._run(self._operations.forgetting(Ask("drop_alias", args, kwargs)))
+
+    @property
+    def hubness_samples(self) -> Sampled:
+        """Counts of the queries that this client sampled for online banks."""
+        return self._sampler.counts if self._sampler is not None else Sampled(0, 0, 0)
