@@ -59,7 +59,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
             done = refresh(store, NAME, client_ttl=0)
             times["pending"].append(done.seconds)
             print(done, flush=True)
-            if (done.mode, done.written) != ("pending", new):
+            if (done.action, done.written) != ("pending", new):
                 raise SystemExit(f"{done.written} rows were given a bias, not {new}")
         client.close()
     medians = {kind: statistics.median(taken) for kind, taken in times.items()}

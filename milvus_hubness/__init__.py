@@ -64,8 +64,9 @@ from milvus_hubness.migration.plan import BulkTarget, MigrationOptions, plan_mig
 from milvus_hubness.migration.run import migrate, resume
 from milvus_hubness.quality.collections import diagnose, tune
 from milvus_hubness.quari import QuariReranker
-from milvus_hubness.refresh.run import refresh
-from milvus_hubness.refresh.upkeep import status
+from milvus_hubness.refresh.plan import RefreshOptions
+from milvus_hubness.refresh.run import RefreshResult, refresh
+from milvus_hubness.refresh.status import status
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
 from milvus_hubness.stores import MilvusStore, connect
 
@@ -120,6 +121,8 @@ __all__ = [
     "NotCorrected",
     "QuariReranker",
     "QueryBank",
+    "RefreshOptions",
+    "RefreshResult",
     "ResumeRefused",
     "ServerUnavailable",
     "Sinkhorn",

@@ -60,7 +60,7 @@ def traces(tmp_path_factory):
 
     def full_refresh():
         done = refresh(store, "products_hubness", bank=QueryBank(banks[1]), force=True, client_ttl=0.0)
-        assert (done.mode, done.scanned) == ("full", 600)
+        assert (done.action, done.scanned) == ("full", 600)
 
     found = {"migration": files_of(migration)}
     client = HubnessClient(uri)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,13 +22,12 @@ from milvus_hubness.cli.options import (
 )
 from milvus_hubness.errors import LeaseHeld
 from milvus_hubness.migration.plan import CLIENT_TTL
-from milvus_hubness.operations.reading import read_pairs
-from milvus_hubness.refresh.evaluate import Labels
+from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.refresh.online_bank import OnlineBankStatus, start_online_bank, stop_online_bank
 from milvus_hubness.refresh.online_bank import list_online_banks as online_bank_statuses
-from milvus_hubness.refresh.run import DEFAULT_TOLERANCE
-from milvus_hubness.refresh.upkeep import Duty, Kept, Live, keep_up
-from milvus_hubness.refresh.write import REBUILD_SHARE
+from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, REBUILD_SHARE, Labels, Live, RefreshOptions
+from milvus_hubness.refresh.run import RefreshResult
+from milvus_hubness.refresh.run import refresh as refresh_biases
 from milvus_hubness.state import require_state
 
 HOUR = 3_600.0
@@ -83,19 +82,14 @@ def refresh(
         state = require_state(store.info(collection).state_of(field), collection)
         current = state.profiles.get(profile or state.active)
         estimator = estimating.estimator(current.estimator if current else None)
-    labels = None
-    if pairs:
-        queries, keys = read_pairs(pairs)
-        labels = Labels(queries.vectors, [[key] for key in keys])
-    duty = Duty(
-        collection,
+    options = RefreshOptions(
         field=field,
         profile=profile,
         bank=bank.read(store),
         target_bank=read_vectors(store, target_bank),
         estimator=estimator,
         live=live,
-        labels=labels,
+        labels=Labels.load(pairs) if pairs else None,
         force=force,
         refit=refit,
         revert=revert,
@@ -103,12 +97,12 @@ def refresh(
         plan=plan,
         tolerance=tolerance,
         client_ttl=client_ttl,
-        rows_per_second=rows_per_second,
+        throttle=Throttle(rows_per_second),
         engine=engine,
     )
     try:
         with progress_bars() as progress:
-            done = keep_up(store, duty, progress=progress)
+            done = refresh_biases(store, collection, options, progress=progress)
     except LeaseHeld as error:
         if not once:
             raise
@@ -129,11 +123,11 @@ def _report_busy(collection: str, error: LeaseHeld, *, as_json: bool) -> None:
         show_facts(f"Nothing done to {collection}", {"busy": str(error)})
 
 
-def _show(done: Kept) -> None:
+def _show(done: RefreshResult) -> None:
     facts = {
         "to do" if done.planned else "done": f"{done.action} ({done.reason})",
         "rows scanned": f"{done.scanned:,}",
-        "rows to write" if done.planned else "rows written": f"{done.changed:,}",
+        "rows to write" if done.planned else "rows written": f"{done.written:,}",
         "epoch": done.epoch,
         "took": f"{done.seconds} s",
     }
@@ -182,15 +176,15 @@ def bank(
 
     Clients then sample live queries. Without options, shows the online banks of the collection.
     """
-    terms: dict[str, Any] = {
+    options = {
         "rate": rate,
         "size": size,
         "seed_share": seed_share,
         "half_life_seconds": None if half_life is None else HOUR * half_life,
         "duplicate_cosine": duplicate_cosine,
     }
-    are_named = any(term is not None for term in terms.values())
-    if off and are_named:
+    terms = {name: value for name, value in options.items() if value is not None}
+    if off and terms:
         raise typer.BadParameter("--off takes no terms: give one or the other")
     store = connection.open()
     if off:
@@ -200,7 +194,7 @@ def bank(
         else:
             out.print("Turned off." if stopped else f"{collection!r} has no online bank.")
         return
-    if are_named:
+    if terms:
         start_online_bank(store, collection, field=field, profile=profile, **terms)
     statuses = online_bank_statuses(store, collection)
     if as_json:

@@ -36,9 +36,9 @@ from milvus_hubness.quality.collections import diagnose as diagnose_collection
 from milvus_hubness.quality.collections import render
 from milvus_hubness.quality.collections import tune as tune_collection
 from milvus_hubness.quality.report import Diagnosis
-from milvus_hubness.refresh.upkeep import Status
-from milvus_hubness.refresh.upkeep import repair as repair_collection
-from milvus_hubness.refresh.upkeep import status as read_status
+from milvus_hubness.refresh.status import Status
+from milvus_hubness.refresh.status import repair as repair_collection
+from milvus_hubness.refresh.status import status as read_status
 
 SHOWN = 12
 """Trials that `tune` prints besides those in its choice."""

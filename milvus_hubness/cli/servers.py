@@ -75,7 +75,7 @@ def _reconciled(facts: Mapping[str, Any]) -> str:
     skewness = ", ".join(f"{name} {value:.2f}" for name, value in facts["skewness"].items())
     return (
         f"{collection}: {ACTIONS[facts['action']]} ({message}): {facts['scanned']:,} scanned, "
-        f"{facts['changed']:,} changed, {facts['skipped']:,} unchanged, in {facts['seconds']:.1f} s"
+        f"{facts['written']:,} written, {facts['skipped']:,} unchanged, in {facts['seconds']:.1f} s"
         + (f"; skewness {skewness}" if skewness else "")
     )
 

@@ -74,6 +74,10 @@ CLIENT_TTL = STATE_TTL
 """Default value of the longest state_ttl of the clients that write, in seconds."""
 
 
+def default_client_ttl() -> float:
+    return CLIENT_TTL
+
+
 @dataclass(frozen=True)
 class MigrationOptions:
     """Options of a run.
@@ -88,7 +92,7 @@ class MigrationOptions:
     """
 
     no_writers: bool = False
-    client_ttl: float = field(default_factory=lambda: CLIENT_TTL)
+    client_ttl: float = field(default_factory=default_client_ttl)
     throttle: Throttle = field(default_factory=Throttle)
     events: Events = field(default_factory=lambda: Events([]))
     gate: CutoverGate | None = None

@@ -160,6 +160,7 @@ BURST_SECONDS = 1.0
 SMALLEST_REQUEST = 16
 LARGEST_STEP = 2.0
 LONGEST_WAIT = 3_600.0
+STOP_POLL_SECONDS = 0.2
 INSTANT = 1e-9
 
 LIMITS = ("rows_per_second", "bytes_per_second", "chunk_seconds")
@@ -245,6 +246,25 @@ class Throttle:
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
+
+    @contextmanager
+    def stopped_by(self, event: threading.Event, error: BaseException) -> Iterator[None]:
+        """Call `stop` with `error` soon after the event is set within the block."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(STOP_POLL_SECONDS):
+                if event.is_set():
+                    self.stop(error)
+                    return
+
+        thread = threading.Thread(target=watch, name="milvus-hubness-stop", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def set_rate(self, **limits: float | None) -> None:
         """Change the named limits among rows_per_second, bytes_per_second and chunk_seconds; None removes a

@@ -1,8 +1,7 @@
-"""The refresh evaluation: it compares old and new biases on held-out queries and sampled rows."""
+"""The fit of new biases, and their evaluation against the old ones on held-out queries and sampled rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -14,11 +13,14 @@ from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
-from milvus_hubness.estimators import Estimator
+from milvus_hubness.distributed.ray_gallery import fit_on_ray
+from milvus_hubness.estimators import Estimator, from_dict
+from milvus_hubness.estimators.registry import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
 from milvus_hubness.quality.trials import Outcome, assess
+from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
@@ -156,13 +158,6 @@ def _by_skewness(skews: dict[str, float]) -> str:
 MOST_ROWS = 20_000
 
 
-class Labels(NamedTuple):
-    """Labelled queries (n, d), and for each the keys of the rows that answer it."""
-
-    queries: Floats
-    keys: Sequence[Sequence[Key]]
-
-
 class Sample(NamedTuple):
     """Sampled rows with a usable vector. vectors: (n, d), as users see them. biases: (n, slots)."""
 
@@ -187,12 +182,12 @@ def sampled(
     keys: list[Key] = []
     vectors: list[Floats] = [np.empty((0, state.layout.dim), np.float32)]
     biases: list[Floats] = []
-    there = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
-    total = sum(map(len, there.values()))
-    for partition, known in there.items():
-        share = min(len(known), -(-MOST_ROWS * len(known) // max(1, total)))
-        picked = {known[i] for i in rng.choice(len(known), share, replace=False)} if share else set()
-        wanted = [key for key in known if key in picked or key in named]
+    all_keys = {partition: store.keys(info.name, partition=partition) for partition in info.partitions}
+    total = sum(map(len, all_keys.values()))
+    for partition, of_one in all_keys.items():
+        share = min(len(of_one), -(-MOST_ROWS * len(of_one) // max(1, total)))
+        picked = {of_one[i] for i in rng.choice(len(of_one), share, replace=False)} if share else set()
+        wanted = [key for key in of_one if key in picked or key in named]
         for part in chunks(wanted, store.chunk_rows(info), "reading a sample", progress):
             biased_rows = bias_location.read(part, partition)
             valid = ~state.layout.invalid(biased_rows.vectors)
@@ -211,3 +206,66 @@ def labelled_in(sample: Sample, labels: Labels) -> Labelled | None:
     if len(rows) < 2:
         return None
     return Labelled(np.asarray(labels.queries, np.float32)[rows], [found[i] for i in rows])
+
+
+def evaluate(
+    store: Store, state: CollectionState, plan: RefreshPlan, sample: Sample, options: RefreshOptions
+) -> RefreshEvaluation | None:
+    """Evaluate the biases in use and those of the plan, as `judge` does."""
+    profile = state.profile
+    bank = store.load_bank(profile.bank, checked=False)
+    old = Standing(from_dict(profile.estimator), bank, profile.strength)
+    new = Standing(plan.estimator, plan.bank, plan.strength)
+    labelled = labelled_in(sample, options.labels) if options.labels else None
+    return judge(state.layout, sample.vectors, old, new, labelled)
+
+
+def fit(
+    store: Store, info: CollectionInfo, state: CollectionState, plan: RefreshPlan, options: RefreshOptions
+) -> Correction:
+    """Fit the estimator on the bank, and on the gallery if it needs that. Start from the stored potentials if
+    the estimator is unchanged."""
+    bias_location, parts = BiasBackend(store, info, state), []
+    for partition in info.partitions if plan.estimator.needs_gallery else ():
+        keys = store.keys(info.name, partition=partition)
+        for part in chunks(keys, store.chunk_rows(info), "reading the gallery", options.progress):
+            parts.append(bias_location.read(part, partition).vectors)
+    is_unchanged = is_same(plan.estimator, state.profile.estimator)
+    return Correction.fit(
+        state.layout,
+        plan.estimator,
+        plan.bank.queries,
+        gallery=np.concatenate(parts) if parts else None,
+        target_bank=plan.bank.targets,
+        start=plan.bank.potentials if is_unchanged else None,
+        fit=fit_on_ray if options.engine == "ray" else None,
+    )
+
+
+def steady_mean(old: float, biases: Floats) -> float:
+    """Return the old mean bias if it is within one standard deviation of the new mean, so that rows with an
+    unchanged bias need no write; else return the new mean."""
+    if not len(biases):
+        return old
+    mean, spread = float(biases.mean(dtype=np.float64)), float(biases.std(dtype=np.float64))
+    return old if abs(mean - old) <= spread else mean
+
+
+def changed_share(
+    state: CollectionState,
+    plan: RefreshPlan,
+    sample: Sample,
+    correction: Correction | None,
+    mean_bias: float,
+    tolerance: float,
+) -> float:
+    """Return the share of the sample whose standby slot does not hold the new bias. correction: None if the
+    plan names a stored bank with its potentials."""
+    if correction is None:
+        bank = plan.bank
+        correction = Correction.restore(
+            state.layout, plan.estimator, bank.queries, bank.potentials, target_bank=bank.targets
+        )
+    wanted = correction.centred(sample.vectors) - np.float32(mean_bias)
+    off = np.abs(wanted - sample.biases[:, state.profile.standby]) > tolerance
+    return float(off.mean()) if len(off) else 0.0

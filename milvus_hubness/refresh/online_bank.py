@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.banks.generations import StoredBank
@@ -14,14 +15,14 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.job_properties import OnlineBank
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, LEVEL, THRESHOLD, Drift, drift_between
+from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import CollectionState, require_state
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
-DEFAULT_RATE = 0.01
-DEFAULT_SEED_SHARE = 0.25
-DEFAULT_HALF_LIFE = 7 * 86_400.0
-DEFAULT_DUPLICATE_COSINE = 0.99
+DEFAULT_SETTINGS = {
+    "rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -61,56 +62,42 @@ class Absorbed:
     duplicates: int
     dropped: int
 
+    @property
+    def counts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("seed", "live", "taken", "duplicates", "dropped")}
+
 
 def start_online_bank(
-    store: Store,
-    collection: str,
-    *,
-    field: str | None = None,
-    profile: str | None = None,
-    rate: float | None = None,
-    size: int | None = None,
-    seed_share: float | None = None,
-    half_life_seconds: float | None = None,
-    duplicate_cosine: float | None = None,
+    store: Store, collection: str, *, field: str | None = None, profile: str | None = None, **settings: float
 ) -> OnlineBankStatus:
     """Have clients sample the profile's queries for its bank, or change the settings of an online bank.
 
-    field, profile: as in `refresh`. rate, size, seed_share, half_life_seconds, duplicate_cosine: as in
-    `OnlineBank`; omitted settings stay, and are at first 0.01, the bank's own size, 0.25, a week and 0.99.
+    field, profile: as in `refresh`. settings: rate, size, seed_share, half_life_seconds, duplicate_cosine, as
+    in `OnlineBank`; omitted settings stay, and are at first 0.01, the bank's own size, 0.25, a week and 0.99.
     Raises NotCorrected, InvalidInput, InvalidParameter, and CollectionExists if the name
     <collection>__query_samples is in use.
     """
-    given = {
-        "rate": rate,
-        "size": size,
-        "seed_share": seed_share,
-        "half_life_seconds": half_life_seconds,
-        "duplicate_cosine": duplicate_cosine,
-    }
     with leasing(store, collection) as (lease, _):
         store = lease.store
-        return _started(store, *_found(store, collection, field, profile), given)
-
-
-def _started(
-    store: Store, info: CollectionInfo, state: CollectionState, name: str, given: dict[str, Any]
-) -> OnlineBankStatus:
-    before = info.online_bank_of(state.field, name)
-    terms = _defaults(state, name) if before is None else before.model_dump()
-    terms |= {option: value for option, value in given.items() if value is not None}
-    _check(terms)
-    online_bank = OnlineBank(
-        field=state.field,
-        profile=name,
-        samples_collection=before.samples_collection
-        if before
-        else f"{info.name}__query_samples{state.suffix}",
-        **{option: terms[option] for option in given},
-    )
-    store.create_query_samples(online_bank.samples_collection, state.dim)
-    store.write_online_banks(info.name, [*_others(info, online_bank), online_bank])
-    return _status(store, state, online_bank)
+        info, state, name = _found(store, collection, field, profile)
+        before = info.online_bank_of(state.field, name)
+        first = {
+            **DEFAULT_SETTINGS,
+            "field": state.field,
+            "profile": name,
+            "samples_collection": f"{info.name}__query_samples{state.suffix}",
+            "size": state.profiles[name].bank.count,
+        }
+        try:
+            online_bank = OnlineBank(**((before.model_dump() if before else first) | settings))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            raise InvalidParameter(
+                f"{problem['loc'][0]}: {problem['msg'].lower()}, got {problem['input']!r}"
+            ) from None
+        store.create_query_samples(online_bank.samples_collection, state.dim)
+        store.write_online_banks(info.name, [*_others(info, online_bank), online_bank])
+        return _status(store, state, online_bank)
 
 
 def stop_online_bank(
@@ -120,23 +107,18 @@ def stop_online_bank(
     bank. Return the former settings of the online bank; None if the bank was not online. Raises NotCorrected,
     InvalidInput."""
     with leasing(store, collection) as (lease, _):
-        return _stopped(lease.store, *_found(lease.store, collection, field, profile))
-
-
-def _stopped(store: Store, info: CollectionInfo, state: CollectionState, name: str) -> OnlineBank | None:
-    online_bank = info.online_bank_of(state.field, name)
-    if online_bank is None:
-        return None
-    others = _others(info, online_bank)
-    store.write_online_banks(info.name, others)
-    if any(each.samples_collection == online_bank.samples_collection for each in others):
-        store.drop_samples(
-            online_bank.samples_collection,
-            store.read_query_samples(online_bank.samples_collection, name).origins.numbers.tolist(),
-        )
-    elif store.exists(online_bank.samples_collection):
-        store.drop(online_bank.samples_collection)
-    return online_bank
+        store = lease.store
+        info, state, name = _found(store, collection, field, profile)
+        online_bank = info.online_bank_of(state.field, name)
+        if online_bank is None:
+            return None
+        others, samples = _others(info, online_bank), online_bank.samples_collection
+        store.write_online_banks(info.name, others)
+        if any(other.samples_collection == samples for other in others):
+            store.drop_samples(samples, store.read_query_samples(samples, name).origins.numbers.tolist())
+        elif store.exists(samples):
+            store.drop(samples)
+        return online_bank
 
 
 def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
@@ -241,33 +223,6 @@ def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> On
     return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
 
 
-def _defaults(state: CollectionState, profile: str) -> dict[str, Any]:
-    return {
-        "rate": DEFAULT_RATE,
-        "size": state.profiles[profile].bank.count,
-        "seed_share": DEFAULT_SEED_SHARE,
-        "half_life_seconds": DEFAULT_HALF_LIFE,
-        "duplicate_cosine": DEFAULT_DUPLICATE_COSINE,
-    }
-
-
-def _check(terms: dict[str, Any]) -> None:
-    """Check the settings. Raises InvalidParameter."""
-    wanted = {
-        "rate": (
-            0 < terms["rate"] <= 1,
-            "a share above 0 and up to 1; to sample none, turn the online bank off",
-        ),
-        "size": (terms["size"] >= 1, "a number of queries from 1 up"),
-        "seed_share": (0 <= terms["seed_share"] <= 1, "a share from 0 to 1"),
-        "half_life_seconds": (0 < terms["half_life_seconds"] < float("inf"), "a number of seconds above 0"),
-        "duplicate_cosine": (0 < terms["duplicate_cosine"] <= 1, "a cosine above 0 and up to 1"),
-    }
-    for name, (holds, what) in wanted.items():
-        if not holds:
-            raise InvalidParameter(f"{name} is {what}, got {terms[name]}")
-
-
 LOOKED_AT = 2 * AT_MOST
 """Maximum number of samples that drift reads; it compares those that differ from each other."""
 
@@ -314,3 +269,18 @@ def drift(
         level=level,
         seed=seed,
     )
+
+
+def live_queries(
+    store: Store, collection: str, options: RefreshOptions
+) -> tuple[Drift | None, Absorbed | None]:
+    """Return the drift of the profile's queries, and the merge of the samples into its bank, as
+    `options.live` requires; None for what it does not require."""
+    if options.live == "never" or options.bank is not None:
+        return None, None
+    moved = None
+    if options.live == "on drift":
+        moved = drift(store, collection, field=options.field, profile=options.profile)
+        if not moved.fired:
+            return moved, None
+    return moved, absorbed(store, collection, field=options.field, profile=options.profile)

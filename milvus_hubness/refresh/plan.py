@@ -1,4 +1,4 @@
-"""The refresh plan, which chooses the bank and the estimator, and the record of spare bank generations.
+"""The options and the plan of a refresh, which chooses bank and estimator; and spare bank generations.
 
 A job notes the bank generations that may become spare. If it is killed, the next refresh of the collection
 drops the noted generations. A job drops only generations that its own collection noted and that no collection
@@ -9,11 +9,16 @@ Store.drop_bank_generation.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.banks.generations import StoredBank, holds
+import numpy as np
+
+from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.banks.generations import Key, StoredBank, holds
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.index_hints import foremost
 from milvus_hubness.errors import (
     EmptyBank,
@@ -23,15 +28,97 @@ from milvus_hubness.errors import (
     StateError,
     UnfinishedMigration,
 )
-from milvus_hubness.estimators import Estimator, from_dict, to_dict
+from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.registry import is_same
 from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.migration.ledger import Migration
+from milvus_hubness.migration.plan import default_client_ttl
+from milvus_hubness.operations.engines import Engine
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.operations.reading import WHERE_FROM
+from milvus_hubness.operations.progress import Progress, Throttle, silent
+from milvus_hubness.operations.reading import WHERE_FROM, read_pairs
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record
+
+DEFAULT_TOLERANCE = 1e-5
+REBUILD_SHARE = 0.5
+
+Live = Literal["never", "on drift", "always"]
+
+
+class Labels(NamedTuple):
+    """Labelled queries (n, d), and for each the keys of the rows that answer it."""
+
+    queries: Floats
+    keys: Sequence[Sequence[Key]]
+
+    @classmethod
+    def load(cls, path: str) -> Labels:
+        """Read a file of labelled pairs. Raises as `read_pairs` does."""
+        queries, keys = read_pairs(path)
+        return cls(queries.vectors, [[key] for key in keys])
+
+
+@dataclass(frozen=True, eq=False)
+class RefreshOptions:
+    """Options of a refresh.
+
+    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last
+    refresh, else the current one (Blend() for a new profile). field: the corrected field, if there are
+    several. profile: the bias profile to refresh, by default the active one; a new name adds a profile, from
+    the given bank, in spare columns of the stored vectors. refit: run a full refresh even if nothing changed,
+    for estimators that learn from a gallery that has changed. revert: return to the biases before the last
+    full refresh. force: use new biases even if they are worse than the old ones. labels: labelled queries for
+    the evaluation. live: when sampled queries enter the bank, if no other bank is given. rebuild_share: if at
+    least this share of 50,000 rows or more must be written, and the collection is named by an alias, make a
+    copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
+    difference, in units of the score, from which on a bias is written again. client_ttl: seconds until every
+    client has read a new collection state; the refresh waits this long before it writes the first row.
+    throttle: limits the rows per second. engine: computes the written biases: "server" uses the database's
+    own search over the bank (NNN and CSLS); "ray" uses the workers of a Ray cluster, which also fit
+    (milvus_hubness.distributed). stop: an event; once it is set, Cancelled is raised between two batches.
+
+    Raises InvalidParameter, and as QueryBank does.
+    """
+
+    bank: BankLike | None = None
+    target_bank: BankLike | None = None
+    estimator: Estimator | None = None
+    profile: str | None = None
+    refit: bool = False
+    revert: bool = False
+    force: bool = False
+    labels: Labels | None = None
+    live: Live = "never"
+    rebuild_share: float = REBUILD_SHARE
+    plan: bool = False
+    tolerance: float = DEFAULT_TOLERANCE
+    client_ttl: float = field(default_factory=default_client_ttl)
+    throttle: Throttle = field(default_factory=Throttle)
+    engine: Engine = "local"
+    stop: threading.Event = field(default_factory=threading.Event)
+    progress: Progress = silent
+    field: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("bank", "target_bank"):
+            object.__setattr__(self, name, optional_bank(getattr(self, name)))
+        if not (np.isfinite(self.tolerance) and self.tolerance >= 0):
+            raise InvalidParameter(f"tolerance is a number from 0 up, got {self.tolerance}")
+        if self.revert and (self.names_biases or self.refit):
+            raise InvalidParameter("revert returns to the former biases: leave out bank, estimator and refit")
+
+    @property
+    def names_biases(self) -> bool:
+        """Whether a bank or an estimator is given."""
+        return not (self.bank is None and self.target_bank is None and self.estimator is None)
+
+    @property
+    def banks(self) -> tuple[QueryBank | None, QueryBank | None]:
+        """The given query bank and target bank."""
+        return optional_bank(self.bank), optional_bank(self.target_bank)
+
 
 SPARE_BANKS = "spare banks"
 
@@ -88,60 +175,56 @@ def plan_refresh(
     info: CollectionInfo,
     state: CollectionState,
     is_new: bool,
-    kept: Callable[[], StoredBank],
-    bank: QueryBank | None,
-    target_bank: QueryBank | None,
-    estimator: Estimator | None,
-    *,
-    refit: bool,
+    load_bank: Callable[[], StoredBank],
+    options: RefreshOptions,
     rebuilding: Migration | None,
 ) -> RefreshPlan:
     """Choose the bank and the estimator of the next refresh.
 
     state: with the profile to refresh as the active one. is_new: whether the collection lacks this profile so
-    far. kept: reads the profile's bank. rebuilding: an unfinished rebuild of this collection.
+    far. load_bank: reads the profile's bank. rebuilding: an unfinished rebuild of this collection. Raises
+    InvalidInput if biases are reverted that were never refreshed.
     """
-    profile = state.profile
-    incoming = state.incoming
+    if options.revert:
+        return _plan_revert(store, info, state)
+    (bank, target_bank), estimator = options.banks, options.estimator
+    profile, incoming = state.profile, state.incoming
     begun = incoming.profile if incoming and incoming.name == state.active else None
     if rebuilding and rebuilding.state:
         begun = rebuilding.state.profiles.get(state.active, begun)
-    lost = False
-    if begun and not refit:
-        left = _whole(store, begun.bank)
-        lost = left is None
+    changes = ["a refit was asked for"] if options.refit else []
+    if begun and not options.refit:
+        saved = _whole(store, begun.bank)
         same = estimator is None or is_same(estimator, begun.estimator)
-        if left and same and _with(left, bank, target_bank).fingerprint == left.fingerprint:
+        if saved and same and _with(saved, bank, target_bank).fingerprint == saved.fingerprint:
             return RefreshPlan(
-                from_dict(begun.estimator), left, begun.strength, "one was not finished",
+                from_dict(begun.estimator), saved, begun.strength, "one was not finished",
                 begun.mean_bias, begun.bank, True, rebuilding,
             )  # fmt: skip
-    there = kept()
-    wanted = _with(there, bank, target_bank)
+        if saved is None:
+            changes.append("the bank of an unfinished refresh is gone")
+    stored = load_bank()
+    wanted = _with(stored, bank, target_bank)
     strength = profile.strength
-    if estimator is None and not is_new and (tuned := _newly_tuned(info, profile, wanted)):
-        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
-    estimator = estimator or from_dict(profile.estimator)
     if is_new:
+        estimator = estimator or from_dict(profile.estimator)
         return RefreshPlan(estimator, wanted, strength, "the profile is new")
-    changed = ["a refit was asked for"] if refit else []
-    if lost:
-        changed.append("the bank of an unfinished refresh is gone")
-    if wanted.fingerprint != profile.bank.fingerprint or not holds(profile.bank, there):
-        changed.append("the bank changed")
-    if not is_same(estimator, profile.estimator):
-        changed.append("the parameters changed")
-    return RefreshPlan(estimator, wanted, strength, " and ".join(changed))
+    if estimator is None and (tuned := _newly_tuned(info, profile, wanted)):
+        estimator, strength = from_dict(tuned.choice or {}), tuned.strength
+    if wanted.fingerprint != profile.bank.fingerprint or not holds(profile.bank, stored):
+        changes.append("the bank changed")
+    if estimator is not None and not is_same(estimator, profile.estimator):
+        changes.append("the parameters changed")
+    return RefreshPlan(estimator or from_dict(profile.estimator), wanted, strength, " and ".join(changes))
 
 
-def plan_revert(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
-    """Plan a return to the biases before the last full refresh. Raises InvalidInput if there was none."""
+def _plan_revert(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
     former = state.profile.former
     if former is None:
         raise InvalidInput(f"{info.name!r} was never refreshed: there is nothing to go back to")
-    there = store.load_bank(former.bank)
+    bank = store.load_bank(former.bank)
     return RefreshPlan(
-        from_dict(former.estimator), there, former.strength, "the last refresh is taken back",
+        from_dict(former.estimator), bank, former.strength, "the last refresh is taken back",
         former.mean_bias, former.bank,
     )  # fmt: skip
 
@@ -157,9 +240,7 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     return state
 
 
-def with_profile(
-    state: CollectionState, name: str, bank: QueryBank | None, estimator: Estimator
-) -> tuple[CollectionState, bool]:
+def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> tuple[CollectionState, bool]:
     """Return the state with this profile as the active one, and whether the profile is new.
 
     A new profile gets two spare columns of the stored vectors, without biases yet. The vectors then have
@@ -176,7 +257,7 @@ def with_profile(
         return state.with_profile(draft, name).model_copy(update={"active": name}), True
     if not name:
         raise InvalidParameter("a profile needs a name")
-    if bank is None:
+    if options.bank is None:
         raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from ({WHERE_FROM})")
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
@@ -187,7 +268,7 @@ def with_profile(
         )
     active = state.profile
     draft = Profile(
-        estimator=to_dict(estimator),
+        estimator=to_dict(options.estimator or Blend()),
         slot=state.slots,
         standby=state.slots + 1,
         mean_bias=0.0,

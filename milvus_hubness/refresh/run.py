@@ -1,186 +1,206 @@
-"""The run of a refresh: fill missing biases, or write all biases if the bank or the parameters changed."""
+"""The run of a refresh: fill missing biases, or evaluate, announce, write and switch to new ones."""
 
 from __future__ import annotations
 
-import threading
+import dataclasses
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-
-from milvus_hubness.banks.bank import BankLike, optional_bank
-from milvus_hubness.errors import Cancelled, InvalidParameter
-from milvus_hubness.estimators import Blend, Estimator
-from milvus_hubness.migration import plan as migration_plan
+from milvus_hubness.banks.generations import StoredBank, reference_to
+from milvus_hubness.correction import Correction
+from milvus_hubness.enable.enable import measure
+from milvus_hubness.errors import Cancelled, InvalidInput
+from milvus_hubness.estimators import to_dict
+from milvus_hubness.migration.ledger import Migration
+from milvus_hubness.migration.plan import MigrationOptions, as_events
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.engines import Engine
+from milvus_hubness.operations.engines import NONE_READ, Banks, load_correction
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
-from milvus_hubness.operations.progress import Progress, Throttle, silent
-from milvus_hubness.refresh.evaluate import Labels, RefreshEvaluation
-from milvus_hubness.refresh.plan import SpareBanks, plan_refresh, plan_revert, ready_state, with_profile
-from milvus_hubness.refresh.steps import Refreshing
+from milvus_hubness.operations.lease_records import now
+from milvus_hubness.operations.reading import keep_nearest, read_gallery
+from milvus_hubness.operations.row_writer import RowWriter
+from milvus_hubness.operations.write_intents import rewriting
+from milvus_hubness.quality.bank_checks import Drift
+from milvus_hubness.refresh.evaluate import (
+    RefreshEvaluation,
+    changed_share,
+    evaluate,
+    fit,
+    sampled,
+    steady_mean,
+)
+from milvus_hubness.refresh.online_bank import live_queries, settled
+from milvus_hubness.refresh.plan import (
+    RefreshOptions,
+    RefreshPlan,
+    SpareBanks,
+    plan_refresh,
+    ready_state,
+    with_profile,
+)
 from milvus_hubness.refresh.write import (
-    REBUILD_SHARE,
+    Renewal,
     Waiting,
+    abandon,
+    begin,
     carry_out,
+    choose_rebuild,
     half_switched,
     rebuildings,
     unfinished,
 )
-from milvus_hubness.state import CollectionState
+from milvus_hubness.state import BankReference, CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
-DEFAULT_TOLERANCE = 1e-5
 HEED_SECONDS = 0.2
+
+Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 
 
 @dataclass(frozen=True)
 class RefreshResult:
     """The result of a refresh.
 
-    mode: "pending" if only rows without a bias were written, "full" for all rows, "rebuilt" if a copy,
-    `collection`, took over the alias, "refused" if the new biases were judged worse and nothing changed.
-    reason: why this mode. scanned, written: numbers of rows. judged: the evaluation of the new biases on
-    held-out queries; None if there are no new biases, or too little data. planned: whether this is only a
-    plan.
+    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all
+    rows, "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged
+    worse and nothing changed. reason: why. rows: number of rows of the collection. pending: number of rows
+    without a bias before. scanned, written: numbers of rows that were read and written. bias_age_seconds:
+    time since the biases were last known to be up to date. judged: the evaluation of the new biases on
+    held-out queries; None if there are no new biases, or too little data. drift, online_banks: None and empty
+    if they were not measured. planned: whether this is only a plan. write_intents: number of rows that a
+    killed job had left in the write-intent log.
     """
 
     collection: str
-    mode: str
+    action: Action
     reason: str
     scanned: int
     written: int
     epoch: int
-    seconds: float
+    rows: int = 0
+    pending: int = 0
+    bias_age_seconds: float = 0.0
+    seconds: float = 0.0
     judged: RefreshEvaluation | None = None
+    drift: Drift | None = None
+    online_banks: dict[str, int] = dataclasses.field(default_factory=dict)
     planned: bool = False
+    write_intents: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Number of rows that were read and left unchanged."""
+        return max(0, self.scanned - self.written)
+
+    @property
+    def skewness(self) -> dict[str, float]:
+        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an
+        evaluation."""
+        return self.judged.skewness if self.judged else {}
+
+    @property
+    def overlap(self) -> float | None:
+        """The mean share of old top tens that are in the new top tens."""
+        return self.judged.overlap if self.judged else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
-        return vars(self) | {"judged": self.judged.to_dict() if self.judged else None}
+        parts = {"judged": self.judged, "drift": self.drift}
+        plain = {name: part.to_dict() if part else None for name, part in parts.items()}
+        return vars(self) | {"skipped": self.skipped} | plain
 
 
 def refresh(
-    store: Store,
-    collection: str,
-    *,
-    bank: BankLike | None = None,
-    target_bank: BankLike | None = None,
-    estimator: Estimator | None = None,
-    field: str | None = None,
-    profile: str | None = None,
-    refit: bool = False,
-    revert: bool = False,
-    force: bool = False,
-    labels: Labels | None = None,
-    rebuild_share: float = REBUILD_SHARE,
-    plan: bool = False,
-    tolerance: float = DEFAULT_TOLERANCE,
-    client_ttl: float | None = None,
-    throttle: Throttle | None = None,
-    stop: threading.Event | None = None,
-    lease: Lease | None = None,
-    engine: Engine = "local",
-    progress: Progress = silent,
+    store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
 ) -> RefreshResult:
-    """Compute missing or outdated biases, and write only the rows whose bias changes.
+    """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
 
-    A full refresh writes the standby slot of every row whose bias there differs by more than `tolerance` (in
-    units of the score). It then exchanges the slots, so that no search mixes old and new biases. If it is
-    killed or stopped before that, the next refresh continues it. Before it begins, it evaluates the new
-    biases against the old ones and against none, on held-out queries and on `labels` if given. If the new
-    biases are worse, it changes nothing, unless `force`.
+    A full refresh writes the standby slot of every row whose bias there differs by more than the tolerance.
+    It then exchanges the slots, so that no search mixes old and new biases. If it is killed or stopped before
+    that, the next refresh continues it. Before it begins, it evaluates the new biases against the old ones
+    and against none, on held-out queries and on labelled ones if given. If the new biases are worse, it
+    changes nothing, unless `force`.
 
-    estimator: by default the choice of tuning since the last refresh, else the current one (Blend() for a new
-    profile). field: the corrected field, if there are several. profile: the bias profile to refresh, by
-    default the active one; a new name adds a profile, from the given bank, in spare columns of the stored
-    vectors. refit: run a full refresh even if nothing changed, for estimators that learn from a gallery that
-    has changed. revert: return to the biases before the last full refresh. rebuild_share: if at least this
-    share of 50,000 rows or more must be written, and `collection` is an alias, make a copy with the new
-    biases, which takes over the alias. plan: only return the plan. client_ttl: seconds until every client has
-    read a new collection state; the refresh waits this long before it writes the first row. throttle: limits
-    the rows per second. stop: an event; once it is set, Cancelled is raised between two batches. lease: a
-    lease that the caller holds; without it, the refresh acquires one. engine: computes the written biases:
-    "server" uses the database's own search over the bank (NNN and CSLS); "ray" uses the workers of a Ray
-    cluster, which also fit (milvus_hubness.distributed).
+    changes: fields of `RefreshOptions`, in place of those of `options`.
 
     Raises NotCorrected, UnfinishedMigration, LeaseHeld, LeaseLost, Cancelled, DimensionMismatch,
     BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput if the estimator needs a target bank and
     none is stored or given, if a new profile has no bank, or if there are no former biases to return to.
     """
-    if not (np.isfinite(tolerance) and tolerance >= 0):
-        raise InvalidParameter(f"tolerance is a number from 0 up, got {tolerance}")
-    bank, target_bank = optional_bank(bank), optional_bank(target_bank)
-    if revert and (bank or target_bank or estimator or refit):
-        raise InvalidParameter("back goes to what was: it takes no bank, estimator or refit")
-    began = time.perf_counter()
+    options = replace(options or RefreshOptions(), **changes)
+    began, field = time.perf_counter(), options.field
     with ExitStack() as stack:
-        if lease is None and not plan:
-            lease, info = stack.enter_context(leasing(store, collection, lambda it: ready_state(it, field)))
-        else:
+        if options.plan:
             info = store.info(collection, counted=False)
-            lease = lease or lease_on(store, info)
-        name, whole = info.name, ready_state(info, field)
-        asks = bank is not None or target_bank is not None or estimator is not None or revert
-        if profile is None:
-            profile = whole.incoming.name if whole.incoming and not asks else whole.active
-        state, is_new = with_profile(whole, profile, bank, estimator or Blend())
-        with ThreadPoolExecutor(4, "reading") as executor:
-            # A strongly consistent read mostly waits, so these reads run in parallel.
-            finding = executor.submit(rebuildings, store)
-            noting = executor.submit(SpareBanks(store, name).noted)
-            looking = None if asks or refit else executor.submit(_waiting, store, info, state)
-            reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
-            known = finding.result()
-            left, half = unfinished(known, name), half_switched(known, info)
-            if half and not plan:
-                carry_out(lease.store, half, migration_plan.MigrationOptions(), lease)
-            unused = [] if plan or left else noting.result()
-            waiting = looking.result() if looking else None
-            if not plan:
-                store = lease.store
-            if revert:
-                refresh_plan = plan_revert(store, info, state)
-            else:
-                refresh_plan = plan_refresh(
-                    store, info, state, is_new, reading.result, bank, target_bank, estimator,
-                    refit=refit, rebuilding=left,
-                )  # fmt: skip
-        if refresh_plan.reason:
-            info = replace(info, rows=store.count(name))
-        throttle, stop = throttle or Throttle(), stop or threading.Event()
-        stack.enter_context(_heeded(stop, throttle))
-        job = Refreshing(
-            store=store,
-            info=info,
-            requested=collection,
-            state=state,
-            active=whole.active,
-            is_new=is_new,
-            tolerance=tolerance,
-            client_ttl=migration_plan.CLIENT_TTL if client_ttl is None else client_ttl,
-            throttle=throttle,
-            stop=stop,
-            lease=lease,
-            plan=plan,
-            engine=engine,
-            progress=progress,
-        )
-        if unused:
-            lease.check()
-            SpareBanks(store, name).drop(unused)
-        if refresh_plan.reason:
-            done = job.full(refresh_plan, labels, force, rebuild_share)
+            ready_state(info, field)
+            lease = lease_on(store, info)
         else:
-            done = job.pending(refresh_plan, waiting or _waiting(store, info, state))
+            validated = leasing(store, collection, lambda current: ready_state(current, field))
+            lease, info = stack.enter_context(validated)
+        stop_reason = Cancelled("stopped as asked: the next refresh carries on from here")
+        stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
+        moved, samples = live_queries(store, info.name, options)
+        if samples and samples.bank:
+            options = replace(options, bank=samples.bank)
+        result = _refreshed(lease, store, info, collection, options)
+        if samples and result.action != "refused" and not options.plan:
+            settled(lease.store, samples)
     seconds = round(time.perf_counter() - began, 2)
-    result: dict[str, Any] = {"collection": info.name, "planned": plan, "seconds": seconds}
-    return RefreshResult(**(result | done))
+    return replace(result, seconds=seconds, drift=moved, online_banks=samples.counts if samples else {})
+
+
+def _refreshed(
+    lease: Lease, store: Store, info: CollectionInfo, requested: str, options: RefreshOptions
+) -> RefreshResult:
+    whole = ready_state(info, options.field)
+    profile = options.profile
+    if profile is None:
+        continues = whole.incoming is not None and not (options.names_biases or options.revert)
+        profile = whole.incoming.name if whole.incoming and continues else whole.active
+    state, is_new = with_profile(whole, profile, options)
+    if not options.plan:
+        store = lease.store
+    spare = SpareBanks(store, info.name)
+    with ThreadPoolExecutor(5, "reading") as executor:
+        # A strongly consistent read mostly waits, so these reads run in parallel.
+        counting = executor.submit(store.count, info.name)
+        finding = executor.submit(rebuildings, store)
+        noting = executor.submit(spare.noted)
+        looking = executor.submit(_waiting, store, info, state)
+        reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
+        rebuilds = finding.result()
+        left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
+        if half and not options.plan:
+            carry_out(store, half, MigrationOptions(), lease)
+        waiting, noted = looking.result(), noting.result()
+        plan = plan_refresh(store, info, state, is_new, reading.result, options, left)
+    job = Refreshing(
+        store=store,
+        lease=lease,
+        info=replace(info, rows=counting.result()),
+        requested=requested,
+        state=state,
+        active=whole.active,
+        is_new=is_new,
+        options=options,
+    )
+    if noted and not options.plan and not left:
+        lease.check()
+        spare.drop(noted)
+    result = job.full(plan) if plan.reason else job.pending(plan, waiting)
+    age = now() - state.profile.refreshed_at
+    return replace(
+        result,
+        rows=job.info.rows,
+        pending=sum(map(len, waiting.values())),
+        bias_age_seconds=round(age.total_seconds(), 1) if result.action == "refused" else 0.0,
+        write_intents=store.count_notes(info.intent_log) if info.intent_log else 0,
+    )
 
 
 def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
@@ -188,21 +208,250 @@ def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Wait
     return {partition: bias_location.pending(partition) for partition in info.partitions}
 
 
-@contextmanager
-def _heeded(stop: threading.Event, throttle: Throttle) -> Iterator[None]:
-    """End all waits in the throttle once `stop` is set."""
-    over = threading.Event()
+@dataclass(frozen=True)
+class Refreshing:
+    """Carries out a refresh plan.
 
-    def heed() -> None:
-        while not over.wait(HEED_SECONDS):
-            if stop.is_set():
-                throttle.stop(Cancelled("stopped as asked: the next refresh carries on from here"))
-                return
+    requested: the collection name or alias that the caller used. state: with the profile to refresh as the
+    active one. active: the profile that searches use. is_new: whether the collection lacks the profile to
+    refresh so far.
+    """
 
-    thread = threading.Thread(target=heed, name="milvus-hubness-stop", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    store: Store
+    lease: Lease
+    info: CollectionInfo
+    requested: str
+    state: CollectionState
+    active: str
+    is_new: bool
+    options: RefreshOptions
+
+    # -- rows without a bias ----------------------------------------------------------------------------
+
+    def pending(self, plan: RefreshPlan, waiting: Waiting) -> RefreshResult:
+        written = sum(map(len, waiting.values()))
+        if not self.options.plan:
+            written = self._fill(plan, waiting)
+            fresh = self.state.profile.model_copy(update={"refreshed_at": now()})
+            state = self._without_outgoing(self.state).with_profile(fresh)
+            self._write_state(keep_nearest(self.store, self.info.name, state))
+        action: Action = "pending" if written else "none"
+        reason = "bank and parameters are unchanged"
+        return self._result(action, reason, scanned=written, written=written)
+
+    def _fill(self, plan: RefreshPlan, waiting: Waiting) -> int:
+        bias_location = BiasBackend(self.store, self.info, self.state)
+        # After a killed refresh, the repair may restore rows without a bias.
+        was_killed = self.info.intent_log is not None
+        written = 0
+        with ThreadPoolExecutor(2, "refresh") as executor:
+            steps: list[Future[None]] = []
+            if self.state.incoming is None:
+                steps.append(executor.submit(Renewal.forget, self.store, self.info.name))
+            if any(waiting.values()) or was_killed:
+                with self._rewriting() as writer:
+                    renewal = self._renewal(writer, {self.state.profile.bank: plan.bank})
+                    written = renewal.fill_pending(None if was_killed else waiting)
+                    # This can run while the write-intent log is being closed.
+                    steps.append(executor.submit(bias_location.wait_visible))
+            else:
+                bias_location.wait_visible()
+            for step in steps:
+                step.result()
+        return written
+
+    # -- all rows -----------------------------------------------------------------------------------------
+
+    def full(self, plan: RefreshPlan) -> RefreshResult:
+        if plan.carries_on:
+            return self._continued(plan)
+        options = self.options
+        sample = sampled(self.store, self.info, self.state, options.labels, options.progress)
+        judged = None if self.is_new else evaluate(self.store, self.state, plan, sample, options)
+        if judged and judged.objection and not options.force:
+            return self._result("refused", f"{plan.reason}, but {judged.objection}", judged=judged)
+        mean_bias, correction = plan.mean_bias, None
+        if plan.reference is None:
+            correction = fit(self.store, self.info, self.state, plan, options)
+            mean_bias = steady_mean(self.state.profile.mean_bias, correction.centred(sample.vectors))
+        rebuilds, why = False, ""
+        if not self.is_new:
+            share = changed_share(self.state, plan, sample, correction, mean_bias, options.tolerance)
+            rebuilds, why = choose_rebuild(self.info, self.requested, self.state, share, options)
+        reason = f"{plan.reason}; {why}" if why else plan.reason
+        if options.plan:
+            action: Action = "rebuilt" if rebuilds else "full"
+            return self._result(action, reason, written=self.info.rows, judged=judged)
+        self.lease.check()
+        fresh = self._fresh(plan, correction, mean_bias)
+        if left := unfinished(rebuildings(self.store), self.info.name):
+            abandon(self.lease, left)
+        if rebuilds:
+            state = self._searchable(self.state.with_profile(fresh))
+            state = state.model_copy(update={"incoming": None, "outgoing": None})
+            migration = begin(self.store, self.info, state, progress=options.progress)
+            result = self._rebuilt(plan, migration)
+        else:
+            result = self._announced(fresh)._written(plan)
+        return replace(result, reason=reason, judged=judged)
+
+    def _continued(self, plan: RefreshPlan) -> RefreshResult:
+        if self.options.plan:
+            action: Action = "rebuilt" if plan.rebuilding else "full"
+            return self._result(action, plan.reason, written=self.info.rows)
+        self.lease.check()
+        return self._rebuilt(plan, plan.rebuilding) if plan.rebuilding else self._written(plan)
+
+    def _result(
+        self, action: Action, reason: str, *, scanned: int | None = None, written: int = 0, **more: Any
+    ) -> RefreshResult:
+        facts: dict[str, Any] = {
+            "collection": self.info.name,
+            "scanned": self.info.rows if scanned is None else scanned,
+            "epoch": self.state.profile.epoch,
+            "planned": self.options.plan,
+        }
+        return RefreshResult(**(facts | {"action": action, "reason": reason, "written": written} | more))
+
+    def _rebuilt(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
+        options = MigrationOptions(
+            client_ttl=self.options.client_ttl,
+            throttle=self.options.throttle,
+            events=as_events(self.options.progress),
+        )
+        done = carry_out(self.store, migration, options, self.lease)
+        rows = (done.verified or {}).get("rows", 0)
+        epoch = done.corrected().profile.epoch
+        return self._result(
+            "rebuilt", plan.reason, scanned=rows, written=rows, collection=done.target, epoch=epoch
+        )
+
+    def _fresh(self, plan: RefreshPlan, correction: Correction | None, mean_bias: float) -> Profile:
+        """Save the bank, and return the profile as it will be after the refresh."""
+        old, reference = self.state.profile, plan.reference
+        if reference is None and correction is not None:
+            self.lease.check()
+            reference = self._save_bank(
+                StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
+            )
+        former = Former(
+            estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank
+        )
+        return old.model_copy(
+            update={
+                "estimator": to_dict(correction.fitted.estimator if correction else plan.estimator),
+                "slot": old.standby,
+                "standby": old.slot,
+                "mean_bias": mean_bias,
+                "bank": reference,
+                "epoch": old.epoch + 1,
+                "strength": plan.strength,
+                "refreshed_at": now(),
+                "former": None if self.is_new else former,
+            }
+        )
+
+    def _announced(self, fresh: Profile) -> Refreshing:
+        """Announce the new biases: from now on clients write old and new biases with every row. Return the
+        job with the new state."""
+        abandoned = self.state.incoming
+        incoming = Incoming(name=self.state.active, profile=fresh)
+        state = self.state.model_copy(update={"incoming": incoming, "outgoing": None})
+        self._spare.note([abandoned.profile.bank] if abandoned else [])
+        self._write_state(state)
+        self._spare.drop(self._spare.noted())
+        Renewal.forget(self.store, self.info.name)
+        return replace(self, state=state)
+
+    def _save_bank(self, bank: StoredBank) -> BankReference:
+        """Save the bank, and return the reference to it. The current generation stays; if the bank equals it,
+        return its reference."""
+        old = self.state.profile.bank
+        reference = reference_to(old.collection, bank)
+        is_old = reference.generation == old.generation
+        if not is_old:
+            self._spare.note([reference])
+        self.store.save_bank(old.collection, bank, self.state.metric)
+        return old if is_old else reference
+
+    def _written(self, plan: RefreshPlan) -> RefreshResult:
+        """Write the announced biases, and switch to them."""
+        incoming = self.state.incoming
+        if incoming is None:
+            raise InvalidInput("no biases are on their way")
+        with self._rewriting() as writer:
+            renewal = self._renewal(writer)
+            filled = renewal.fill_pending()
+            scanned, written = renewal.run()
+            BiasBackend(self.store, self.info, self._searchable(self.state)).wait_visible()
+            fresh = incoming.profile.model_copy(update={"refreshed_at": now()})
+            leaving = None if self.is_new else Incoming(name=incoming.name, profile=self.state.profile)
+            moved = {"incoming": None, "outgoing": leaving}
+            state = self.state.model_copy(update=moved).with_profile(fresh, incoming.name)
+            state = self._measured_anew(state, plan)
+            state = keep_nearest(self.store, self.info.name, state)
+            self._spare.note({*self.state.profile.banks} - {*state.profile.banks})
+            self._write_state(state)
+        self._without_outgoing(state)
+        self._spare.drop(self._spare.noted())
+        Renewal.forget(self.store, self.info.name)
+        return self._result("full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch)
+
+    def _without_outgoing(self, state: CollectionState) -> CollectionState:
+        """Wait until all clients have read the new state, then write and return a state without the former
+        biases."""
+        if state.outgoing is None or self.options.stop.wait(self.options.client_ttl):
+            return state
+        renewed = state.model_copy(update={"outgoing": None})
+        self._write_state(renewed)
+        return renewed
+
+    @property
+    def _spare(self) -> SpareBanks:
+        return SpareBanks(self.store, self.info.name)
+
+    def _measured_anew(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
+        """Return the state with a new measurement of the corrected answers that candidates miss."""
+        if state.reranking is None:
+            return state
+        gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
+        correction = load_correction(self.store, state, state.profile)
+        candidates, missed, measured = measure(
+            gallery, correction, plan.bank.queries, state.profile.strength, state.reranking.allowed
+        )
+        measures = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
+        return state.model_copy(update={"reranking": state.reranking.model_copy(update=measures)})
+
+    # -- helpers ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _rewriting(self) -> Iterator[RowWriter]:
+        ttl, stop = self.options.client_ttl, self.options.stop
+        with (
+            rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer,
+            self.lease.explained(),
+        ):
+            yield writer
+
+    def _renewal(self, writer: RowWriter, banks: Banks = NONE_READ) -> Renewal:
+        return Renewal(
+            lease=self.lease,
+            info=self.info,
+            state=self._searchable(self.state),
+            names_epoch=self.state.active == self.active,
+            writer=writer,
+            options=self.options,
+            banks=banks,
+        )
+
+    def _write_state(self, state: CollectionState) -> None:
+        self.lease.check()
+        self.store.write_state(self.info.name, self._searchable(state))
+
+    def _searchable(self, state: CollectionState) -> CollectionState:
+        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use
+        one."""
+        profiles = dict(state.profiles)
+        if self.is_new and state.incoming is not None:
+            profiles.pop(state.incoming.name, None)
+        return state.model_copy(update={"active": self.active, "profiles": profiles})

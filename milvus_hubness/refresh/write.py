@@ -7,7 +7,6 @@ costs no more, and leaves the live collection alone until the copy is complete.
 from __future__ import annotations
 
 import re
-import threading
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,11 +25,12 @@ from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.run import resume
 from milvus_hubness.migration.survey import Chunk, survey
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.engines import Banks, Engine, load_corrections
+from milvus_hubness.operations.engines import Banks, load_corrections
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, now
-from milvus_hubness.operations.progress import Progress, Throttle, chunks
+from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.operations.row_writer import RowWriter
+from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record
@@ -60,18 +60,17 @@ class Renewal:
     """Writes the biases of a refresh. state: with the new biases, if there are any. names_epoch: whether rows
     get the epoch of the new biases."""
 
-    store: Store
+    lease: Lease
     info: CollectionInfo
     state: CollectionState
     names_epoch: bool
-    tolerance: float
     writer: RowWriter
-    lease: Lease
-    throttle: Throttle
-    stop: threading.Event
-    progress: Progress
+    options: RefreshOptions
     banks: Banks
-    engine: Engine = "local"
+
+    @property
+    def store(self) -> Store:
+        return self.lease.store
 
     def fill_pending(self, waiting: Waiting | None = None) -> int:
         """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias;
@@ -84,7 +83,7 @@ class Renewal:
             return 0
         corrections, written = self._for_new_rows, 0
         for partition, keys in waiting.items():
-            for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.progress):
+            for part in chunks(keys, self._rows_per_chunk, "computing missing biases", self.options.progress):
                 self._admit(len(part))
                 written += bias_location.write(part, partition, corrections, self.state.profile.epoch)
         return written
@@ -103,7 +102,7 @@ class Renewal:
             keys = self.store.keys(self.info.name, partition=partition)
             done = after.get(partition)
             start = bisect_right(cast("list[Any]", keys), done) if done is not None else 0
-            for part in chunks(keys[start:], self._rows_per_chunk, "writing biases", self.progress):
+            for part in chunks(keys[start:], self._rows_per_chunk, "writing biases", self.options.progress):
                 written += self._renew(part, partition, incoming.profile, corrections)
                 scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
                 if since % CHUNKS_PER_RECORD == 0:
@@ -124,7 +123,9 @@ class Renewal:
         bias_location = BiasBackend(self.store, self.info, self.state, self.writer)
         biased_rows = bias_location.read(keys, partition)
         wanted = corrections[coming.slot].centred(biased_rows.vectors)
-        off = (np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.tolerance) & ~biased_rows.pending
+        off = (
+            np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.options.tolerance
+        ) & ~biased_rows.pending
         if off.any():
             moved = biased_rows.only(off)
             self._admit(len(moved.batch))
@@ -152,7 +153,7 @@ class Renewal:
     def _corrections(self) -> dict[int, Correction]:
         # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
         return load_corrections(
-            self.store, self.state, self.engine, self.banks, unchecked=[self.state.active]
+            self.store, self.state, self.options.engine, self.banks, unchecked=[self.state.active]
         )
 
     @staticmethod
@@ -161,11 +162,11 @@ class Renewal:
         store.drop_records(LEDGER, REFRESHES, [_key(collection)])
 
     def _admit(self, rows: int) -> None:
-        if self.stop.is_set():
+        if self.options.stop.is_set():
             raise Cancelled(f"stopped as asked: the next refresh of {self.info.name!r} carries on from here")
         if not rows:
             return
-        self.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
+        self.options.throttle.admit(rows, rows * BYTES_PER_NUMBER * self.state.layout.width)
 
     def _reached(self, bank: BankReference, slot: int) -> _Reached:
         record = self.store.record(LEDGER, _key(self.info.name))
@@ -192,16 +193,14 @@ def _key(collection: str) -> str:
 FEWEST_ROWS = 50_000
 """Minimum number of rows for a rebuild: fewer rows are upserted in less time than a copy takes to load."""
 
-REBUILD_SHARE = 0.5
-
 
 def choose_rebuild(
-    info: CollectionInfo, requested: str, state: CollectionState, share: float, threshold: float
+    info: CollectionInfo, requested: str, state: CollectionState, share: float, options: RefreshOptions
 ) -> tuple[bool, str]:
     """Return whether to rebuild, and why. requested: the collection name or alias that the caller used.
-    share: the share of rows that need a write. threshold: the minimum share for a rebuild."""
+    share: the share of rows that need a write."""
     moved = f"{share:.0%} of {info.rows:,} rows change"
-    if share < threshold:
+    if share < options.rebuild_share:
         return False, f"{moved}: they are upserted"
     if info.rows < FEWEST_ROWS:
         return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"

@@ -26,8 +26,7 @@ from pydantic import (
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import Estimator, from_dict
 from milvus_hubness.estimators.registry import class_name
-from milvus_hubness.refresh.run import DEFAULT_TOLERANCE
-from milvus_hubness.refresh.upkeep import Live
+from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, Live
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd])")
@@ -162,12 +161,12 @@ class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
     name: of the collection, or an alias. field, profile, tolerance, bank, bank_column, target_bank: as in
-    `refresh`; paths of files are relative to the folder of the configuration. method, params: None for the
-    current estimator. live, rows_per_second, client_ttl: as in `Duty`. pairs: a file of labelled queries for
-    the evaluation. schedule: when rows without a bias get one. full_schedule: when the bank is checked; if
-    the bank or the method has changed, all biases are computed. This check also runs at the start.
-    pending_share: between these times, rows without a bias get one as soon as they are at least this share of
-    all rows.
+    `refresh`; paths of files are relative to the folder of the configuration. method, params: None for
+    the current estimator. live, client_ttl: as in `RefreshOptions`. rows_per_second: maximum rate of
+    written rows; None for no limit. pairs: a file of labelled queries for the evaluation. schedule: when
+    rows without a bias get one. full_schedule: when the bank is checked; if the bank or the method has
+    changed, all biases are computed. This check also runs at the start. pending_share: between these
+    times, rows without a bias get one as soon as they are at least this share of all rows.
     """
 
     name: Name

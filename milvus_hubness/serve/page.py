@@ -133,7 +133,7 @@ def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class _Run:
-    """Consecutive reconciliations with the same outcome. rows: total scanned, changed and skipped rows."""
+    """Consecutive reconciliations with the same outcome. rows: total scanned, written and skipped rows."""
 
     last: Reconciliation
     what: str
@@ -161,7 +161,7 @@ def _run(outcomes: Sequence[Reconciliation]) -> _Run:
         tone="bad" if last.result == "failed" else "weak" if last.action == "refused" else "",
         times=len(outcomes),
         rows=[
-            sum(getattr(outcome, name) for outcome in outcomes) for name in ("scanned", "changed", "skipped")
+            sum(getattr(outcome, name) for outcome in outcomes) for name in ("scanned", "written", "skipped")
         ],
         seconds=sum(outcome.seconds for outcome in outcomes),
     )

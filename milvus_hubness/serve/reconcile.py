@@ -18,10 +18,11 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import Cancelled, HubnessError, LeaseHeld, LeaseLost, StoreError
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
-from milvus_hubness.operations.progress import Progress
-from milvus_hubness.operations.reading import read_bank, read_pairs
-from milvus_hubness.refresh.evaluate import Labels
-from milvus_hubness.refresh.upkeep import Action, Duty, Kept, status
+from milvus_hubness.operations.progress import Progress, Throttle
+from milvus_hubness.operations.reading import read_bank
+from milvus_hubness.refresh.plan import Labels, RefreshOptions
+from milvus_hubness.refresh.run import Action, RefreshResult
+from milvus_hubness.refresh.status import status
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.config_file import BankFile
 from milvus_hubness.stores.protocols import Store
@@ -37,9 +38,9 @@ class Reconciliation(BaseModel):
     """The result of one reconciliation.
 
     at: when it ended. result: "busy" if another process was working on the collection, "stopped" if the
-    service was asked to stop. action: as in `Kept`, "unfinished" unless the result is "ok". message: the
-    reason or the error. oldest_seconds: the greatest age of the biases since the previous stored result.
-    drift: its statistic. The other numbers are those of `Kept`.
+    service was asked to stop. action: as in `RefreshResult`, "unfinished" unless the result is "ok".
+    message: the reason or the error. oldest_seconds: the greatest age of the biases since the previous
+    stored result. drift: its statistic. The other numbers are those of `RefreshResult`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,7 +53,7 @@ class Reconciliation(BaseModel):
     rows: int = 0
     pending: int = 0
     scanned: int = 0
-    changed: int = 0
+    written: int = 0
     skipped: int = 0
     epoch: int = 0
     bias_age_seconds: float | None = None
@@ -64,26 +65,10 @@ class Reconciliation(BaseModel):
     write_intents: int = 0
 
     @classmethod
-    def of(cls, kept: Kept) -> Reconciliation:
-        return cls(
-            at=now(),
-            result="ok",
-            action=kept.action,
-            message=kept.reason,
-            seconds=kept.seconds,
-            rows=kept.rows,
-            pending=kept.pending,
-            scanned=kept.scanned,
-            changed=kept.changed,
-            skipped=kept.skipped,
-            epoch=kept.epoch,
-            bias_age_seconds=kept.bias_age_seconds,
-            skewness=kept.skewness,
-            overlap=kept.overlap,
-            drift=kept.drift.statistic if kept.drift else None,
-            online_banks=kept.online_banks,
-            write_intents=kept.write_intents,
-        )
+    def of(cls, refreshed: RefreshResult) -> Reconciliation:
+        shared = {name: getattr(refreshed, name) for name in cls.model_fields if hasattr(refreshed, name)}
+        moved = refreshed.drift.statistic if refreshed.drift else None
+        return cls(**(shared | {"at": now(), "result": "ok", "message": refreshed.reason, "drift": moved}))
 
     @property
     def is_eventful(self) -> bool:
@@ -120,10 +105,10 @@ fills them in any case, and "full" also checks for another bank or method."""
 SERVICE_LEASE_SECONDS = 90.0
 
 
-class Keep(Protocol):
-    """A function with the signature of `keep_up`."""
+class Refresh(Protocol):
+    """A function with the signature of `refresh`."""
 
-    def __call__(self, store: Store, duty: Duty, *, stop: threading.Event, progress: Progress) -> Kept: ...
+    def __call__(self, store: Store, collection: str, options: RefreshOptions) -> RefreshResult: ...
 
 
 class Reconciler:
@@ -135,11 +120,11 @@ class Reconciler:
         table: CollectionTable,
         folder: Path,
         open_store: OpenStore,
-        keep: Keep,
+        refresh: Refresh,
         stop: threading.Event,
     ) -> None:
         self.table = table
-        self._folder, self._open_store, self._keep, self._stop = folder, open_store, keep, stop
+        self._folder, self._open_store, self._refresh, self._stop = folder, open_store, refresh, stop
         self._opened: Store | None = None
         self._lease: Lease | None = None
         self._held = ExitStack()
@@ -166,8 +151,8 @@ class Reconciler:
                 self._acquire()
             if task == "share" and not self._share_waits():
                 return None
-            duty = self._duty(full=task == "full")
-            return Reconciliation.of(self._keep(self.store, duty, stop=self._stop, progress=progress))
+            options = self._options(progress, full=task == "full")
+            return Reconciliation.of(self._refresh(self.store, self.table.name, options))
         except Cancelled as error:
             result, message = "stopped", str(error)
         except (LeaseHeld, LeaseLost) as error:
@@ -204,26 +189,28 @@ class Reconciler:
         found = status(self.store, self.table.name, field=self.table.field)
         return share is not None and bool(found.pending) and (found.pending or 0) >= share * found.rows
 
-    def _duty(self, *, full: bool) -> Duty:
-        return Duty(
-            collection=self.table.name,
-            field=self.table.field,
-            profile=self.table.profile,
-            bank=self._bank("bank") if full else None,
-            target_bank=self._bank("target_bank") if full else None,
-            estimator=self.table.estimator() if full else None,
-            live=self.table.live if full else "never",
-            labels=self._labels() if full else None,
-            tolerance=self.table.tolerance,
-            client_ttl=self.table.client_ttl,
-            rows_per_second=self.table.rows_per_second,
+    def _options(self, progress: Progress, *, full: bool) -> RefreshOptions:
+        table = self.table
+        options = RefreshOptions(
+            field=table.field,
+            profile=table.profile,
+            tolerance=table.tolerance,
+            throttle=Throttle(table.rows_per_second),
+            stop=self._stop,
+            progress=progress,
         )
-
-    def _labels(self) -> Labels | None:
-        if self.table.pairs is None:
-            return None
-        queries, keys = read_pairs(str(self._folder / self.table.pairs))
-        return Labels(queries.vectors, [[key] for key in keys])
+        if table.client_ttl is not None:
+            options = replace(options, client_ttl=table.client_ttl)
+        if not full:
+            return options
+        return replace(
+            options,
+            bank=self._bank("bank"),
+            target_bank=self._bank("target_bank"),
+            estimator=table.estimator(),
+            live=table.live,
+            labels=Labels.load(str(self._folder / table.pairs)) if table.pairs else None,
+        )
 
     def _bank(self, key: str) -> QueryBank | None:
         named = BankFile.named(self.table, key, self._folder)

@@ -26,10 +26,10 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from milvus_hubness.errors import StoreError
 from milvus_hubness.operations.progress import Event, Events, Listener
-from milvus_hubness.refresh.upkeep import keep_up
+from milvus_hubness.refresh.run import refresh
 from milvus_hubness.serve.config import Timing, count_between
 from milvus_hubness.serve.config_file import ConfigFile, database_faults
-from milvus_hubness.serve.reconcile import Keep, OpenStore, Reconciler, Reconciliation, Task, now
+from milvus_hubness.serve.reconcile import OpenStore, Reconciler, Reconciliation, Refresh, Task, now
 from milvus_hubness.serve.worker import CollectionView, ServiceMetrics, ServiceView, Worker
 from milvus_hubness.stores.protocols import Store
 
@@ -141,7 +141,7 @@ class Service:
         open_store: OpenStore,
         listeners: Sequence[Listener],
         *,
-        keep: Keep = keep_up,
+        refresh: Refresh = refresh,
     ) -> None:
         self._file, self._database, self._open_store = file, database, open_store
         self._stop = threading.Event()
@@ -153,7 +153,7 @@ class Service:
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [
             Worker(
-                Reconciler(table, file.folder, open_store, keep, self._stop),
+                Reconciler(table, file.folder, open_store, refresh, self._stop),
                 self._events,
                 self._metrics,
                 locks[table.name],

@@ -117,7 +117,7 @@ class ServiceMetrics:
             self._refreshes.labels(*labels, outcome.action, outcome.result).inc()
             self._seconds.labels(*labels).observe(outcome.seconds)
             self._scanned.labels(*labels).inc(outcome.scanned)
-            self._changed.labels(*labels).inc(outcome.changed)
+            self._changed.labels(*labels).inc(outcome.written)
             self._skipped.labels(*labels).inc(outcome.skipped)
             self._busy.labels(*labels).inc(outcome.result == "busy")
 

@@ -32,7 +32,7 @@ def test_a_collection_is_refreshed_by_workers(cluster, lite, monkeypatch):
     estimator = Blend((NNN(6), Sinkhorn(0.05)), (0.5, 0.5))
     bank = QueryBank(here.other)
     done = refresh(here.store, here.name, bank=bank, estimator=estimator, engine="ray", force=True)
-    assert (done.mode, done.scanned) == ("full", ITEMS)
+    assert (done.action, done.scanned) == ("full", ITEMS)
     assert sum(told) >= ITEMS
     told.clear()
     refresh(alone.store, alone.name, bank=bank, estimator=estimator, force=True)

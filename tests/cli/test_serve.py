@@ -176,7 +176,7 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
     assert 0 < left < 6_000
     done = run("serve", "--config", configured(), "--once", "--json")
     [looked] = [line["facts"] for line in done.lines() if line["name"] == "reconciled"]
-    assert (done.returncode, looked["action"], looked["changed"]) == (0, "pending", left)
+    assert (done.returncode, looked["action"], looked["written"]) == (0, "pending", left)
     assert pending() == 0
 
 

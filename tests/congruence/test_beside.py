@@ -306,7 +306,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
     fresh.plain.delete(fresh.name, ids=[5])
     assert status(fresh.store, fresh.name).pending == 1
     done = refresh(fresh.store, fresh.name)
-    assert (done.mode, done.written) == ("pending", 1)
+    assert (done.action, done.written) == ("pending", 1)
     assert status(fresh.store, fresh.name).pending == 0
     bias = nnn(fresh.bank, new, "IP", K, ALPHA)[0] - fresh.state.profile.mean_bias
     [hits] = fresh.client.search(fresh.name, data=[new[0]], limit=400)
@@ -319,7 +319,7 @@ def test_a_refresh_gives_what_foreign_writers_left_out_and_takes_what_they_left_
 def test_a_full_refresh_changes_the_slots_and_measures_anew(fresh):
     done = refresh(fresh.store, fresh.name, estimator=CSLS(4))
     state = fresh.client.hubness_state(fresh.name)
-    assert (done.mode, state.profile.slot, state.profile.standby) == ("full", 1, 0)
+    assert (done.action, state.profile.slot, state.profile.standby) == ("full", 1, 0)
     fresh.biases = nnn(fresh.bank, fresh.items, "IP", 4, 0.5)
     fresh.state = state
     fresh.assert_found(fresh.client.search(fresh.name, data=list(fresh.queries)))

@@ -223,8 +223,8 @@ def test_a_bank_is_anything_like_an_array(lite, rng):
     [stored] = client.get(name, [0], ["hubness_bias"])
     assert stored["hubness_bias"] == pytest.approx(nnn(bank, items[:1], "IP", K, 0.75)[0], abs=1e-5)
     assert diagnose(store, name, bank.tolist(), bank=bank).n_queries == 60
-    assert refresh(store, name, bank=bank).mode == "pending"
-    assert refresh(store, name, bank=bank[:30].tolist(), target_bank=bank).mode == "full"
+    assert refresh(store, name, bank=bank).action == "none"
+    assert refresh(store, name, bank=bank[:30].tolist(), target_bank=bank).action == "full"
     assert tune(store, name, torch.from_numpy(bank)).bank_size == 60
     plain = lite.name("plain")
     plain_collection(lite.client(), plain, items, "IP")

@@ -153,7 +153,7 @@ def test_a_full_refresh_fills_those_of_a_client_that_has_no_room_for_the_bank(ba
     assert not here.cells(keys).any()
     here.assert_found(items=np.vstack([here.items, here.new]))
     done = refresh(here.store, here.name, refit=True)
-    assert (done.mode, done.written) == ("full", len(keys))
+    assert (done.action, done.written) == ("full", len(keys))
     here.assert_filled(keys, here.new)
     here.assert_filled(range(ITEMS), here.items)
 
@@ -185,7 +185,7 @@ def test_a_second_vector_field_has_them(backend):
     backend.hubness_client(bank_budget=1_000).upsert(name, rows)
     assert not held(keys).any()
     done = refresh(store, name, refit=True)
-    assert (done.mode, done.written) == ("full", len(keys))
+    assert (done.action, done.written) == ("full", len(keys))
     np.testing.assert_allclose(held(keys), correction.locality_hints(new), atol=1e-5)
     np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
     stored = np.vstack([items, new])

@@ -38,7 +38,7 @@ def test_the_server_tells_the_biases(backend, monkeypatch, metric):
     done = refresh(
         here.store, here.name, bank=QueryBank(here.other), estimator=NNN(6), engine="server", force=True
     )
-    assert (done.mode, done.scanned) == ("full", ITEMS)
+    assert (done.action, done.scanned) == ("full", ITEMS)
     assert sum(rows for rows, _ in asked) == ITEMS
     here.assert_scores(here.other, 6)
     here.make_pending([3, 50])

@@ -124,7 +124,7 @@ def test_pending_rows_leave_room_for_each_other(served):
     client = served.backend.hubness_client()
     rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
     client.insert(served.name, rows, bias="pending")
-    assert refresh(served.store, served.name).mode == "pending"
+    assert refresh(served.store, served.name).action == "none"
     biases = np.r_[fitted.bias(reduce(served.items)), fitted.new_bias(reduce(served.fresh))]
     everything = np.vstack([served.items, served.fresh])
     np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
@@ -139,7 +139,7 @@ def test_a_refit_learns_what_the_gallery_became(served):
     rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
     client.insert(served.name, rows)
     done = refresh(served.store, served.name, refit=True, tolerance=0)
-    assert (done.mode, done.reason.partition(";")[0]) == ("full", "a refit was asked for")
+    assert (done.action, done.reason.partition(";")[0]) == ("full", "a refit was asked for")
     everything = np.vstack([served.items, served.fresh])
     biases = served.fitted(Sinkhorn(0.5, iterations=100, tol=1e-6), everything).bias(reduce(everything))
     found, wanted = served.scores(5), served.wanted(biases, everything)
@@ -158,8 +158,8 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     lines = CliRunner().invoke(app, ["status", served.name, "--uri", lite.uri]).output
     assert f"Sinkhorn(tau={sinkhorn()['tau']:.3g}, temperature=0.5)" in " ".join(lines.split())
     for same in (None, Blend()):
-        assert refresh(served.store, served.name, estimator=same).mode == "pending"
-    assert refresh(served.store, served.name, estimator=InvertedSoftmax()).mode == "full"
+        assert refresh(served.store, served.name, estimator=same).action == "none"
+    assert refresh(served.store, served.name, estimator=InvertedSoftmax()).action == "full"
     client = served.backend.hubness_client()
     client.insert(served.name, [{"id": ITEMS, "vector": served.fresh[0], "group": 0}])
     assert client.get(served.name, ITEMS, ["hubness_bias"])[0]["hubness_bias"] != 0

@@ -334,7 +334,7 @@ def test_a_new_bank_takes_the_other_slot(fresh):
     other = vectors(np.random.default_rng(6), 50, DIM)
     done = refresh(fresh.store, fresh.name, bank=QueryBank(other), estimator=CSLS(4))
     fresh.state = fresh.client.hubness_state(fresh.name)
-    assert (done.mode, done.written, fresh.state.profile.slot) == ("full", ITEMS, 1)
+    assert (done.action, done.written, fresh.state.profile.slot) == ("full", ITEMS, 1)
     biases = nnn(other, fresh.items, "COSINE", 4, 0.5)
     found = fresh.client.search(fresh.name, data=list(fresh.queries))
     fresh.assert_found(found, fresh.corrected(biases=biases))

@@ -219,7 +219,7 @@ def test_the_bank_takes_live_queries_in_and_the_samples_go(corrected):
     assert as_set(done.bank.vectors) <= as_set([*corrected.bank, *corrected.queries[:30]])
 
     result = refresh(store, name, bank=done.bank)
-    assert result.mode == "full"
+    assert result.action == "full"
     assert result.reason.startswith("the bank changed")
     settled(store, done)
     assert len(corrected.waiting().origins) == 0

@@ -285,7 +285,7 @@ def test_a_collection_of_another_database_is_migrated_there(served):
     scores = similarity(bank.vectors[:3], items, "COSINE") - nnn(bank.vectors, items, "COSINE", 5, 0.75)
     hits = apart.hubness_client().search(f"{name}_live", data=bank.vectors[:3], limit=5)
     assert [each.ids for each in hits] == np.argsort(-scores, axis=1)[:, :5].tolist()
-    assert refresh(store, f"{name}_live").mode == "pending"
+    assert refresh(store, f"{name}_live").action == "none"
     rollback(store, f"{name}_live")
     assert store.alias_target(f"{name}_live") == name
     client.drop_alias(f"{name}_live")
@@ -519,7 +519,7 @@ def test_two_copies_may_share_a_bank_until_one_of_them_adopts_another(lite):
     migrate(store, plan_migration(store, name, bank, estimator=NNN(4), target=second))
     refresh(store, f"{name}_hubness", bank=QueryBank(bank.vectors[:30]))
     lite.hubness_client().insert(second, {"id": 900, "vector": bank.vectors[0], "group": 0})
-    assert refresh(store, second).mode == "pending"
+    assert refresh(store, second).action == "none"
 
 
 def test_a_copy_taken_back_takes_what_it_added_to_a_bank_that_was_there(lite):

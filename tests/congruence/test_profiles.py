@@ -69,7 +69,7 @@ def profiled(shared_backend, request):
 
 
 def test_a_profile_is_a_further_set_of_biases(profiled):
-    assert (profiled.added.mode, profiled.added.reason) == ("full", "the profile is new")
+    assert (profiled.added.action, profiled.added.reason) == ("full", "the profile is new")
     assert profiled.added.written == ITEMS
     question = {"data": list(profiled.queries), "limit": 7}
     profiled.assert_found(profiled.client.search(profiled.name, **question), "default")
@@ -108,7 +108,7 @@ def test_raw_scores_come_beside_the_corrected(profiled):
 
 def test_a_refresh_renews_the_profile_it_is_told_and_no_other(profiled):
     before = profiled.store.info(profiled.name).state
-    assert refresh(profiled.store, profiled.name, profile="image", refit=True).mode == "full"
+    assert refresh(profiled.store, profiled.name, profile="image", refit=True).action == "full"
     after = profiled.store.info(profiled.name).state
     assert after.profiles["default"] == before.profiles["default"]
     assert after.profiles["image"].slot == before.profiles["image"].standby
@@ -131,7 +131,7 @@ def test_new_rows_get_the_bias_of_every_profile_at_once_or_later(lite):
     [waiting] = [hit["distance"] for hit in hits if hit["id"] == ITEMS + 1]
     assert waiting == pytest.approx(float(new[1] @ new[1]), rel=1e-6)
     done = refresh(here.store, here.name)
-    assert (done.mode, done.written) == ("pending", 1)
+    assert (done.action, done.written) == ("pending", 1)
     for profile in ("default", "image"):
         found = here.client.search(here.name, data=list(here.queries), profile=profile)
         here.assert_found(found, profile, items)

@@ -85,11 +85,11 @@ def test_a_copy_takes_over_beside_writers(live):
     before = live.read()
     store = Writing(live.backend.client())
     planned = refresh(store, live.alias, bank=QueryBank(live.other), plan=True)
-    assert (planned.mode, planned.planned) == ("rebuilt", True)
+    assert (planned.action, planned.planned) == ("rebuilt", True)
     assert f"100% of {ITEMS} rows change: a copy takes over the alias" in planned.reason
     assert store.alias_target(live.alias) == live.name
     done = refresh(store, live.alias, bank=QueryBank(live.other))
-    assert (done.mode, done.collection, done.epoch) == ("rebuilt", f"{live.name}_r2", 2)
+    assert (done.action, done.collection, done.epoch) == ("rebuilt", f"{live.name}_r2", 2)
     assert store.alias_target(live.alias) == done.collection
     live.assert_found(live.other)
     after = live.read()
@@ -97,7 +97,7 @@ def test_a_copy_takes_over_beside_writers(live):
         np.testing.assert_array_equal(after[key], before[key])
     live.write()
     live.assert_found(live.other)
-    assert refresh(store, live.alias).mode == "pending"
+    assert refresh(store, live.alias).action == "none"
     assert rollback(store, live.alias).source == live.name
     live.assert_found(live.bank)
     clean(store, done.collection, drop=done.collection)
@@ -126,7 +126,11 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
     live.assert_found(live.bank)
     again = {"bank": QueryBank(live.other)} if asked_again else {}
     done = refresh(live.store, live.alias, **again)
-    assert (done.mode, done.collection, done.reason) == ("rebuilt", f"{live.name}_r2", "one was not finished")
+    assert (done.action, done.collection, done.reason) == (
+        "rebuilt",
+        f"{live.name}_r2",
+        "one was not finished",
+    )
     live.assert_found(live.other)
 
 
@@ -141,7 +145,7 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
             refresh(live.store, live.alias, bank=QueryBank(live.other))
     assert not live.store.exists(f"{live.name}_r2")
     done = refresh(live.store, live.alias)
-    assert (done.mode, done.collection) == ("rebuilt", f"{live.name}_r2")
+    assert (done.action, done.collection) == ("rebuilt", f"{live.name}_r2")
     live.assert_found(live.other)
 
 
@@ -161,7 +165,7 @@ def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
     live.write()
     assert refresh(live.store, live.alias, plan=True).planned
     assert live.store.info(live.name).dual_write is not None, "a plan changes nothing"
-    assert refresh(live.store, live.alias).mode == "pending"
+    assert refresh(live.store, live.alias).action == "none"
     assert live.store.info(live.name).dual_write is None
     live.assert_found(live.other)
     assert rollback(live.store, live.alias).source == live.name
@@ -186,7 +190,7 @@ def test_another_bank_takes_its_place(live, monkeypatch):
             refresh(live.store, live.alias, bank=QueryBank(live.other))
     third = vectors(np.random.default_rng(5), 40, DIM)
     done = refresh(live.store, live.alias, bank=QueryBank(third), rebuild_share=2.0)
-    assert done.mode == "full"
+    assert done.action == "full"
     live.assert_found(third)
     assert not live.store.exists(f"{live.name}_r2")
     assert [each.target for each in ledger.Ledger(live.store).migrations() if each.source == live.name] == []

@@ -114,7 +114,7 @@ under_cosine = pytest.mark.parametrize("shared", ["COSINE"], indirect=True)
 
 def test_a_new_bank_is_adopted(corrected):
     done = refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other))
-    assert (done.mode, done.scanned) == ("full", ITEMS)
+    assert (done.action, done.scanned) == ("full", ITEMS)
     assert done.reason.startswith("the bank changed; ")
     corrected.assert_scores(corrected.other, 8)
     kept = corrected.store.load_bank(corrected.state.profile.bank)
@@ -134,7 +134,7 @@ def test_one_command_goes_back(corrected):
     before, state = corrected.scores(), corrected.state
     refresh(corrected.store, corrected.name, bank=QueryBank(corrected.other), estimator=NNN(3, 1.0))
     done = refresh(corrected.store, corrected.name, revert=True)
-    assert (done.mode, done.written) == ("full", 0), "the other slot holds them still"
+    assert (done.action, done.written) == ("full", 0), "the other slot holds them still"
     after = corrected.state.profile
     for name in ("estimator", "mean_bias", "strength", "slot", "bank"):
         assert getattr(after, name) == getattr(state.profile, name), name
@@ -161,7 +161,7 @@ def test_stopped_between_two_batches_it_is_carried_on(corrected, monkeypatch):
     assert corrected.scores() == pytest.approx(before, abs=1e-6)
     corrected.database.application().insert(corrected.name, [corrected.row(900, 4)])
     done = refresh(corrected.store, corrected.name)
-    assert (done.mode, done.reason) == ("full", "one was not finished")
+    assert (done.action, done.reason) == ("full", "one was not finished")
     assert done.written == ITEMS - 40, "what was written is not written again, nor what a client wrote"
     state = corrected.state
     assert (state.incoming, state.profile.bank.count) == (None, len(corrected.other))
@@ -216,14 +216,14 @@ def test_vectors_come_through_a_refresh_unchanged(corrected):
 @under_cosine
 def test_nothing_changed_means_nothing_written(corrected):
     done = refresh(corrected.store, corrected.name)
-    assert (done.mode, done.written) == ("pending", 0)
+    assert (done.action, done.written) == ("none", 0)
 
 
 def test_rows_without_a_bias_get_theirs(corrected):
     corrected.make_pending([5, 6, 150])
     assert status(corrected.store, corrected.name).pending == 3
     done = refresh(corrected.store, corrected.name)
-    assert (done.mode, done.scanned, done.written) == ("pending", 3, 3)
+    assert (done.action, done.scanned, done.written) == ("pending", 3, 3)
     assert status(corrected.store, corrected.name).pending == 0
     corrected.assert_scores(corrected.bank, 8)
 
@@ -234,7 +234,7 @@ def test_only_rows_that_moved_are_written(corrected):
     store = corrected.store
     refresh(store, corrected.name, estimator=NNN(8, 0.75 + 1e-9), tolerance=0)
     unmoved = refresh(store, corrected.name, estimator=NNN(8), tolerance=1e-3)
-    assert (unmoved.mode, unmoved.written, unmoved.scanned) == ("full", 0, ITEMS)
+    assert (unmoved.action, unmoved.written, unmoved.scanned) == ("full", 0, ITEMS)
     nudged = np.vstack([corrected.bank, corrected.items[:1] * 10])
     biases = {
         name: nnn(bank, corrected.items, "COSINE", 8, 0.75)
@@ -256,7 +256,7 @@ def test_a_bank_changed_in_place_is_noticed(corrected):
     done = refresh(corrected.store, corrected.name)
     assert done.reason.startswith("the bank changed; ")
     corrected.assert_scores(np.vstack([corrected.bank, corrected.other[:1]]), 8)
-    assert refresh(corrected.store, corrected.name).mode == "pending"
+    assert refresh(corrected.store, corrected.name).action == "none"
 
 
 @pytest.mark.lite_only

@@ -121,7 +121,7 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75
     store.write_tuning(target, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"}))
-    assert refresh(store, target).mode == "pending"
+    assert refresh(store, target).action == "none"
 
     again = tune(store, target, queries=QueryBank(retrieval.queries), answers=retrieval.answers)
     assert again.bank_size == len(bank)

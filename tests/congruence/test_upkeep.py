@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, status
+from milvus_hubness import NNN, LeaseHeld, LeaseLost, QueryBank, migrate, plan_migration, refresh, status
 from milvus_hubness.operations import lease
 from milvus_hubness.operations.lease import Lease, forget_leases, holder_of
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.refresh.evaluate import Labels
-from milvus_hubness.refresh.upkeep import Duty, keep_up
+from milvus_hubness.refresh.plan import Labels
 from milvus_hubness.stores import MilvusStore
 from milvus_hubness.stores.records import Record
 from tests.galleries import nnn, plain_collection
@@ -58,26 +57,25 @@ def kept(backend):
 
 @pytest.mark.beyond_contract
 def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
-    done = keep_up(kept.store, Duty(kept.name, bank=QueryBank(kept.queries)))
-    assert (done.action, done.changed, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
+    done = refresh(kept.store, kept.name, bank=QueryBank(kept.queries))
+    assert (done.action, done.written, done.skipped, done.epoch) == ("full", ITEMS, 0, 2)
     assert done.skewness["new"] < min(done.skewness["old"], done.skewness["raw"])
     assert 0 < done.overlap < 1
     kept.assert_biases(kept.queries)
 
     state, (biases, stored) = kept.state, kept.biases()
-    harmful = Duty(kept.name, estimator=NNN(K, 20.0))
-    refused = keep_up(kept.store, harmful)
-    assert (refused.action, refused.changed) == ("refused", 0)
+    refused = refresh(kept.store, kept.name, estimator=NNN(K, 20.0))
+    assert (refused.action, refused.written) == ("refused", 0)
     assert "the parameters changed, but the skewness of N_10 rises from" in refused.reason
     assert refused.bias_age_seconds > 0
     assert kept.state == state
     np.testing.assert_array_equal(kept.biases()[1], stored)
 
     labels = Labels(kept.items * 3, [[i] for i in range(ITEMS)])
-    told = keep_up(kept.store, Duty(kept.name, estimator=NNN(K, 20.0), labels=labels))
+    told = refresh(kept.store, kept.name, estimator=NNN(K, 20.0), labels=labels)
     assert told.action == "refused"
     assert "R@1 falls from" in told.reason
-    assert keep_up(kept.store, Duty(kept.name, estimator=NNN(K, 20.0), force=True)).action == "full"
+    assert refresh(kept.store, kept.name, estimator=NNN(K, 20.0), force=True).action == "full"
     assert kept.state.profile.estimator["alpha"] == 20.0
     assert np.abs(kept.biases()[0] - biases).max() > 1
 
@@ -90,10 +88,10 @@ def test_nothing_is_done_while_another_is_at_work(kept):
     state = kept.state
     with Lease(kept.backend.store(), kept.name):
         with pytest.raises(LeaseHeld, match=kept.name):
-            keep_up(kept.store, Duty(kept.name, bank=QueryBank(kept.queries)))
+            refresh(kept.store, kept.name, bank=QueryBank(kept.queries))
         assert kept.state == state
         assert status(kept.store, kept.name).pending == 1
-    assert keep_up(kept.store, Duty(kept.name)).changed == 1
+    assert refresh(kept.store, kept.name).written == 1
 
 
 @pytest.mark.lite_only
@@ -120,13 +118,13 @@ def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
 
     biases = kept.biases()[0]
     with pytest.raises(LeaseLost, match="another job has taken over"):
-        keep_up(TakenOver(kept.backend.client()), Duty(kept.name, bank=QueryBank(kept.queries)))
+        refresh(TakenOver(kept.backend.client()), kept.name, bank=QueryBank(kept.queries))
     assert written == [100]
     np.testing.assert_array_equal(kept.biases()[0], biases)
     with pytest.raises(LeaseHeld):
-        keep_up(kept.store, Duty(kept.name))
+        refresh(kept.store, kept.name)
     forget_leases(kept.store, kept.name)
-    assert keep_up(kept.store, Duty(kept.name)).action == "full"
+    assert refresh(kept.store, kept.name).action == "full"
     kept.assert_biases(kept.queries)
     assert kept.state.incoming is None
     assert kept.store.info(kept.name).intent_log is None

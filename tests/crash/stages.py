@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from milvus_hubness.migration import ledger
 from milvus_hubness.operations import lease, progress
-from milvus_hubness.refresh import steps
+from milvus_hubness.refresh import run as refresh_run
 from milvus_hubness.refresh import write as refresh_write
 
 Enter = Callable[[str | None], None]
@@ -56,7 +56,7 @@ def follow_refresh(enter: Enter, store: Any) -> None:
     """The same of a refresh. store: the class whose methods begin some."""
     for owner, name, stage in (
         (lease.Lease, "_claim", "taking the lease"),
-        (steps, "sampled", "judging"),
+        (refresh_run, "sampled", "judging"),
         (store, "save_bank", "announcing"),
         (refresh_write.Renewal, "fill_pending", "filling"),
         (refresh_write.Renewal, "run", "writing"),

@@ -10,7 +10,8 @@ from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.estimators import NNN, Blend
 from milvus_hubness.quality import measures
-from milvus_hubness.refresh.evaluate import Labelled, Labels, Sample, Standing, judge, labelled_in
+from milvus_hubness.refresh.evaluate import Labelled, Sample, Standing, judge, labelled_in
+from milvus_hubness.refresh.plan import Labels
 from tests.galleries import METRICS, similarity
 
 DIM = 16

@@ -69,7 +69,7 @@ def test_points_without_a_bias_get_theirs(corrected):
     shown = corrected.client.retrieve(corrected.name, keys)
     assert all("hubness_epoch" not in record.payload for record in shown), "that is ours"
     done = refresh(corrected.store, corrected.name)
-    assert (done.mode, done.scanned, done.written) == ("pending", 3, 3)
+    assert (done.action, done.scanned, done.written) == ("pending", 3, 3)
     assert status(corrected.store, corrected.name).pending == 0
     test_payloads_are_the_users_own(corrected)
     corrected.assert_scores()
@@ -144,7 +144,7 @@ def test_a_rebuilt_copy_takes_over_the_alias(everywhere, monkeypatch):
     corrected.store.point_alias("live", corrected.name)
     before = everything(everywhere, corrected.name)
     done = refresh(corrected.store, "live", bank=QueryBank(corrected.other), rebuild_share=0.5)
-    assert done.mode == "rebuilt"
+    assert done.action == "rebuilt"
     assert corrected.store.alias_target("live") == done.collection != corrected.name
     everywhere.made.append(done.collection)
     corrected.name = done.collection

@@ -51,17 +51,15 @@ class Galleries:
         for name in ("products", "videos", "songs"):
             self.waiting[name].append(moment)
 
-    def __call__(self, store, duty, *, stop, progress):
-        self.outcomes[duty.collection].append(now().timestamp())
-        found, self.waiting[duty.collection] = self.waiting[duty.collection], []
-        if self.slow is not None and duty.collection == "products":
+    def __call__(self, store, collection, options):
+        self.outcomes[collection].append(now().timestamp())
+        found, self.waiting[collection] = self.waiting[collection], []
+        if self.slow is not None and collection == "products":
             self.held = True
             self.slow.wait(10)
-        self.waits[duty.collection] += [(now() - moment).total_seconds() for moment in found]
+        self.waits[collection] += [(now() - moment).total_seconds() for moment in found]
         count = len(found)
-        return kept(
-            duty.collection, "pending" if found else "none", changed=count, scanned=count, pending=count
-        )
+        return kept(collection, "pending" if found else "none", written=count, scanned=count, pending=count)
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import time_machine
 
-from milvus_hubness import NNN, QueryBank, migrate, plan_migration
-from milvus_hubness.refresh.upkeep import status
+from milvus_hubness import NNN, QueryBank, migrate, plan_migration, refresh
+from milvus_hubness.refresh.status import status
 from tests.galleries import nnn, plain_collection, vectors
 from tests.serve.days import Day
 from tests.serve.worlds import Running, config_file
@@ -18,8 +18,6 @@ START = datetime(2026, 3, 28, 0, 0, 30, tzinfo=timezone.utc)
 
 @pytest.mark.long
 def test_a_day_of_churn_and_new_banks(lite, tmp_path):
-    from milvus_hubness.refresh.upkeep import keep_up
-
     rng, name = np.random.default_rng(3), lite.name()
     corrected = f"{name}_hubness"
     shift = rng.normal(size=DIM) / np.sqrt(DIM)
@@ -35,7 +33,7 @@ def test_a_day_of_churn_and_new_banks(lite, tmp_path):
     client = lite.hubness_client()
     with (
         time_machine.travel(START, tick=False) as clock,
-        Running(config_file(tmp_path, text), keep_up, open_store=lite.store) as running,
+        Running(config_file(tmp_path, text), refresh, open_store=lite.store) as running,
     ):
         running.wait_for("ready")
         day, hour = Day(clock, running), 0

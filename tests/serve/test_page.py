@@ -40,7 +40,7 @@ def outcomes(count=60, every=timedelta(minutes=30)):
                 rows=1_234_567,
                 pending=12,
                 scanned=1_234_567 if full else 12,
-                changed=34_567 if full else 12,
+                written=34_567 if full else 12,
                 skipped=1_200_000 if full else 0,
                 epoch=number,
                 bias_age_seconds=0.0,

@@ -63,7 +63,7 @@ def test_it_is_ready_once_everything_was_looked_at(file):
 
 
 def test_what_looks_come_to_is_measured(file):
-    full = kept(action="full", scanned=900, changed=20, skipped=880, pending=7, skewness=SKEWNESS)
+    full = kept(action="full", scanned=900, written=20, pending=7, skewness=SKEWNESS)
     with Running(file, Job({"products": full})) as running:
         running.wait_for("ready")
         read = samples(running.url)
@@ -78,14 +78,14 @@ def test_what_looks_come_to_is_measured(file):
 
 
 def test_the_status_and_the_page_tell_the_same(file):
-    with Running(file, Job({"products": kept(action="full", changed=20, skewness=SKEWNESS)})) as running:
+    with Running(file, Job({"products": kept(action="full", written=20, skewness=SKEWNESS)})) as running:
         running.wait_for("ready")
         status = json.loads(ask(f"{running.url}/status.json")[1])
         _, page, headers = ask(f"{running.url}/")
     [products] = status["collections"]
     assert status["ready"]
     assert status["database"] == "http://milvus:19530"
-    assert (products["last"]["action"], products["last"]["changed"]) == ("full", 20)
+    assert (products["last"]["action"], products["last"]["written"]) == ("full", 20)
     assert [outcome["skewness"] for outcome in products["history"]] == [SKEWNESS]
     assert "up to date" in page
     assert "in use 0.90" in page
@@ -144,23 +144,23 @@ def test_new_rows_do_not_wait_for_a_bank_that_is_broken(tmp_path, any_collection
     file, job = config_file(tmp_path, PRODUCTS + 'bank = "past.npy"\nmethod = "nnn"\n'), Job()
     with Running(file, job) as running:
         running.wait_for("ready")
-        assert (job.duties[0].bank.dim, job.duties[0].estimator) == (3, NNN())
+        assert (job.calls[0][1].bank.dim, job.calls[0][1].estimator) == (3, NNN())
         (tmp_path / "past.npy").write_text("broken")
         worker = running.service._workers[0]
         worker.ask("full")
         assert "past.npy" in running.wait_for("reconciled", 2)["message"]
         assert running.wait_for("reconciled", 3)["result"] == "ok"
-        assert (job.duties[1].bank, job.duties[1].estimator) == (None, None)
+        assert (job.calls[1][1].bank, job.calls[1][1].estimator) == (None, None)
         assert "past.npy" in ask(f"{running.url}/")[1]
         assert samples(running.url)[("failures_in_a_row",)] == 1
         np.save(tmp_path / "past.npy", np.ones((2, 4)))
         worker.ask("pending")
         assert running.wait_for("reconciled", 4)["result"] == "ok"
-        assert job.duties[2].bank.dim == 4
+        assert job.calls[2][1].bank.dim == 4
         assert samples(running.url)[("failures_in_a_row",)] == 0
         worker.ask("pending")
         running.wait_for("reconciled", 5)
-        assert job.duties[3].bank is None
+        assert job.calls[3][1].bank is None
 
 
 def test_another_process_at_work_is_no_failure(file):
@@ -182,7 +182,7 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
             other.service._workers[0].ask("pending")
             other.wait_for("reconciled", 2)
             assert ledger.kept == before
-    assert second.duties == []
+    assert second.calls == []
     with Running(file, second, ledger) as other:
         assert other.wait_for("reconciled")["result"] == "ok"
 
@@ -205,10 +205,10 @@ def test_a_restart_shows_what_was_seen_before(file):
 
 
 def test_stopping_ends_a_look_between_two_batches(file):
-    def answer(store, duty, *, stop, progress):
-        progress("computing biases", 40, 100)
+    def answer(store, collection, options):
+        options.progress("computing biases", 40, 100)
         began.set()
-        assert stop.wait(5)
+        assert options.stop.wait(5)
         raise Cancelled("after 40 rows")
 
     began = threading.Event()
@@ -292,10 +292,10 @@ def test_collections_in_one_file_are_looked_at_side_by_side_but_profiles_of_one_
         assert job.began.acquire(timeout=5)
         assert job.began.acquire(timeout=5)
         assert not job.began.acquire(timeout=0.1)
-        assert {duty.collection for duty in job.duties} == {"products", "videos"}
+        assert {collection for collection, _ in job.calls} == {"products", "videos"}
         job.gate.set()
         running.wait_for("ready")
-    assert len(job.duties) == 3
+    assert len(job.calls) == 3
 
 
 def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
@@ -303,7 +303,7 @@ def test_once_looks_at_everything_and_ends(tmp_path, any_collection):
     job = Job({"products": ServerUnavailable("no answer")})
     service = Running(config_file(tmp_path, text), job).service
     assert [outcome.result for outcome in service.once()] == ["failed", "ok"]
-    assert [duty.collection for duty in job.duties] == ["products", "videos"]
+    assert [collection for collection, _ in job.calls] == ["products", "videos"]
 
 
 def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(tmp_path, any_collection, monkeypatch):
@@ -317,5 +317,5 @@ def test_a_share_of_waiting_rows_is_not_left_until_the_schedule(tmp_path, any_co
         assert not job.began.acquire(timeout=1.5)
         waiting.pending = 50
         assert job.began.acquire(timeout=5)
-        assert job.duties[1].bank is None
+        assert job.calls[1][1].bank is None
     assert [event.name for event in running.heard if event.name == "missed"] == []

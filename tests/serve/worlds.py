@@ -4,7 +4,7 @@ import threading
 
 from milvus_hubness.errors import CollectionNotFound
 from milvus_hubness.refresh.evaluate import RefreshEvaluation
-from milvus_hubness.refresh.upkeep import Kept
+from milvus_hubness.refresh.run import RefreshResult
 from milvus_hubness.serve import ConfigFile, Service
 
 SKEWNESS = {"raw": 3.1, "old": 1.4, "new": 0.9}
@@ -17,14 +17,13 @@ def kept(collection="products", action="none", skewness=None, **facts):
         "rows": 1_000,
         "pending": 0,
         "scanned": 0,
-        "changed": 0,
-        "skipped": 0,
+        "written": 0,
         "epoch": 3,
         "bias_age_seconds": 0.0,
         "seconds": 0.25,
         "judged": judged,
     }
-    return Kept(collection=collection, action=action, **{**given, **facts})
+    return RefreshResult(collection=collection, action=action, **{**given, **facts})
 
 
 class Ledger:
@@ -66,19 +65,19 @@ class Job:
 
     def __init__(self, answers=None):
         self.answers = answers or {}
-        self.duties = []
+        self.calls = []
         self.stores = []
         self.gate = threading.Event()
         self.gate.set()
         self.began = threading.Semaphore(0)
 
-    def __call__(self, store, duty, *, stop, progress):
-        self.duties.append(duty)
+    def __call__(self, store, collection, options):
+        self.calls.append((collection, options))
         self.stores.append(store)
         self.began.release()
         self.gate.wait(10)
-        answer = self.answers.get(duty.collection, kept)
-        answer = answer(duty.collection) if callable(answer) else answer
+        answer = self.answers.get(collection, kept)
+        answer = answer(collection) if callable(answer) else answer
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -101,7 +100,7 @@ class Running:
         self.store = store or Ledger()
         self._told = threading.Condition()
         open_store = options.pop("open_store", lambda: self.store)
-        self.service = Service(file, "http://milvus:19530", open_store, [self._hear], keep=job, **options)
+        self.service = Service(file, "http://milvus:19530", open_store, [self._hear], refresh=job, **options)
         self.error = None
         self._thread = threading.Thread(target=self._run)
 

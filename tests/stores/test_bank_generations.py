@@ -298,7 +298,7 @@ def test_two_refreshes_at_once_on_one_bank_collection_keep_their_own_banks(datab
     for name, bank in banks.items():
         reference = store.info(name).state.profile.bank
         np.testing.assert_array_equal(store.load_bank(reference).queries.vectors, bank.vectors)
-        assert refresh(store, name).mode == "pending", "nothing changed since"
+        assert refresh(store, name).action == "none", "nothing changed since"
 
 
 def test_a_tampered_bank_is_replaced_by_a_file_or_taken_as_it_is(database):

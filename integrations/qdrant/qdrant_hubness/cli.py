@@ -41,7 +41,7 @@ from milvus_hubness.migration.run import resume, run
 from milvus_hubness.operations.progress import Progress, Throttle
 from milvus_hubness.operations.reading import read_bank
 from milvus_hubness.refresh.run import refresh as run_refresh
-from milvus_hubness.refresh.upkeep import status as read_status
+from milvus_hubness.refresh.status import status as read_status
 from milvus_hubness.state import require_state
 from qdrant_hubness.store import QdrantStore, connect
 
@@ -272,7 +272,7 @@ def refresh(
         )
     title = "Would refresh" if done.planned else "Refreshed"
     _show(f"{title} {collection}", "refresh", done.to_dict(), as_json=as_json)
-    if done.mode == "refused":
+    if done.action == "refused":
         raise typer.Exit(REFUSED)
 
 

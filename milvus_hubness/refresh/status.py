@@ -1,0 +1,123 @@
+"""The status of a corrected collection, and the repair of rows that a killed job left."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from milvus_hubness.migration.plan import default_client_ttl
+from milvus_hubness.operations import write_intents
+from milvus_hubness.operations.bias_backends import BiasBackend
+from milvus_hubness.operations.lease import leasing
+from milvus_hubness.operations.row_writer import open_batches
+from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of a collection.
+
+    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias.
+    where: "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the
+    collection `side`. candidates, missed: see state.CandidateReranking. profiles: the field's bias profiles;
+    the status describes the active one. fields: all corrected fields. age_seconds: time since the last
+    refresh. write_intents: number of rows in the write-intent log. open_batches: number of batch records of a
+    job that is running or was killed. If nothing is corrected, only the first four fields, write_intents and
+    open_batches are set.
+    """
+
+    collection: str
+    rows: int
+    aliases: tuple[str, ...]
+    corrected: bool
+    phase: str | None = None
+    source: str | None = None
+    field: str | None = None
+    metric: str | None = None
+    dim: int | None = None
+    width: int | None = None
+    estimator: dict[str, Any] | None = None
+    strength: float | None = None
+    bank: dict[str, Any] | None = None
+    where: str | None = None
+    second_vector: str | None = None
+    side: str | None = None
+    candidates: int | None = None
+    missed: float | None = None
+    pending: int | None = None
+    epoch: int | None = None
+    refreshed_at: str | None = None
+    age_seconds: float | None = None
+    profiles: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    write_intents: int = 0
+    open_batches: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the status as plain data, for people and for --json."""
+        return asdict(self)
+
+
+def status(store: Store, collection: str, *, field: str | None = None) -> Status:
+    """Return the status of `field`, or of the first corrected field. Raises CollectionNotFound, InvalidInput
+    for an unknown field, and StateError if the state cannot be read."""
+    info = store.info(collection)
+    state = info.state_of(field) if field is not None else next(iter(info.states.values()), None)
+    left = _left(store, info)
+    if state is None:
+        return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
+    profile = state.profile
+    reranking, bias_location = state.reranking, BiasBackend(store, info, state)
+    age = datetime.now(timezone.utc) - profile.refreshed_at
+    return Status(
+        collection=info.name,
+        rows=info.rows,
+        aliases=info.aliases,
+        corrected=True,
+        phase=state.phase,
+        source=state.source,
+        field=state.field,
+        metric=state.metric,
+        dim=state.dim,
+        width=state.dim if state.reranking else state.layout.width,
+        estimator=profile.estimator,
+        strength=profile.strength,
+        bank=profile.bank.model_dump(),
+        where="vectors" if reranking is None else "side" if reranking.side else "fields",
+        second_vector=state.second_vector,
+        side=reranking.side if reranking else None,
+        candidates=reranking.candidates if reranking else None,
+        missed=reranking.missed if reranking else None,
+        pending=sum(len(bias_location.pending(partition)) for partition in info.partitions),
+        epoch=profile.epoch,
+        refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
+        age_seconds=round(age.total_seconds(), 1),
+        profiles=tuple(state.profiles),
+        fields=tuple(info.states),
+        **left,
+    )
+
+
+def repair(store: Store, collection: str, *, client_ttl: float | None = None) -> int:
+    """Repair the rows that a killed job may have set back to an earlier content, and end the noting of
+    writes. Return the number of repaired rows.
+
+    The next refresh does the same. client_ttl: the longest state_ttl of a client that writes. Raises
+    LeaseHeld if a job is running, CollectionNotFound.
+    """
+    ttl = default_client_ttl() if client_ttl is None else client_ttl
+    with leasing(store, collection) as (lease, info):
+        return write_intents.repair(lease, info.name, client_ttl=ttl)
+
+
+def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
+    """Return the rows in the write-intent log and the batch records of jobs that are running or were
+    killed."""
+    if info.intent_log is None:
+        return {}
+    return {
+        "write_intents": store.count_notes(info.intent_log),
+        "open_batches": len(open_batches(store, info.name)),
+    }
