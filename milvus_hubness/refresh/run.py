@@ -52,12 +52,11 @@ from milvus_hubness.refresh.write import (
     half_switched,
     rebuildings,
     unfinished,
+    waiting_rows,
 )
 from milvus_hubness.state import BankReference, CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
-
-HEED_SECONDS = 0.2
 
 Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 
@@ -171,7 +170,7 @@ def _refreshed(
         counting = executor.submit(store.count, info.name)
         finding = executor.submit(rebuildings, store)
         noting = executor.submit(spare.noted)
-        looking = executor.submit(_waiting, store, info, state)
+        looking = executor.submit(waiting_rows, store, info, state)
         reading = executor.submit(store.load_bank, state.profile.bank, checked=False)
         rebuilds = finding.result()
         left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
@@ -201,11 +200,6 @@ def _refreshed(
         bias_age_seconds=round(age.total_seconds(), 1) if result.action == "refused" else 0.0,
         write_intents=store.count_notes(info.intent_log) if info.intent_log else 0,
     )
-
-
-def _waiting(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
-    bias_location = BiasBackend(store, info, state)
-    return {partition: bias_location.pending(partition) for partition in info.partitions}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,11 @@ Waiting = Mapping[str | None, Sequence[Key]]
 """Keys of the rows without a bias, by partition."""
 
 
+def waiting_rows(store: Store, info: CollectionInfo, state: CollectionState) -> Waiting:
+    bias_location = BiasBackend(store, info, state)
+    return {partition: bias_location.pending(partition) for partition in info.partitions}
+
+
 class _Reached(BaseModel):
     """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by
     partition."""
@@ -78,7 +83,7 @@ class Renewal:
         Cancelled, LeaseLost."""
         bias_location = BiasBackend(self.store, self.info, self.state, self.writer)
         if waiting is None:
-            waiting = {partition: bias_location.pending(partition) for partition in self.info.partitions}
+            waiting = waiting_rows(self.store, self.info, self.state)
         if not any(waiting.values()):
             return 0
         corrections, written = self._for_new_rows, 0

@@ -60,7 +60,7 @@ def test_from_a_plain_collection_to_a_fresh_one_and_back(run, folder):
     told = run("status", "live")["status"]
     assert (told["collection"], told["estimator"]["k"], told["pending"]) == ("items_hubness", 4, 0)
     done = run("refresh", "live", "--bank", other, "--force", "--client-ttl", "0")["refresh"]
-    assert (done["mode"], done["epoch"]) == ("full", 2)
+    assert (done["action"], done["epoch"]) == ("full", 2)
     assert run("refresh", "live", "--revert", "--force", "--client-ttl", "0")["refresh"]["epoch"] == 3
     revert = run("rollback", "live", "--client-ttl", "0")["rollback"]
     assert (revert["alias"], revert["source"]) == ("live", "items")
