@@ -1,14 +1,14 @@
-"""Inline SVG charts, and the loader of the HTML page templates that show them."""
+"""Inline SVG charts, numbers as text, and the loader of the HTML page templates that show them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone
 from functools import partial
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -17,57 +17,29 @@ WIDTH = 440
 TIMELINE_SIZE, CURVES_SIZE = (560, 210), (640, 420)
 LABEL_HEIGHT = 15
 MOST_DOTS = 80
+MOST_TICKS = 6
+TIME_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 STEPS = (
     *(timedelta(seconds=count) for count in (5, 15, 30)),
     *(timedelta(minutes=count) for count in (1, 2, 5, 10, 15, 30)),
     *(timedelta(hours=count) for count in (1, 2, 3, 6, 12)),
     *(timedelta(days=count) for count in (1, 2, 7, 14, 28, 91, 364)),
 )
-MOST_TICKS = 6
 _EPOCH = datetime(2024, 1, 1, tzinfo=timezone.utc)
-_CURVES_STYLE = """
+_CURVES_STYLE = Markup("""<style>
 svg{font:13px system-ui,sans-serif;background:#fff} text{fill:#222} .soft{fill:#666}
 .grid{stroke:#e3e3e3} .loss{stroke:#b4531a} .mrr{stroke:#1a6fb4} .r1{stroke:#6a9f2d}
 polyline{fill:none;stroke-width:2} text.loss{fill:#b4531a;stroke:none} text.mrr{fill:#1a6fb4;stroke:none}
 text.r1{fill:#4c7a17;stroke:none} .best{stroke:#222;stroke-dasharray:4 3}
-"""
+</style>""")
 
-
-class Interval(Protocol):
-    """An estimate with its confidence interval, as shares."""
-
-    @property
-    def estimate(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-class Bin(Protocol):
-    """The number of items with low ≤ N_k ≤ high, before and after correction."""
-
-    @property
-    def low(self) -> int: ...
-    @property
-    def high(self) -> int: ...
-    @property
-    def before(self) -> int: ...
-    @property
-    def after(self) -> int: ...
-
-
-class Epoch(Protocol):
-    """One epoch of a training. loss: None before the first. mrr, r1: of the validation pairs, as shares."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def loss(self) -> float | None: ...
-    @property
-    def mrr(self) -> float: ...
-    @property
-    def r1(self) -> float: ...
+Interval = tuple[float, float, float]
+"""An estimate and the bounds of its confidence interval, as shares."""
+Bin = tuple[int, int, int, int]
+"""low, high, and the numbers of items with low ≤ N_k ≤ high before and after correction."""
+Epoch = tuple[int, float | None, float, float]
+"""Number of an epoch, its training loss (None before the first), and R@1 and MRR of the validation pairs, as
+shares."""
 
 
 @dataclass(frozen=True)
@@ -94,36 +66,77 @@ class Mark:
     label: str
 
 
-@dataclass(frozen=True)
-class _Area:
-    """The rectangle of a chart, in SVG units, and the ranges of its two axes."""
+class _Drawing:
+    """The elements of a chart, in SVG units. kind: the CSS class of an element."""
 
-    left: float
-    right: float
-    top: float
-    bottom: float
-    first: float
-    last: float
-    low: float
-    high: float
+    def __init__(self, title: str, width: float, height: float) -> None:
+        self._title, self._size = title, (width, height)
+        self._elements: list[Markup] = []
+
+    def add(self, element: str, *values: object) -> None:
+        self._elements.append(Markup(element).format(*values))
+
+    def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "soft") -> None:
+        element = '<text x="{:.1f}" y="{:.1f}" text-anchor="{}" class="{}">{}</text>'
+        self.add(element, x, y, anchor, kind, text)
+
+    def line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:
+        self.add('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>', kind, x1, x2, y1, y2)
+
+    def bar(
+        self, kind: str, x: float, y: float, width: float, height: float, corner: int, tooltip: str = ""
+    ) -> None:
+        element = '<rect class="{}" x="{:.1f}" y="{:g}" width="{:.1f}" height="{:g}" rx="{}">{}</rect>'
+        self.add(element, kind, x, y, width, height, corner, _tooltip(tooltip))
+
+    def dot(self, kind: str, x: float, y: float, radius: float, tooltip: str = "") -> None:
+        element = '<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}">{}</circle>'
+        self.add(element, kind, x, y, radius, _tooltip(tooltip))
+
+    def svg(self, attributes: str = "") -> Markup:
+        start = '<svg {}viewBox="0 0 {} {:g}" role="img" aria-label="{}"><title>{}</title>'
+        head = Markup(start).format(Markup(attributes), *self._size, self._title, self._title)
+        return head + Markup("").join(self._elements) + Markup("</svg>")
+
+
+def _tooltip(text: str) -> Markup:
+    return Markup("<title>{}</title>").format(text) if text else Markup("")
+
+
+class _Axes:
+    """The rectangle of a plot, with a labelled horizontal line at each round value.
+
+    box: left, right, top and bottom. first, last: the range of x. values: that the range of y must include.
+    """
+
+    def __init__(
+        self,
+        drawing: _Drawing,
+        box: tuple[float, float, float, float],
+        first: float,
+        last: float,
+        values: Iterable[float],
+        label: Callable[[float], str],
+    ) -> None:
+        self._drawing, self._first, self._last = drawing, first, last
+        self.left, self.right, self.top, self.bottom = box
+        values = list(values)
+        ticks = round_ticks(min(values), max(values))
+        self._low, self._high = min(*values, ticks[0]), max(*values, ticks[-1])
+        for tick in ticks:
+            drawing.line("grid", self.left, self.right, self.y(tick), self.y(tick))
+            drawing.text(self.left - 6, self.y(tick) + 4, label(tick), "end")
 
     def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * (value - self.first) / (self.last - self.first)
+        return self.left + (self.right - self.left) * (value - self._first) / (self._last - self._first)
 
     def y(self, value: float) -> float:
-        return self.bottom - (self.bottom - self.top) * (value - self.low) / (self.high - self.low)
+        return self.bottom - (self.bottom - self.top) * (value - self._low) / (self._high - self._low)
 
-    def grid(self, ticks: Sequence[float], label: Callable[[float], str]) -> list[Markup]:
-        """Return one horizontal line per tick, each with its label."""
-        parts = []
-        for tick in ticks:
-            parts.append(_line("grid", self.left, self.right, self.y(tick), self.y(tick)))
-            parts.append(_text(self.left - 6, self.y(tick) + 4, label(tick), "end", "soft"))
-        return parts
-
-    def polyline(self, kind: str, points: Sequence[tuple[float, float]]) -> Markup:
+    def draw(self, shape: str, kind: str, points: Iterable[tuple[float, float]]) -> None:
+        """Draw a polyline or polygon."""
         corners = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
-        return Markup('<polyline class="{}" points="{}"/>').format(kind, corners)
+        self._drawing.add(f'<{shape} class="{{}}" points="{{}}"/>', kind, corners)
 
 
 # -- charts of a diagnosis ----------------------------------------------------------------------------------
@@ -133,28 +146,27 @@ def histogram(bins: Sequence[Bin], k: int) -> Markup:
     """Draw two bars per bin, before and after, on a logarithmic scale of items."""
     left, room, row = 64, WIDTH - 64 - 48, max(32, min(56, 430 // len(bins)))
     thick = (row - 6) // 2
-    most = max(max(each.before, each.after) for each in bins)
+    most = max(max(before, after) for _, _, before, after in bins)
     height = 24 + row * len(bins)
+    drawing = _Drawing(f"How many items have which N_{k}, before and after", WIDTH, height)
 
     def length(count: int) -> float:
         return room * math.log1p(count) / math.log1p(most)
 
-    parts = []
     for decade in range(int(math.log10(most)) + 1):
         x = left + length(10**decade)
-        parts.append(_line("grid", x, x, 20, height))
-        parts.append(_text(x, 12, number(10**decade), "middle", "soft"))
-    parts.append(_text(left - 8, 12, f"N_{k}", "end", "soft"))
-    for nth, each in enumerate(bins):
+        drawing.line("grid", x, x, 20, height)
+        drawing.text(x, 12, number(10**decade), "middle")
+    drawing.text(left - 8, 12, f"N_{k}", "end")
+    for nth, (low, high, before, after) in enumerate(bins):
         top = 26 + row * nth
-        label = str(each.low) if each.low == each.high else f"{number(each.low)}–{number(each.high)}"
-        parts.append(_text(left - 8, top + thick + 4, label, "end"))
-        for offset, name, count in ((0, "before", each.before), (thick + 1, "after", each.after)):
+        label = str(low) if low == high else f"{number(low)}–{number(high)}"
+        drawing.text(left - 8, top + thick + 4, label, "end", "")
+        for y, name, count in ((top, "before", before), (top + thick + 1, "after", after)):
             tooltip = f"{number(count)} items with N_{k} {label} {name}"
-            parts.append(_bar(name, left, top + offset, length(count), thick, 2, tooltip))
-            middle = top + offset + thick / 2 + 4
-            parts.append(_text(left + length(count) + 5, middle, number(count), "start", name))
-    return _svg(f"How many items have which N_{k}, before and after", WIDTH, height, parts)
+            drawing.bar(name, left, y, length(count), thick, 2, tooltip)
+            drawing.text(left + length(count) + 5, y + thick / 2 + 4, number(count), "start", name)
+    return drawing.svg()
 
 
 def curve(
@@ -165,94 +177,77 @@ def curve(
     height: int,
     *,
     percent: bool = False,
-    band: Sequence[Interval] | None = None,
+    band: Sequence[Interval] = (),
 ) -> Markup:
     """Draw a measure against the strength, and mark the strength in use.
 
     now: the strength in use. band: the intervals around the values.
     """
-    low = min([*values, *(each.low for each in band or ())])
-    high = max([*values, *(each.high for each in band or ())])
-    ticks = round_ticks(low, high)
-    area = _Area(
-        44, WIDTH - 14, 30, height - 22, 0, max(strengths) or 1.0, min(low, ticks[0]), max(high, ticks[-1])
+    drawing = _Drawing(f"{title} against the strength of the correction", WIDTH, height)
+    axes = _Axes(
+        drawing,
+        (44, WIDTH - 14, 30, height - 22),
+        0,
+        max(strengths) or 1.0,
+        [*values, *(bound for _, *bounds in band for bound in bounds)],
+        lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}",
     )
-    parts = area.grid(ticks, lambda tick: f"{100 * tick:.4g}%" if percent else f"{tick:.4g}")
     last_label = -math.inf
     for strength in strengths:
-        if area.x(strength) - last_label >= 30:
-            last_label = area.x(strength)
-            parts.append(_text(last_label, height - 6, f"{strength:g}", "middle", "soft"))
-    points = list(zip(strengths, values, strict=True))
+        if axes.x(strength) - last_label >= 30:
+            last_label = axes.x(strength)
+            drawing.text(last_label, height - 6, f"{strength:g}", "middle")
     if band:
-        edge = [(w, each.high) for w, each in zip(strengths, band, strict=True)]
-        edge += [(w, each.low) for w, each in reversed(list(zip(strengths, band, strict=True)))]
-        corners = " ".join(f"{area.x(w):.1f},{area.y(value):.1f}" for w, value in edge)
-        parts.append(Markup('<polygon class="band" points="{}"/>').format(corners))
-    parts.append(area.polyline("line", points))
-    parts.append(_line("now", area.x(now), area.x(now), area.top - 6, area.bottom))
-    for strength, value in points:
+        upper = [(strength, high) for strength, (_, _, high) in zip(strengths, band, strict=True)]
+        lower = [(strength, low) for strength, (_, low, _) in zip(strengths, band, strict=True)]
+        axes.draw("polygon", "band", [*upper, *reversed(lower)])
+    axes.draw("polyline", "line", zip(strengths, values, strict=True))
+    drawing.line("now", axes.x(now), axes.x(now), axes.top - 6, axes.bottom)
+    for strength, value in zip(strengths, values, strict=True):
         shown = f"{100 * value:.1f}%" if percent else f"{value:.2f}"
         kind, radius = "before" if strength == 0 else "after", 5 if strength in (0, now) else 3
-        tooltip = f"strength {strength:g}: {shown}"
-        parts.append(_dot(kind, area.x(strength), area.y(value), radius, tooltip))
-    anchor = "end" if area.x(now) > WIDTH - 70 else "middle"
-    parts.append(_text(0, 14, title, "start", "name"))
-    parts.append(_text(area.x(now), area.top - 10, f"in use: {now:g}", anchor, "soft"))
-    return _svg(f"{title} against the strength of the correction", WIDTH, height, parts)
+        drawing.dot(kind, axes.x(strength), axes.y(value), radius, f"strength {strength:g}: {shown}")
+    drawing.text(0, 14, title, "start", "name")
+    anchor = "end" if axes.x(now) > WIDTH - 70 else "middle"
+    drawing.text(axes.x(now), axes.top - 10, f"in use: {now:g}", anchor)
+    return drawing.svg()
 
 
 def bars(title: str, before: int, after: int, whole: int) -> Markup:
     """Draw two horizontal bars on the same scale."""
-    parts = []
+    drawing = _Drawing(f"{title}: {number(before)} before, {number(after)} after", 310, 36)
     for top, name, count in ((0, "before", before), (20, "after", after)):
-        parts.append(_bar("track", 52, top, 200, 14, 3))
-        parts.append(_bar(name, 52, top, 200 * count / max(whole, 1), 14, 3))
-        parts.append(_text(46, top + 12, name, "end", "soft"))
-        parts.append(_text(258, top + 12, number(count), "start", name))
-    return _svg(f"{title}: {number(before)} before, {number(after)} after", 310, 36, parts)
+        drawing.bar("track", 52, top, 200, 14, 3)
+        drawing.bar(name, 52, top, 200 * count / max(whole, 1), 14, 3)
+        drawing.text(46, top + 12, name, "end")
+        drawing.text(258, top + 12, number(count), "start", name)
+    return drawing.svg()
 
 
 def share(title: str, reached: float, by_chance: float) -> Markup:
     """Draw one bar as a share of a whole, with a mark at the value of chance."""
-    x = WIDTH * by_chance
+    x, drawing = WIDTH * by_chance, _Drawing(title, WIDTH, 48)
+    drawing.bar("track", 0, 0, WIDTH, 22, 4)
+    drawing.bar("after", 0, 0, WIDTH * reached, 22, 4)
+    drawing.line("now", x, x, 0, 28)
     anchor = "start" if x < 60 else "end" if x > WIDTH - 60 else "middle"
-    parts = [
-        _bar("track", 0, 0, WIDTH, 22, 4),
-        _bar("after", 0, 0, WIDTH * reached, 22, 4),
-        _line("now", x, x, 0, 28),
-        _text(x, 42, f"by chance: {100 * by_chance:.1f}%", anchor, "soft"),
-    ]
-    return _svg(title, WIDTH, 48, parts)
+    drawing.text(x, 42, f"by chance: {100 * by_chance:.1f}%", anchor)
+    return drawing.svg()
 
 
 def whisker(interval: Interval, measure: str) -> Markup:
     """Draw an interval against zero, with shares shown as points."""
-    ends = 1.15 * max(abs(interval.low), abs(interval.high), abs(interval.estimate), 0.001)
-    low, middle, high = (
-        WIDTH / 2 * (1 + value / ends) for value in (interval.low, interval.estimate, interval.high)
-    )
-    parts = [
-        _line("axis", 0, WIDTH, 18, 18),
-        _line("axis", WIDTH / 2, WIDTH / 2, 6, 30),
-        _bar("tone", low, 15, high - low, 6, 3),
-        _dot("tone", middle, 18, 7),
-        _text(WIDTH / 2, 44, "no change", "middle", "soft"),
-        _text(0, 44, "worse", "start", "soft"),
-        _text(WIDTH, 44, "better", "end", "soft"),
-    ]
-    return _svg(f"Change of {measure}: {points(interval)}", WIDTH, 50, parts)
-
-
-def points(interval: Interval) -> str:
-    """Return a gain as text, in percentage points."""
-    low, high = f"{100 * interval.low:+.1f}", f"{100 * interval.high:+.1f}"
-    return f"{100 * interval.estimate:+.1f} points (95% interval {low} to {high})".replace("-", "−")
-
-
-def number(value: float) -> str:
-    """Return a number as text, with separators between its thousands."""
-    return f"{value:,.0f}"
+    drawing = _Drawing(f"Change of {measure}: {points(interval)}", WIDTH, 50)
+    most = 1.15 * max(0.001, *map(abs, interval))
+    middle, low, high = (WIDTH / 2 * (1 + value / most) for value in interval)
+    drawing.line("axis", 0, WIDTH, 18, 18)
+    drawing.line("axis", WIDTH / 2, WIDTH / 2, 6, 30)
+    drawing.bar("tone", low, 15, high - low, 6, 3)
+    drawing.dot("tone", middle, 18, 7)
+    drawing.text(WIDTH / 2, 44, "no change", "middle")
+    drawing.text(0, 44, "worse")
+    drawing.text(WIDTH, 44, "better", "end")
+    return drawing.svg()
 
 
 # -- lines over time ------------------------------------------------------------------------------------
@@ -265,45 +260,38 @@ def timeline(
     until: datetime,
     shown: Callable[[float], str],
     marks: Sequence[Mark] = (),
-    least: float | None = None,
 ) -> Markup:
-    """Draw lines over time, each with its name at its end.
-
-    shown: formats a value. least: a value that the scale must include.
-    """
+    """Draw lines over time from 0 on, each with its name at its end. shown: formats a value."""
     width, height = TIMELINE_SIZE
-    values = [value for line in lines for _, value in line.points] + [mark.value for mark in marks]
+    drawing = _Drawing(title, width, height)
     start = min(since, until - timedelta(minutes=1))
-    ticks = round_ticks(min(values) if least is None else min(least, *values), max(values))
-    area = _Area(
-        60, width - 92, 14, height - 26, start.timestamp(), until.timestamp(),
-        min(*values, ticks[0]), max(*values, ticks[-1]),
-    )  # fmt: skip
+    values = [0, *(value for line in lines for _, value in line.points), *(mark.value for mark in marks)]
+    box = (60, width - 92, 14, height - 26)
+    axes = _Axes(drawing, box, start.timestamp(), until.timestamp(), values, shown)
 
-    def dot(mark: Mark, radius: float) -> Markup:
+    def x(moment: datetime) -> float:
+        return axes.x(moment.timestamp())
+
+    def dot(mark: Mark, radius: float) -> None:
         tooltip = f"{mark.at:%Y-%m-%d %H:%M:%S} UTC, {mark.label}"
-        return _dot(mark.kind, area.x(mark.at.timestamp()), area.y(mark.value), radius, tooltip)
+        drawing.dot(mark.kind, x(mark.at), axes.y(mark.value), radius, tooltip)
 
-    parts = area.grid(ticks, shown)
-    parts += [
-        _text(area.x(at.timestamp()), height - 6, name, "middle", "soft")
-        for at, name in time_ticks(start, until)
-    ]
+    for at, name in time_ticks(start, until):
+        drawing.text(x(at), height - 6, name, "middle")
     for line in lines:
-        placed = [(at.timestamp(), value) for at, value in line.points]
-        parts.append(area.polyline(f"line {line.kind}", placed))
+        axes.draw("polyline", f"line {line.kind}", [(at.timestamp(), value) for at, value in line.points])
         if line.dots and len(line.points) <= MOST_DOTS:
-            dots = [Mark(at, value, line.kind, f"{line.name}: {shown(value)}") for at, value in line.points]
-            parts += [dot(each, 3) for each in dots]
-    parts += [dot(mark, 4.5) for mark in marks]
+            for at, value in line.points:
+                dot(Mark(at, value, line.kind, f"{line.name}: {shown(value)}"), 3)
+    for mark in marks:
+        dot(mark, 4.5)
     for mark in marks[-1:]:
-        x = area.x(mark.at.timestamp())
-        side, anchor = (9, "start") if x < width / 2 else (-9, "end")
-        parts.append(_text(x + side, area.y(mark.value) + 4, mark.label, anchor, mark.kind))
-    ends = apart([area.y(line.points[-1][1]) + 4 for line in lines], area.bottom)
+        side, anchor = (9, "start") if x(mark.at) < width / 2 else (-9, "end")
+        drawing.text(x(mark.at) + side, axes.y(mark.value) + 4, mark.label, anchor, mark.kind)
+    ends = apart([axes.y(line.points[-1][1]) + 4 for line in lines], axes.bottom)
     for line, end in zip(lines, ends, strict=True):
-        parts.append(_text(area.right + 8, end, line.name, "start", line.kind))
-    return _svg(title, width, height, parts)
+        drawing.text(axes.right + 8, end, line.name, "start", line.kind)
+    return drawing.svg()
 
 
 def apart(heights: Sequence[float], lowest: float) -> list[float]:
@@ -351,72 +339,57 @@ def learning_curves(history: Sequence[Epoch], best: int) -> str:
     best: the epoch that was chosen, which is marked.
     """
     width, height = CURVES_SIZE
-    left, right, middle, gap = 60, width - 20, height // 2, 44
-    last = max(history[-1].epoch, 1)
-    losses = [(each.epoch, each.loss) for each in history if each.loss is not None]
-    mrr = [(each.epoch, 100 * each.mrr) for each in history]
-    r1 = [(each.epoch, 100 * each.r1) for each in history]
+    left, right, bottom = 60, width - 20, height - 34
+    upper_bottom, lower_top = height // 2 - 22, height // 2 + 22
+    last = max(history[-1][0], 1)
+    losses = [(epoch, loss) for epoch, loss, _, _ in history if loss is not None]
+    recall = {
+        "mrr": [(epoch, 100 * mrr) for epoch, _, _, mrr in history],
+        "r1": [(epoch, 100 * r1) for epoch, _, r1, _ in history],
+    }
+    drawing = _Drawing("Learning curves", width, height)
+    drawing.add("{}", _CURVES_STYLE)
 
-    def panel(title: str, lines: dict[str, Sequence[tuple[int, float]]], top: int, bottom: int) -> None:
+    def panel(lines: Mapping[str, Sequence[tuple[int, float]]], top: int, bottom: int) -> _Axes:
         values = [value for line in lines.values() for _, value in line]
-        parts.append(_text(left, top - 8, title, "start", next(iter(lines))))
-        if not values:
-            return
-        ticks = round_ticks(min(values), max(values))
-        area = _Area(left, right, top, bottom, 0, last, min(*values, ticks[0]), max(*values, ticks[-1]))
-        parts.extend(area.grid(ticks, lambda tick: f"{tick:.4g}"))
+        axes = _Axes(drawing, (left, right, top, bottom), 0, last, values, lambda tick: f"{tick:.4g}")
         for epoch in sorted({round(last * nth / 5) for nth in range(6)}):
-            parts.append(_text(area.x(epoch), bottom + 15, str(epoch), "middle", "soft"))
-        parts.extend(area.polyline(kind, line) for kind, line in lines.items())
+            drawing.text(axes.x(epoch), bottom + 15, str(epoch), "middle")
+        for kind, line in lines.items():
+            axes.draw("polyline", kind, line)
+        return axes
 
-    parts: list[Markup] = []
-    panel("training loss", {"loss": losses}, 24, middle - gap // 2)
-    panel("validation, %: MRR", {"mrr": mrr, "r1": r1}, middle + gap // 2, height - 34)
-    kept = left + (right - left) * best / last
-    parts += [
-        _text(left + 160, middle + gap // 2 - 8, "R@1", "start", "r1"),
-        _line("best", kept, kept, 24, height - 34),
-        _text(kept, 14, f"kept: epoch {best}", "end" if kept > width / 2 else "start", "soft"),
-        _text((left + right) / 2, height - 4, "epoch", "middle", "soft"),
-    ]
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'aria-label="How the training went"><style>{_CURVES_STYLE}</style>{"".join(parts)}</svg>\n'
-    )
+    if losses:
+        panel({"loss": losses}, 24, upper_bottom)
+    best_x = panel(recall, lower_top, bottom).x(best)
+    drawing.text(left, 16, "training loss", kind="loss")
+    drawing.text(left, lower_top - 8, "validation, %: MRR", kind="mrr")
+    drawing.text(left + 160, lower_top - 8, "R@1", kind="r1")
+    drawing.line("best", best_x, best_x, 24, bottom)
+    drawing.text(best_x, 14, f"kept: epoch {best}", "end" if best_x > width / 2 else "start")
+    drawing.text((left + right) / 2, height - 4, "epoch", "middle")
+    return drawing.svg('xmlns="http://www.w3.org/2000/svg" ') + "\n"
 
 
-# -- elements -----------------------------------------------------------------------------------------------
+# -- texts and pages ----------------------------------------------------------------------------------------
 
 
-def _svg(title: str, width: int, height: float, parts: Sequence[Markup]) -> Markup:
-    start = Markup('<svg viewBox="0 0 {} {:g}" role="img" aria-label="{}"><title>{}</title>')
-    return start.format(width, height, title, title) + Markup("").join(parts) + Markup("</svg>")
+def points(interval: Interval) -> str:
+    """Return a gain as text, in percentage points."""
+    estimate, low, high = (f"{100 * value:+.1f}" for value in interval)
+    return f"{estimate} points (95% interval {low} to {high})".replace("-", "−")
 
 
-def _text(x: float, y: float, text: str, anchor: str, kind: str = "") -> Markup:
-    element = Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}" class="{}">{}</text>')
-    return element.format(x, y, anchor, kind, text)
+def number(value: float) -> str:
+    """Return a number as text, with separators between its thousands."""
+    return f"{value:,.0f}"
 
 
-def _line(kind: str, x1: float, x2: float, y1: float, y2: float) -> Markup:
-    element = Markup('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>')
-    return element.format(kind, x1, x2, y1, y2)
-
-
-def _bar(
-    kind: str, x: float, y: float, width: float, height: float, corner: int, tooltip: str = ""
-) -> Markup:
-    element = Markup('<rect class="{}" x="{:.1f}" y="{:g}" width="{:.1f}" height="{:g}" rx="{}">{}</rect>')
-    return element.format(kind, x, y, width, height, corner, _tooltip(tooltip))
-
-
-def _dot(kind: str, x: float, y: float, radius: float, tooltip: str = "") -> Markup:
-    element = Markup('<circle class="{}" cx="{:.1f}" cy="{:.1f}" r="{:g}">{}</circle>')
-    return element.format(kind, x, y, radius, _tooltip(tooltip))
-
-
-def _tooltip(text: str) -> Markup:
-    return Markup("<title>{}</title>").format(text) if text else Markup("")
+def span(seconds: float) -> str:
+    """Return a time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
+    name, size = next((unit for unit in TIME_UNITS if seconds >= unit[1]), TIME_UNITS[-1])
+    count = seconds / size
+    return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"
 
 
 def page_template(
@@ -425,12 +398,13 @@ def page_template(
     """Return the template `name` in the folder of a package.
 
     longest: characters that the filter `short` leaves of a text. filters: further filters, in addition to
-    `short` and `number`.
+    `short`, `number`, `points` and `span`.
     """
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters |= {"number": number, "short": partial(_short, longest=longest), **filters}
+    shared = {"number": number, "points": points, "span": span, "short": partial(_short, longest=longest)}
+    environment.filters |= {**shared, **filters}
     return environment.from_string(files(package).joinpath(name).read_text("utf-8"))
 
 

@@ -66,7 +66,7 @@ def redacted(text: str, secrets: Collection[str] = ()) -> str:
     These are the user and the password of each URI, each of `secrets`, and the secrets that this process
     remembers or has in its environment. Secrets are also replaced where they are part of a text in JSON.
     """
-    for secret in sorted(all_secrets(secrets), key=len, reverse=True):
+    for secret in sorted(filter(None, all_secrets().union(secrets)), key=len, reverse=True):
         in_json = json.dumps(secret, ensure_ascii=False)[1:-1]
         text = text.replace(secret, MASK).replace(in_json, MASK)
     return _WITHOUT_SCHEME.sub(f"{MASK}@", _AFTER_SCHEME.sub(_without_userinfo, text))
@@ -77,16 +77,9 @@ def remember_secrets(*secrets: str) -> None:
     _remembered.update(filter(None, secrets))
 
 
-def remembered_secrets() -> frozenset[str]:
-    """Return the secrets that `remember_secrets` has received."""
-    return frozenset(_remembered)
-
-
-def all_secrets(secrets: Collection[str] = ()) -> set[str]:
-    """Return `secrets`, the remembered ones, and those in the environment of this process."""
-    return {
-        secret for secret in (*secrets, *_remembered.copy(), *map(os.environ.get, SECRET_VARIABLES)) if secret
-    }
+def all_secrets() -> set[str]:
+    """Return the remembered secrets and those in the environment of this process."""
+    return {*_remembered.copy(), *filter(None, map(os.environ.get, SECRET_VARIABLES))}
 
 
 def secrets_in(uri: str) -> set[str]:

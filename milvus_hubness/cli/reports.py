@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from milvus_hubness.charts import span
 from milvus_hubness.cli.console import (
     check_writable,
     describe,
@@ -224,7 +225,7 @@ def status(
             "bank": f"{result.bank['collection']}, {result.bank['count']:,} queries, "
             f"{result.bank['fingerprint'][:19]}",
             "rows without bias": f"{result.pending:,}",
-            "last refresh": f"{_age(result.age_seconds)} ago ({result.refreshed_at}), epoch {result.epoch}",
+            "last refresh": f"{span(result.age_seconds)} ago ({result.refreshed_at}), epoch {result.epoch}",
         }
     show_facts(result.collection, facts)
 
@@ -237,10 +238,3 @@ def _bias_location(status: Status) -> str:
     location = f"in the side collection {status.side}" if status.side else "in fields of the collection"
     missed = f"{100 * status.missed:.1f}% of the top 10"
     return f"{location}; {status.candidates} candidates a search miss {missed}"
-
-
-def _age(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"

@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -52,17 +52,20 @@ def run_command(
     command: str,
     *,
     variables: Mapping[str, str] | None = None,
-    secrets: Collection[str] = (),
     timeout: float | None = None,
     cancelled: threading.Event | None = None,
 ) -> Outcome:
     """Run `command` through the shell and wait for it, at most `timeout` seconds or until `cancelled` is set.
 
     variables: added to its environment. The environment lacks the variables that hold the token, and all
-    variables whose value contains one of `secrets`.
+    variables whose value contains a secret.
     """
-    hidden = all_secrets(secrets)
-    environment = _without_secrets({**os.environ, **(variables or {})}, hidden)
+    secrets = all_secrets()
+    environment = {
+        name: value
+        for name, value in {**os.environ, **(variables or {})}.items()
+        if name not in SECRET_VARIABLES and not any(secret in value for secret in secrets)
+    }
     with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complained:
         process = subprocess.Popen(
             command,
@@ -79,15 +82,7 @@ def run_command(
             if process.returncode is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        return Outcome(exit_code, _last_line(complained, hidden) or _last_line(printed, hidden))
-
-
-def _without_secrets(environment: Mapping[str, str], secrets: Collection[str]) -> dict[str, str]:
-    return {
-        name: value
-        for name, value in environment.items()
-        if name not in SECRET_VARIABLES and not any(secret in value for secret in secrets)
-    }
+        return Outcome(exit_code, _last_line(complained) or _last_line(printed))
 
 
 def _wait(
@@ -103,9 +98,9 @@ def _wait(
                 return None
 
 
-def _last_line(output: IO[bytes], secrets: Collection[str]) -> str:
+def _last_line(output: IO[bytes]) -> str:
     output.seek(max(0, output.seek(0, os.SEEK_END) - TAIL_BYTES))
-    lines = redacted(output.read().decode(errors="replace"), secrets).strip().splitlines()
+    lines = redacted(output.read().decode(errors="replace")).strip().splitlines()
     return lines[-1].strip()[-LINE_LENGTH:] if lines else ""
 
 
@@ -117,39 +112,25 @@ class Hooks:
 
     A command gets the event's name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: a text
     or number as it is, None as an empty value, and other values as JSON. commands: lists of commands, by
-    event name. secrets: values that are removed from the commands' environment and from reports about them.
-    timeout: in seconds, None for no limit. A command that exceeds the timeout, or still runs when `cancelled`
-    is set, is killed and counts as failed. Raises InvalidParameter for unknown events.
+    event name. A command that still runs when `cancelled` is set is killed and counts as failed. Raises
+    InvalidParameter for unknown events.
     """
 
     def __init__(
-        self,
-        commands: Mapping[str, Sequence[str]],
-        *,
-        secrets: Collection[str] = (),
-        timeout: float | None = None,
-        cancelled: threading.Event | None = None,
+        self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None
     ) -> None:
         _validate_names(commands)
         self._commands = {name: tuple(each) for name, each in commands.items()}
-        self._secrets = tuple(secrets)
-        self._timeout = timeout
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
         """Run the commands of the event. Raises HookFailed if a command of a before-* event fails; other
         failures are logged."""
         for command in self._commands.get(event.name, ()):
-            outcome = run_command(
-                command,
-                variables=self._variables(event),
-                secrets=self._secrets,
-                timeout=self._timeout,
-                cancelled=self._cancelled,
-            )
+            outcome = run_command(command, variables=self._variables(event), cancelled=self._cancelled)
             if outcome.exit_code == 0:
                 continue
-            failed = f"{event.name} hook {redacted(command, self._secrets)!r} failed, {outcome.complaint}"
+            failed = f"{event.name} hook {redacted(command)!r} failed, {outcome.complaint}"
             if event.name.startswith("before-"):
                 raise HookFailed(failed)
             log.warning(failed)
@@ -157,7 +138,7 @@ class Hooks:
     def _variables(self, event: Event) -> dict[str, str]:
         facts: dict[str, Any] = {**event.to_dict()["facts"], "event": event.name}
         return {
-            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact), self._secrets)
+            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact))
             for name, fact in facts.items()
         }
 
@@ -199,7 +180,7 @@ class LoadWatch:
     command exits with a code other than 0, `throttle` is stopped with CriticalLoad, whose message has the
     exit code and the last line of output; the caller reports it. A command that takes more than 30 s counts
     as failed. Both commands run once before the body of `with`, so that no write goes to a busy server.
-    every: seconds between two checks. secrets: see `run_command`.
+    every: seconds between two checks.
     """
 
     def __init__(
@@ -210,12 +191,10 @@ class LoadWatch:
         max_load: str | None = None,
         critical_load: str | None = None,
         every: float = 5.0,
-        secrets: Collection[str] = (),
     ) -> None:
         self._throttle, self._events = throttle, events
         self._max_load, self._critical_load = max_load, critical_load
         self._every = every
-        self._secrets = tuple(secrets)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="milvus-hubness-load", daemon=True)
 
@@ -240,7 +219,7 @@ class LoadWatch:
         if self._critical_load:
             outcome = self._run(self._critical_load)
             if outcome.exit_code != 0 and not self._over.is_set():
-                command = redacted(self._critical_load, self._secrets)
+                command = redacted(self._critical_load)
                 self._throttle.stop(CriticalLoad(f"the load is critical: {command!r}, {outcome.complaint}"))
         if self._max_load:
             outcome = self._run(self._max_load)
@@ -255,4 +234,4 @@ class LoadWatch:
             self._events.report("throttled", reason=MAX_LOAD, detail=outcome.complaint)
 
     def _run(self, command: str) -> Outcome:
-        return run_command(command, secrets=self._secrets, timeout=TIMEOUT_SECONDS, cancelled=self._over)
+        return run_command(command, timeout=TIMEOUT_SECONDS, cancelled=self._over)

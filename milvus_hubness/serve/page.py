@@ -16,19 +16,10 @@ from jinja2 import Template
 from markupsafe import Markup
 from starlette.routing import Route
 
-from milvus_hubness.charts import Line, Mark, number, page_template, timeline
+from milvus_hubness.charts import TIME_UNITS, Line, Mark, number, page_template, span, timeline
 from milvus_hubness.operations.http_server import RedactedResponse, get
 from milvus_hubness.serve.reconcile import Reconciliation
 from milvus_hubness.serve.worker import CONTENT_TYPE, CollectionView, ServiceMetrics, ServiceView
-
-UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
-
-
-def span(seconds: float) -> str:
-    """Return the time in the largest unit of which it has at least one: 45 s, 12 min, 3.5 h, 9.1 d."""
-    name, size = next((unit for unit in UNITS if seconds >= unit[1]), UNITS[-1])
-    count = seconds / size
-    return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"
 
 
 def ago(moment: datetime, now: datetime) -> str:
@@ -55,7 +46,7 @@ ACTIONS = {
 
 @cache
 def _template() -> Template:
-    return page_template(__package__, "page.html", LONGEST, {"span": span, "ago": ago, "moment": _moment})
+    return page_template(__package__, "page.html", LONGEST, {"ago": ago, "moment": _moment})
 
 
 def _policy() -> str:
@@ -185,9 +176,7 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
         for outcome in measured
         if outcome.action == "refused" and "new" in outcome.skewness
     ]
-    return timeline(
-        "Skewness over time", lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks, least=0
-    )
+    return timeline("Skewness over time", lines, outcomes[0].at, until, lambda value: f"{value:.4g}", marks)
 
 
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
@@ -208,7 +197,7 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
     current = last_age + (until - last.at).total_seconds()
     points.append((until, current))
     most = max(age for _, age in points)
-    unit, size = next((each for each in UNITS if most >= 2 * each[1]), UNITS[-1])
+    unit, size = next((unit for unit in TIME_UNITS if most >= 2 * unit[1]), TIME_UNITS[-1])
     line = Line(f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False)
     return timeline(
         "Age of the biases over time",
@@ -216,7 +205,6 @@ def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | N
         outcomes[0].at,
         until,
         lambda value: f"{value:.4g} {unit}",
-        least=0,
     )
 
 

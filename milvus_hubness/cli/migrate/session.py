@@ -17,7 +17,7 @@ from milvus_hubness.cli.console import err, out, show_json
 from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching, Writers
 from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
 from milvus_hubness.cli.options import AsJson, RowsPerSecond
-from milvus_hubness.errors import UnreadableFile, remembered_secrets
+from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
 from milvus_hubness.operations.control import (
     ControlFile,
@@ -100,7 +100,6 @@ class Course:
     def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
         """Report and control the migration while this context is open. Raises InvalidParameter if --http
         cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
-        secrets = remembered_secrets()
         latest, metrics = LatestEvents(), MigrationMetrics(source, target)
         with ExitStack() as stack:
             listeners: list[Listener] = [self.timeline, latest, metrics]
@@ -108,7 +107,7 @@ class Course:
                 listeners.append(_MetricsFile(path, metrics))
             listeners.append(stream if self._as_json else stack.enter_context(narrated()))
             stopped = threading.Event()
-            events = Events(listeners, hooks=Hooks(self._hooks, secrets=secrets, cancelled=stopped))
+            events = Events(listeners, hooks=Hooks(self._hooks, cancelled=stopped))
             stack.enter_context(stoppable(self._throttle, stopped))
             if path := self._watching.control:
                 if self._gate.postponed:
@@ -129,7 +128,6 @@ class Course:
                     max_load=self._pace.max_load,
                     critical_load=self._pace.critical_load,
                     every=self._pace.load_every,
-                    secrets=secrets,
                 )
             )
             yield replace(self._steering, events=events)
