@@ -95,7 +95,12 @@ def trained(world: World, name: str, anew: bool) -> Checkpoint:
     sizes, changed = ABLATIONS[name]
     config = QuariConfig(world.learned.dim, **{**SIZES, "memory": len(world.learned), **sizes})
     settings = dataclasses.replace(COMMON, **changed)
-    decisive = [config.to_dict(), settings.to_dict(), world.learned.fingerprint, world.held.fingerprint]
+    decisive = [
+        dataclasses.asdict(config),
+        dataclasses.asdict(settings),
+        world.learned.fingerprint,
+        world.held.fingerprint,
+    ]
     digest = hashlib.sha256(json.dumps([*decisive, torch.__version__], sort_keys=True).encode()).hexdigest()
     path = CACHE / f"quari_{digest[:16]}.safetensors"
     started = time.monotonic()

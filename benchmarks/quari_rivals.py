@@ -93,7 +93,7 @@ def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Ma
     semi = mine(pairs.gallery, keep=max(1, settings.semi_positives), temperature=settings.temperature)
     near = torch.from_numpy(semi.items)[:, : settings.semi_positives]
     shares = torch.from_numpy(semi.weights)[:, : settings.semi_positives]
-    queries, gallery, answers = map(torch.from_numpy, (pairs.queries, pairs.gallery, pairs.of))
+    queries, gallery, answers = map(torch.from_numpy, (pairs.queries, pairs.gallery, pairs.answers))
     an_epoch = len(pairs) // settings.batch
     best, kept, step = -1.0, model.state_dict(), 0
     for _ in range(settings.epochs):
@@ -142,7 +142,7 @@ def adapted_scores(adapt: Adapt, queries: np.ndarray, gallery: np.ndarray) -> np
 
 def places(scores: np.ndarray, pairs: Pairs) -> np.ndarray:
     """(n,) from 1, where each answer stands; ties count against it."""
-    own = scores[np.arange(len(scores)), pairs.of]
+    own = scores[np.arange(len(scores)), pairs.answers]
     return (scores >= own[:, None]).sum(1)
 
 
@@ -210,7 +210,7 @@ class Rivals:
             self.chosen[name] = {
                 "validation MRR": best,
                 "share of the bias": share,
-                "settings": settings.to_dict(),
+                "settings": dataclasses.asdict(settings),
             }
         scores = adapted_scores(self.network, held.queries, held.gallery)
         after = bias_of(adapted_scores(self.network, some(known), held.gallery))

@@ -230,8 +230,7 @@ def measure(
     places = raw_places(
         gallery.layout.reduce_queries(query_vectors),
         gallery.layout.reduce_items(gallery.vectors),
-        correction.centred(gallery.vectors),
-        strength=strength,
+        np.float32(strength) * correction.centred(gallery.vectors),
     )
     missed = {each: missed_share(places, each) for each in LADDER}
     return enough_candidates(places, max_miss_rate), missed, len(query_vectors)

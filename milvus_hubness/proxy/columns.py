@@ -8,15 +8,21 @@ them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google.protobuf.message import Message
+from pymilvus import DataType
+from pymilvus.client.entity_helper import sparse_parse_single_row
 
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import BYTES, Dtype, decode
-from milvus_hubness.errors import InvalidInput
+from milvus_hubness.codec.half_precision import Dtype, decode
+from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 
 VECTORS: dict[Dtype, str] = {
     "float32": "float_vector",
@@ -52,23 +58,16 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
 
     Raises InvalidInput if it has no vectors of that dtype and width.
     """
-    vectors = column.vectors
-    kept, width = VECTORS[dtype], vectors.dim
-    if vectors.WhichOneof("data") not in (kept, None):
+    vectors, kind, width = column.vectors, VECTORS[dtype], column.vectors.dim
+    if vectors.WhichOneof("data") not in (kind, None):
         raise InvalidInput(f"field {column.field_name!r} takes vectors of {dtype}")
-    if dtype == "float32":
-        numbers = floats(vectors.float_vector)
-        if width < 1 or len(numbers) % width:
-            raise InvalidInput(
-                f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}"
-            )
-        return numbers.reshape(-1, width)
-    packed, size = getattr(vectors, kept), width * BYTES[dtype]
-    if size < 1 or len(packed) % size:
+    data = getattr(vectors, kind)
+    numbers = floats(data) if dtype == "float32" else decode([data], dtype).ravel()
+    if width < 1 or len(numbers) % width:
         raise InvalidInput(
-            f"field {column.field_name!r}: {len(packed)} bytes are no vectors of dimension {width}"
+            f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}"
         )
-    return decode([packed[i : i + size] for i in range(0, len(packed), size)], dtype).reshape(-1, width)
+    return numbers.reshape(-1, width)
 
 
 def put_vectors(column: Any, rows: Sequence[Any], width: int, dtype: Dtype) -> None:
@@ -107,27 +106,31 @@ def _places(valid: Sequence[bool], rows: Sequence[int]) -> Sequence[int]:
 
 
 def _take_vectors(vectors: Any, places: Sequence[int]) -> None:
-    kept = vectors.WhichOneof("data")
-    if kept == "float_vector":
+    kind = vectors.WhichOneof("data")
+    if kind == "float_vector":
         numbers = floats(vectors.float_vector)
         put_floats(vectors.float_vector, numbers.reshape(-1, vectors.dim)[list(places)].ravel())
-    elif kept in _LISTS_OF_VECTORS:
-        _take(getattr(getattr(vectors, kept), _LISTS_OF_VECTORS[kept]), places)
-    elif kept:
-        packed = getattr(vectors, kept)
-        size = int(vectors.dim * _BYTES_OF_A_NUMBER[kept])
-        setattr(vectors, kept, b"".join(packed[size * place : size * (place + 1)] for place in places))
+    elif kind in _LISTS_OF_VECTORS:
+        _take(getattr(getattr(vectors, kind), _LISTS_OF_VECTORS[kind]), places)
+    elif kind:
+        packed = _packed_vectors(vectors, kind)
+        setattr(vectors, kind, b"".join(packed[place] for place in places))
+
+
+def _packed_vectors(vectors: Any, kind: str) -> list[bytes]:
+    data, size = getattr(vectors, kind), int(vectors.dim * _BYTES_OF_A_NUMBER[kind])
+    return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def _take(values: Any, places: Sequence[int]) -> None:
-    kept = list(values)
-    taken = [kept[place] for place in places] if kept else []
-    if taken and hasattr(taken[0], "SerializeToString"):
-        taken = [type(each).FromString(each.SerializeToString()) for each in taken]
-        del values[:]
-        values.extend(taken)
-    else:
-        values[:] = taken
+    put_all(values, [values[place] for place in places] if len(values) else [])
+
+
+def put_all(values: Any, chosen: Sequence[Any]) -> None:
+    """Set the values or messages of a repeated field, which may be some of its own."""
+    taken = deepcopy(chosen) if chosen and isinstance(chosen[0], Message) else chosen
+    del values[:]
+    values.extend(taken)
 
 
 def _varint(number: int) -> bytes:
@@ -139,13 +142,10 @@ def _varint(number: int) -> bytes:
     return bytes(taken)
 
 
-_IN_ONE_PIECE = ("binary_vector", "float16_vector", "bfloat16_vector", "int8_vector")
-
-
 def joined(answers: Sequence[Any]) -> Any:
     """Join SearchResults into the first one, in place, and return it.
 
-    The queries follow each other in order.
+    The queries follow each other in order. The other results lose their content.
     """
     first, *others = answers
     for other in others:
@@ -154,37 +154,25 @@ def joined(answers: Sequence[Any]) -> Any:
 
 
 def _join(first: Any, other: Any) -> None:
-    first.num_queries += other.num_queries
-    first.top_k = max(first.top_k, other.top_k)
-    first.scores.extend(other.scores)
-    first.topks.extend(other.topks)
-    first.ids.MergeFrom(other.ids)
-    first.recalls.extend(other.recalls)
-    if other.HasField("element_indices"):
-        first.element_indices.MergeFrom(other.element_indices)
-    if other.HasField("group_by_field_value"):
-        first.group_by_field_value.MergeFrom(other.group_by_field_value)
-    for columns, others in (
-        (first.highlight_results, other.highlight_results),
-        (first.fields_data, other.fields_data),
-        (first.group_by_field_values, other.group_by_field_values),
-    ):
-        for column in others:
-            there = column_named(columns, column.field_name)
-            if there is None:
-                columns.add().CopyFrom(column)
-            else:
-                _append(there, column)
+    for name in ("highlight_results", "fields_data", "group_by_field_values"):
+        columns = getattr(first, name)
+        for column in getattr(other, name):
+            _append(column_named(columns, column.field_name) or columns.add(), column)
+        other.ClearField(name)
+    other.ClearField("output_fields")
+    other.num_queries += first.num_queries
+    other.top_k = max(first.top_k, other.top_k)
+    first.MergeFrom(other)
 
 
 def _append(column: Any, other: Any) -> None:
     """Append a column. Protobuf joins lists when it merges, but replaces bytes."""
     has_vectors = "vectors" in column.DESCRIPTOR.fields_by_name and column.HasField("vectors")
-    kept = column.vectors.WhichOneof("data") if has_vectors else None
-    before = getattr(column.vectors, kept) if kept in _IN_ONE_PIECE else b""
+    kind = column.vectors.WhichOneof("data") if has_vectors else None
+    before = getattr(column.vectors, kind) if kind in _BYTES_OF_A_NUMBER else b""
     column.MergeFrom(other)
-    if kept in _IN_ONE_PIECE:
-        setattr(column.vectors, kept, before + getattr(other.vectors, kept))
+    if kind in _BYTES_OF_A_NUMBER:
+        setattr(column.vectors, kind, before + getattr(other.vectors, kind))
 
 
 Key = int | str
@@ -214,18 +202,11 @@ def hits_of(results: Any, fields: Sequence[str] = ()) -> list[Hits]:
     """Return the hits of each query of a SearchResultData. fields: scalar fields to include in the hits."""
     keys, scores = keys_of(results.ids), list(results.scores)
     columns = {name: _numbers(column_named(results.fields_data, name)) for name in fields}
-    found, start = [], 0
-    for count in results.topks:
-        rows = range(start, start + count)
-        of_one = [
-            Hit(
-                keys[row], scores[row], row, {name: column[row] for name, column in columns.items() if column}
-            )
-            for row in rows
-        ]
-        found.append(Hits(of_one))
-        start += count
-    return found
+    hits = (
+        Hit(key, score, row, {name: column[row] for name, column in columns.items() if column})
+        for row, (key, score) in enumerate(zip(keys, scores, strict=True))
+    )
+    return [Hits(list(islice(hits, count))) for count in results.topks]
 
 
 def pick(results: Any, chosen: Sequence[Hits]) -> None:
@@ -236,19 +217,16 @@ def pick(results: Any, chosen: Sequence[Hits]) -> None:
     results.topks[:] = [len(hits) for hits in chosen]
     results.top_k = max(results.topks, default=0)
     results.scores[:] = [hit["distance"] for hits in chosen for hit in hits]
+    if rows == list(range(len(keys))):
+        return
     put_keys(results.ids, [keys[row] for row in rows])
     if results.element_indices.data:
         results.element_indices.data[:] = [results.element_indices.data[row] for row in rows]
-    for column in results.fields_data:
-        take_rows(column, rows)
-    if results.HasField("group_by_field_value"):
-        take_rows(results.group_by_field_value, rows)
-    for column in results.group_by_field_values:
+    groups = [results.group_by_field_value] if results.HasField("group_by_field_value") else []
+    for column in (*results.fields_data, *results.group_by_field_values, *groups):
         take_rows(column, rows)
     for highlights in results.highlight_results:
-        kept = [type(each).FromString(each.SerializeToString()) for each in highlights.datas]
-        del highlights.datas[:]
-        highlights.datas.extend(kept[row] for row in rows)
+        _take(highlights.datas, rows)
 
 
 def keys_of(ids: Any) -> list[Key]:
@@ -265,7 +243,54 @@ def put_keys(ids: Any, keys: Sequence[Key]) -> None:
 
 def _numbers(column: Any) -> list[float] | None:
     """Return the numbers of a column; None if the answer has no such column, as when nothing was found."""
-    if column is None:
-        return None
-    kept = column.scalars.WhichOneof("data")
-    return list(getattr(column.scalars, kept).data) if kept else None
+    kind = column and column.scalars.WhichOneof("data")
+    return list(getattr(column.scalars, kind).data) if kind else None
+
+
+def rows_of(columns: Iterable[Any], count: int) -> list[dict[str, Any]]:
+    """Return the `count` rows of a write's columns. Raises UnsupportedOperation for unknown types."""
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for column in columns:
+        for row, value in zip(rows, _spread(column, count), strict=True):
+            row.update((value or {}) if column.is_dynamic else {column.field_name: value})
+    return rows
+
+
+def _spread(column: Any, count: int) -> Sequence[Any]:
+    """Return a value for each row, None for null rows; a column may leave these out of its data."""
+    values, valid = list(_values(column)), list(column.valid_data)
+    if len(valid) != count:
+        return values
+    if len(values) == count:
+        return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+    following = iter(values)
+    return [next(following) if is_valid else None for is_valid in valid]
+
+
+_SCALARS = (None, "bool_data", "int_data", "long_data", "float_data", "double_data", "string_data")
+
+
+def _values(column: Any) -> Iterable[Any]:
+    if column.HasField("scalars"):
+        kind = column.scalars.WhichOneof("data")
+        data = getattr(column.scalars, kind).data if kind else ()
+        if kind == "json_data":
+            return map(json.loads, data)
+        if kind == "array_data":
+            kinds = (array.WhichOneof("data") for array in data)
+            return [
+                list(getattr(array, of).data) if of else [] for array, of in zip(data, kinds, strict=True)
+            ]
+        if kind in _SCALARS:
+            return data
+    elif column.HasField("vectors"):
+        vectors, kind = column.vectors, column.vectors.WhichOneof("data")
+        if kind == "float_vector":
+            return np.array(floats(vectors.float_vector)).reshape(-1, vectors.dim)
+        if kind == "sparse_float_vector":
+            return map(sparse_parse_single_row, vectors.sparse_float_vector.contents)
+        if kind in _BYTES_OF_A_NUMBER:
+            return _packed_vectors(vectors, kind)
+        if kind is None:
+            return ()
+    raise UnsupportedOperation(f"the proxy cannot write {DataType(column.type).name} here")

@@ -18,7 +18,7 @@ from milvus_hubness.client.messages import RANGE_BOUNDS, FieldRequest, is_ours
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.half_precision import encode, rounded
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter, StateError
-from milvus_hubness.proxy.columns import column_named, put_vectors, vectors_in
+from milvus_hubness.proxy.columns import column_named, put_all, put_vectors, vectors_in
 from milvus_hubness.state import CollectionState, read_states
 
 
@@ -131,11 +131,10 @@ class SearchParameters:
         """Parse key-value pairs. Raises InvalidParameter for invalid parameters."""
         self._pairs = {pair.key: pair.value for pair in pairs}
         self._inner = _parsed(self._pairs.get(_PARAMS))
-        told = {
-            name: self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE)
-        }
-        zero = told[STRENGTH] is None and STRENGTH in self._inner
-        self.overrides = Overrides.parsed(0.0 if zero else told[STRENGTH], told[PROFILE])
+        strength, profile = (
+            self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE)
+        )
+        self.overrides = Overrides.parsed(strength, profile)
 
     @property
     def field(self) -> str | None:
@@ -178,16 +177,14 @@ class SearchParameters:
 
         Raises InvalidParameter if a bound is not a number.
         """
-        told: dict[str, Any] = {_PARAMS: dict(self._inner)}
-        told[_PARAMS].pop(_METRIC, None)
-        if self.metric:
-            told[_METRIC] = self.metric
-        told |= {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
-        for place in (told, told[_PARAMS]):
+        inner = {name: value for name, value in self._inner.items() if name != _METRIC}
+        params: dict[str, Any] = {_PARAMS: inner, **({_METRIC: self.metric} if self.metric else {})}
+        params |= {name: self._pairs[name] for name in RANGE_BOUNDS if name in self._pairs}
+        for place in (params, inner):
             for name in RANGE_BOUNDS:
                 if place.get(name) is not None:
                     place[name] = _number(name, place[name])
-        return told
+        return params
 
     def take(self, rewritten: Mapping[str, Any]) -> None:
         """Replace the parameters by the result of `Rewrite`, which has no metric."""
@@ -269,7 +266,7 @@ class ColumnReading:
             column = column_named(columns, state.field)
             if column is not None and not state.leaves_vectors:
                 _read_back(state, column, columns)
-        _keep(columns, [each for each in columns if each.field_name not in fields.hidden])
+        put_all(columns, [each for each in columns if each.field_name not in fields.hidden])
         shown = [name for name in message.output_fields if name not in fields.hidden]
         message.output_fields[:] = shown
 
@@ -279,7 +276,7 @@ class ColumnReading:
         """
         by_field = {state.field: state for state in self.states}
         ours = {state.second_vector for state in self.states if state.second_vector}
-        _keep(indexes, [each for each in indexes if each.field_name not in ours])
+        put_all(indexes, [each for each in indexes if each.field_name not in ours])
         for index in indexes:
             if index.field_name in by_field:
                 put_pair(index.params, "metric_type", by_field[index.field_name].metric)
@@ -294,12 +291,12 @@ def description_out(description: Any) -> None:
     ours = {name for state in states.values() for name in state.hidden_fields}
     fields = description.schema.fields
     if states:
-        _keep(fields, [each for each in fields if each.name not in ours])
+        put_all(fields, [each for each in fields if each.name not in ours])
     for field in fields:
         if field.name in states:
             put_pair(field.type_params, "dim", states[field.name].dim)
     for properties in (description.properties, description.schema.properties):
-        _keep(properties, [pair for pair in properties if not is_ours(pair.key)])
+        put_all(properties, [pair for pair in properties if not is_ours(pair.key)])
 
 
 def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
@@ -331,11 +328,3 @@ def _read_back(state: CollectionState, column: Any, columns: Any) -> None:
         norms = np.array(column_named(columns, state.norm_field).scalars.double_data.data, np.float64)
     vectors = rounded(state.layout.decode_vectors(state.form.joined(stored), norms), state.dtype)
     put_vectors(column, encode(vectors, state.dtype), state.dim, state.dtype)
-
-
-def _keep(messages: Any, kept: list[Any]) -> None:
-    """Reduce a repeated field to these messages, in place."""
-    if len(kept) < len(messages):
-        copies = [type(each).FromString(each.SerializeToString()) for each in kept]
-        del messages[:]
-        messages.extend(copies)

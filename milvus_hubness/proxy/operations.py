@@ -5,22 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pymilvus.grpc_gen import milvus_pb2
-
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.proxy.messages import ColumnReading, Overrides, Send, description_out, pairs_of, put_pair
-from milvus_hubness.proxy.searching import WireHybrid
+from milvus_hubness.proxy.searching import WireSearching
 from milvus_hubness.proxy.writing import WireWriting
 
-WireOperation = Callable[["WireOperations", Any, Overrides], Operation[Any]]
 
+class WireOperations(WireWriting, WireSearching):
+    """All rewritten calls, over one state cache. Each answers a request message with a response message."""
 
-class WireOperations(WireWriting, WireHybrid):
-    """All rewritten calls, over one state cache."""
-
-    def query_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
+    def query_wire(self, request: Any) -> Operation[Any]:
         """Answer a QueryRequest with a QueryResults, with rows in the user's form."""
 
         def call(cached: CachedState) -> Operation[Any]:
@@ -32,44 +28,27 @@ class WireOperations(WireWriting, WireHybrid):
                 self.forget(request.collection_name)
                 now = yield from self.cached_state(request.collection_name)
                 return (yield from call(now)) if now.states else response
-            fields = cached.reading.fields(list(request.output_fields))
-            sent = milvus_pb2.QueryRequest()
+            sent = type(request)()
             sent.CopyFrom(request)
-            sent.output_fields[:] = fields.requested or []
-            response = yield Send("Query", sent)
-            ColumnReading(tuple(cached.states.values())).columns_out(response, fields)
-            return response
+            return (yield from self._send_for_rows("Query", cached, sent))
 
         return self._as_it_is(request.collection_name, None, call)
 
-    def describe_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer with a DescribeCollectionResponse of the collection as the user created it."""
-        response = yield Send("DescribeCollection", request)
-        description_out(response)
+    def describe_wire(self, method: str, request: Any) -> Operation[Any]:
+        """Answer DescribeCollection or BatchDescribeCollection with the collections that the user created."""
+        response = yield Send(method, request)
+        for description in response.responses if method.startswith("Batch") else [response]:
+            description_out(description)
         return response
 
-    def describe_batch_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer with a BatchDescribeCollectionResponse of collections as the user created them."""
-        response = yield Send("BatchDescribeCollection", request)
-        for each in response.responses:
-            description_out(each)
-        return response
-
-    def describe_index_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer with a DescribeIndexResponse that has the user's metric."""
-        response = yield Send("DescribeIndex", request)
+    def index_wire(self, method: str, request: Any) -> Operation[Any]:
+        """Answer DescribeIndex or GetIndexStatistics with the user's metric."""
+        response = yield Send(method, request)
         cached = yield from self.cached_state(request.collection_name)
         ColumnReading(tuple(cached.states.values())).index_out(response.index_descriptions)
         return response
 
-    def index_statistics_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer with a GetIndexStatisticsResponse that has the user's metric."""
-        response = yield Send("GetIndexStatistics", request)
-        cached = yield from self.cached_state(request.collection_name)
-        ColumnReading(tuple(cached.states.values())).index_out(response.index_descriptions)
-        return response
-
-    def create_index_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
+    def create_index_wire(self, request: Any) -> Operation[Any]:
         """Answer a CreateIndexRequest with a Status.
 
         On corrected fields the index is for the augmented vectors. Raises InvalidParameter if the metric of a
@@ -78,69 +57,57 @@ class WireOperations(WireWriting, WireHybrid):
         cached = yield from self.cached_state(request.collection_name)
         state = cached.states.get(request.field_name)
         if state is not None and not state.leaves_vectors:
-            asked = pairs_of(request.extra_params).get("metric_type", state.metric).upper()
-            if asked != state.metric:
+            metric = pairs_of(request.extra_params).get("metric_type", state.metric).upper()
+            if metric != state.metric:
                 raise InvalidParameter(
                     f"field {request.field_name!r} was corrected for {state.metric}: "
-                    f"its index cannot take {asked}"
+                    f"its index cannot take {metric}"
                 )
             put_pair(request.extra_params, "metric_type", "IP")
         return (yield Send("CreateIndex", request))
 
-    def drop_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a DropCollectionRequest with a Status; see Catalog."""
-        return self.drop_collection(request.collection_name, Send("DropCollection", request))
-
-    def truncate_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer with a TruncateCollectionResponse; see Catalog."""
-        return self.truncate_collection(request.collection_name, Send("TruncateCollection", request))
-
-    def drop_partition_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a DropPartitionRequest with a Status; see Catalog."""
-        return self.drop_partition(request.collection_name, Send("DropPartition", request))
-
-    def rename_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a RenameCollectionRequest with a Status; see Catalog."""
-        elsewhere = request.newDBName if request.newDBName != request.db_name else ""
-        return self.rename_collection(request.oldName, elsewhere, Send("RenameCollection", request))
-
-    def restore_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer with a RestoreSnapshotResponse; see Catalog."""
-        elsewhere = request.target_db_name if request.target_db_name != request.db_name else ""
-        return self.restore_snapshot(request.collection_name, elsewhere, Send("RestoreSnapshot", request))
-
     def load_wire(self, method: str, request: Any) -> Operation[Any]:
-        """Answer a LoadCollectionRequest or LoadPartitionsRequest with a Status.
-
-        load_fields need not name the hidden fields.
-        """
-        if not request.load_fields:
-            return (yield Send(method, request))
-        sent = type(request)()
-        sent.CopyFrom(request)
-        sent.load_fields[:] = yield from self.fields_loaded(request.collection_name, request.load_fields)
-        return (yield Send(method, sent))
+        """Answer LoadCollection or LoadPartitions; load_fields need not name the hidden fields."""
+        if request.load_fields:
+            fields = yield from self.fields_loaded(request.collection_name, list(request.load_fields))
+            request.load_fields[:] = fields
+        return (yield Send(method, request))
 
 
-REWRITTEN: dict[str, WireOperation] = {
+def _elsewhere(database: str, request: Any) -> str:
+    """Return the database that a request names if it is not its own."""
+    return database if database != request.db_name else ""
+
+
+REWRITTEN: dict[str, Callable[[WireOperations, Any, Overrides], Operation[Any]]] = {
     "Search": WireOperations.search_wire,
     "HybridSearch": WireOperations.hybrid_wire,
-    "Query": WireOperations.query_wire,
-    "Insert": lambda operations, request, overrides: operations.write_wire("Insert", request),
-    "Upsert": lambda operations, request, overrides: operations.write_wire("Upsert", request),
-    "Delete": lambda operations, request, overrides: operations.delete_wire(request),
-    "DescribeCollection": WireOperations.describe_wire,
-    "BatchDescribeCollection": WireOperations.describe_batch_wire,
-    "DescribeIndex": WireOperations.describe_index_wire,
-    "GetIndexStatistics": WireOperations.index_statistics_wire,
-    "CreateIndex": WireOperations.create_index_wire,
-    "DropCollection": WireOperations.drop_wire,
-    "TruncateCollection": WireOperations.truncate_wire,
-    "DropPartition": WireOperations.drop_partition_wire,
-    "RenameCollection": WireOperations.rename_wire,
-    "RestoreSnapshot": WireOperations.restore_wire,
-    "LoadCollection": lambda operations, request, overrides: operations.load_wire("LoadCollection", request),
-    "LoadPartitions": lambda operations, request, overrides: operations.load_wire("LoadPartitions", request),
+    "Query": lambda on, request, _: on.query_wire(request),
+    "Insert": lambda on, request, _: on.write_wire("Insert", request),
+    "Upsert": lambda on, request, _: on.write_wire("Upsert", request),
+    "Delete": lambda on, request, _: on.delete_wire(request),
+    "DescribeCollection": lambda on, request, _: on.describe_wire("DescribeCollection", request),
+    "BatchDescribeCollection": lambda on, request, _: on.describe_wire("BatchDescribeCollection", request),
+    "DescribeIndex": lambda on, request, _: on.index_wire("DescribeIndex", request),
+    "GetIndexStatistics": lambda on, request, _: on.index_wire("GetIndexStatistics", request),
+    "CreateIndex": lambda on, request, _: on.create_index_wire(request),
+    "DropCollection": lambda on, request, _: on.drop_collection(
+        request.collection_name, Send("DropCollection", request)
+    ),
+    "TruncateCollection": lambda on, request, _: on.truncate_collection(
+        request.collection_name, Send("TruncateCollection", request)
+    ),
+    "DropPartition": lambda on, request, _: on.drop_partition(
+        request.collection_name, Send("DropPartition", request)
+    ),
+    "RenameCollection": lambda on, request, _: on.rename_collection(
+        request.oldName, _elsewhere(request.newDBName, request), Send("RenameCollection", request)
+    ),
+    "RestoreSnapshot": lambda on, request, _: on.restore_snapshot(
+        request.collection_name, _elsewhere(request.target_db_name, request), Send("RestoreSnapshot", request)
+    ),
+    "LoadCollection": lambda on, request, _: on.load_wire("LoadCollection", request),
+    "LoadPartitions": lambda on, request, _: on.load_wire("LoadPartitions", request),
 }
 """The rewritten methods; all others pass through as bytes."""
 

@@ -80,30 +80,29 @@ class ProxyOptions:
         every second.
         """
         return [
-            ("grpc.max_receive_message_length", self.max_message),
-            ("grpc.max_send_message_length", self.max_message),
+            *self._limits(),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 1_000),
-            ("grpc.keepalive_time_ms", round(1e3 * self.keepalive)),
             ("grpc.enable_retries", 0),
         ]
 
     def server_options(self) -> list[tuple[str, int]]:
         """Return options of gRPC's server."""
         return [
-            ("grpc.max_receive_message_length", self.max_message),
-            ("grpc.max_send_message_length", self.max_message),
-            ("grpc.keepalive_time_ms", round(1e3 * self.keepalive)),
+            *self._limits(),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.so_reuseport", 0),
         ]
 
-    def authorities(self) -> bytes | None:
-        """Return the content of `upstream_ca`. Raises InvalidParameter if it cannot be read."""
-        return None if self.upstream_ca is None else read_pem(self.upstream_ca)
+    def _limits(self) -> list[tuple[str, int]]:
+        return [
+            ("grpc.max_receive_message_length", self.max_message),
+            ("grpc.max_send_message_length", self.max_message),
+            ("grpc.keepalive_time_ms", round(1e3 * self.keepalive)),
+        ]
 
     def open_channel(self) -> grpc.aio.Channel:
         """Open an asyncio channel to the upstream. Raises InvalidParameter."""
@@ -116,7 +115,8 @@ class ProxyOptions:
     def _open(self, api: Any) -> Any:
         if not self.upstream_tls:
             return api.insecure_channel(self.upstream, options=self.channel_options())
-        credentials = grpc.ssl_channel_credentials(self.authorities())
+        authorities = None if self.upstream_ca is None else read_pem(self.upstream_ca)
+        credentials = grpc.ssl_channel_credentials(authorities)
         return api.secure_channel(self.upstream, credentials, options=self.channel_options())
 
 

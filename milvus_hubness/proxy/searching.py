@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,6 @@ from milvus_hubness.client import ranking
 from milvus_hubness.client.messages import (
     GROUPED,
     ORDERED,
-    FieldRequest,
     Question,
     SearchRequest,
     expect_whole_hits,
@@ -32,6 +32,8 @@ from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
 from milvus_hubness.proxy.messages import ColumnReading, Overrides, SearchParameters, Send, pairs_of
 from milvus_hubness.state import CollectionState
 
+DEFAULT_LIMIT = 10
+_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 PLACEHOLDERS: dict[Dtype, int] = {
     "float32": common_pb2.PlaceholderType.FloatVector,
     "float16": common_pb2.PlaceholderType.Float16Vector,
@@ -40,7 +42,7 @@ PLACEHOLDERS: dict[Dtype, int] = {
 
 
 class WireSearching(Operations):
-    """The rewritten Search call."""
+    """The rewritten Search and HybridSearch calls."""
 
     def search_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
         """Answer a SearchRequest with a SearchResults, ranked by the corrected score.
@@ -48,28 +50,28 @@ class WireSearching(Operations):
         overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
         InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
         """
-        given = SearchParameters(request.search_params)
-        requested = given.overrides.over(overrides)
+        params = SearchParameters(request.search_params)
 
         def call(cached: CachedState) -> Operation[Any]:
             expect_whole_hits(list(request.output_fields), cached.states, options_of(request))
-            state = cached.searched(given.field)
+            state = cached.searched(params.field)
             if state is None:
                 return (yield from self._uncorrected(cached, request))
-            question = yield from self._question(cached, state, request, requested)
+            question = yield from self._question(cached, state, request, params.overrides.over(overrides))
             rewrite = rewrite_of(state, cached.reading)
-            rewrite.expect_answerable(
-                replace(question, offset=given.number("offset", 0)), options_of(request)
-            )
-            answer = self._in_the_servers_order
-            if _reorders(rewrite, question):
-                question = yield from self._of_candidates(cached, rewrite, question, request)
-                answer = self._in_an_order_of_ours
+            rewrite.expect_answerable(question, options_of(request))
+            if _reorders(rewrite, question) and params.has("iterator"):
+                raise UnsupportedOperation(
+                    f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
+                    "are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
+                )
+            if rewrite.is_gated(question):
+                profile = question.profile or state.active
+                bank = yield from self._bank(request.collection_name, state, profile)
+                question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
             answers = []
-            for each in rewrite.apart(question):
-                response, fields = yield from answer(cached, rewrite, each, request)
-                ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
-                answers.append(response)
+            for part in rewrite.apart(question):
+                answers.append((yield from self._answer(cached, rewrite, part, request)))
             if request.WhichOneof("search_input") != "ids":
                 self._sample(cached, state, question.profile, question.data)
             return joined(answers)
@@ -79,89 +81,144 @@ class WireSearching(Operations):
     def _uncorrected(self, cached: CachedState, request: Any) -> Operation[Any]:
         if not cached.states:
             return (yield Send("Search", request))
-        sent, given = _copy(request), SearchParameters(request.search_params)
-        named = cached.uncorrected({"anns_field": given.field}).get("anns_field")
-        if named:
-            given.name_field(named)
-        given.write(sent.search_params)
-        fields = cached.reading.fields(list(request.output_fields))
+        sent, params = _copy(request), SearchParameters(request.search_params)
+        field = cached.uncorrected({"anns_field": params.field}).get("anns_field")
+        if field:
+            params.name_field(field)
+        params.write(sent.search_params)
+        return (yield from self._send_for_rows("Search", cached, sent))
+
+    def _send_for_rows(self, method: str, cached: CachedState, sent: Any) -> Operation[Any]:
+        """Send a request that has the user's output fields, and convert the rows of the answer."""
+        fields = cached.reading.fields(list(sent.output_fields))
         sent.output_fields[:] = fields.requested or []
-        response = yield Send("Search", sent)
-        ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
+        response = yield Send(method, sent)
+        rows = response if method == "Query" else response.results
+        ColumnReading(tuple(cached.states.values())).columns_out(rows, fields)
         return response
 
     def _question(
         self, cached: CachedState, state: CollectionState, request: Any, overrides: Overrides
     ) -> Operation[Question]:
-        given = SearchParameters(request.search_params)
+        params = SearchParameters(request.search_params)
         if request.search_by_primary_keys:
             raise UnsupportedOperation(
                 "a search whose filter names the rows to search with: give ids instead"
             )
         if request.WhichOneof("search_input") == "ids":
-            level = level_of(request)
-            as_asked = {} if level is None else {"consistency_level": level}
-            keys = keys_of(request.ids)
-            found = yield from self._vectors(request.collection_name, cached, state, keys, as_asked)
+            level = {"consistency_level": level_of(request)}
+            found = yield from self._vectors(
+                request.collection_name, cached, state, keys_of(request.ids), level
+            )
             queries: Any = decode(found, state.dtype)
         else:
             queries = queries_in(request.placeholder_group, state)
         return Question(
             queries,
-            limit=given.number("topk", 0),
-            search_params=given.for_rewrite(),
+            limit=params.number("topk", 0),
+            offset=params.number("offset", 0),
+            search_params=params.for_rewrite(),
             output_fields=list(request.output_fields),
-            round_decimal=given.number("round_decimal", -1),
+            round_decimal=params.number("round_decimal", -1),
             strength=self._strength if overrides.strength is None else overrides.strength,
             profile=overrides.profile,
         )
 
-    def _of_candidates(
+    def _answer(
         self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
-    ) -> Operation[Question]:
-        """Return the question with its page and, if it is gated, with its bank."""
-        given = SearchParameters(request.search_params)
-        if given.has("iterator"):
-            raise UnsupportedOperation(
-                f"iterators cannot follow the corrected order of field {rewrite.state.field!r}, whose "
-                "searches are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
-            )
-        question = replace(question, offset=given.number("offset", 0))
-        if rewrite.is_gated(question):
-            state, profile = rewrite.state, question.profile
-            bank = yield from self._bank(request.collection_name, state, profile or state.active)
-            question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
-        return question
-
-    def _in_the_servers_order(
-        self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
-    ) -> Operation[tuple[Any, FieldRequest]]:
-        """Return an answer in the order of the server, and the fields to hide."""
-        fields = rewrite.reading.fields(question.output_fields)
-        sent = rewritten_request(request, rewrite, question)
-        sent.output_fields[:] = fields.requested or []
-        response = yield Send("Search", sent)
-        _score(response.results, rewrite, question)
-        return response, fields
-
-    def _in_an_order_of_ours(
-        self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
-    ) -> Operation[tuple[Any, FieldRequest]]:
-        """Return an answer whose rows the proxy sorts or filters, and the fields to hide."""
+    ) -> Operation[Any]:
+        """Return the answer to a question, with the user's rows, order and scores."""
         search_request, state = rewrite.ask(question), rewrite.state
-        response = yield Send("Search", _sent(request, rewrite, search_request))
-        hits = hits_of(
-            response.results, () if search_request.biases_of or not state.reranking else state.slot_fields
-        )
-        if search_request.biases_of:
-            keys = list(dict.fromkeys(keys_of(response.results.ids)))
-            as_asked = {"consistency_level": level_of(request)}
-            biases = yield from self._side_biases(search_request.biases_of, cached.key_field, keys, as_asked)
-            chosen = search_request.answer(hits, biases)
-        else:
-            chosen = search_request.answer(hits)
-        pick(response.results, chosen)
-        return response, rewrite.reading.fields(question.output_fields)
+        response = yield Send("Search", rewritten(request, rewrite, search_request))
+        own_scores = state.metric == "L2" and state.reranking is None
+        in_buckets = request.HasField("search_aggregation")
+        rounds = question.round_decimal >= 0 and not in_buckets
+        if _reorders(rewrite, question) or own_scores or rounds:
+            side = search_request.biases_of
+            hits = hits_of(response.results, () if side or not state.reranking else state.slot_fields)
+            if side:
+                keys = list(dict.fromkeys(keys_of(response.results.ids)))
+                level = {"consistency_level": level_of(request)}
+                biases = yield from self._side_biases(side, cached.key_field, keys, level)
+                chosen = search_request.answer(hits, biases)
+            else:
+                chosen = search_request.answer(hits)
+            pick(response.results, chosen)
+        fields = rewrite.reading.fields(question.output_fields)
+        ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
+        return response
+
+    def hybrid_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
+        """Answer a HybridSearchRequest with a SearchResults, with corrected scores on corrected fields.
+
+        overrides: settings for requests that have none of their own. Raises as `search_wire` does, and
+        UnsupportedOperation if the proxy must merge answers and cannot.
+        """
+        params = [SearchParameters(part.search_params) for part in request.requests]
+        overrides_of_parts = [each.overrides.over(overrides) for each in params]
+
+        def call(cached: CachedState) -> Operation[Any]:
+            if not cached.states:
+                return (yield Send("HybridSearch", request))
+            states = [cached.searched(each.field) for each in params]
+            for profile in {each.profile for each in overrides_of_parts}:
+                ranking.require_profile(profile, [state for state in states if state])
+            sent = _copy(request)
+            parts = zip(states, overrides_of_parts, request.requests, sent.requests, strict=True)
+            rewrites: list[tuple[Rewrite, Question, Any]] = []
+            for state, own, part, sent_part in parts:
+                if state is not None:
+                    question = yield from self._question(cached, state, part, _of(own, state))
+                    rewrites.append((rewrite_of(state, cached.reading), question, sent_part))
+            ranker = _ranker(request)
+            asked = [(rewrite, question) for rewrite, question, _ in rewrites]
+            if ranking.must_merge(ranker, asked):
+                return (yield from self._merged_here(cached, states, overrides_of_parts, ranker, request))
+            for rewrite, question, sent_part in rewrites:
+                sent_part.CopyFrom(rewritten(sent_part, rewrite, rewrite.ask(question)))
+            response = yield from self._send_for_rows("HybridSearch", cached, sent)
+            for rewrite, question in asked:
+                self._sample(cached, rewrite.state, question.profile, question.data)
+            return response
+
+        return self._as_it_is(request.collection_name, None, call)
+
+    def _merged_here(
+        self,
+        cached: CachedState,
+        states: Sequence[CollectionState | None],
+        overrides_of_parts: Sequence[Overrides],
+        ranker: ranking.Ranker,
+        request: Any,
+    ) -> Operation[Any]:
+        """Search once for each request and merge the answers."""
+        params = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
+        if params.get("group_by_field"):
+            raise UnsupportedOperation(
+                "grouping a hybrid search whose answers are merged by the proxy: fields of metric COSINE or "
+                "L2 with a weighted ranker, gates, and biases beside vectors are; use an RRF ranker on others"
+            )
+        answers: list[Any] = []
+        metrics: list[str] = []
+        for state, own, part in zip(states, overrides_of_parts, request.requests, strict=True):
+            answers.append((yield from self.search_wire(_alone(part, request), _of(own, state))))
+            if state:
+                metrics.append(state.metric)
+                continue
+            given = SearchParameters(part.search_params)
+            field, metric = given.field or "", given.metric
+            metrics.append((yield from self._metric(request.collection_name, field, metric, None)))
+        counts = [len(answer.results.topks) for answer in answers]
+        first = joined(answers)
+        found, parts = iter(hits_of(first.results)), []
+        for count in counts:
+            parts.append(list(islice(found, count)))
+        offset = int(params.get("offset") or 0)
+        page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
+        decimals = params.get("round_decimal")
+        chosen = ranking.merge(parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
+        pick(first.results, chosen)
+        return first
 
 
 def level_of(request: Any) -> int | None:
@@ -177,12 +234,12 @@ def _reorders(rewrite: Rewrite, question: Question) -> bool:
 
 def options_of(request: Any) -> dict[str, Any]:
     """Return the arguments of a SearchRequest for ranking, sorting or grouping, by pymilvus's names."""
-    given = SearchParameters(request.search_params)
-    options = {name: given.value(name) for name in (*ORDERED, *GROUPED)}
-    options["group_size"] = given.number("group_size", 1)
+    params = SearchParameters(request.search_params)
+    options = {name: params.value(name) for name in (*ORDERED, *GROUPED)}
+    options["group_size"] = params.number("group_size", 1)
     if functions := request.function_score.functions:
-        each_one = [SimpleNamespace(params=pairs_of(function.params)) for function in functions]
-        options["ranker"] = SimpleNamespace(functions=each_one)
+        rankers = [SimpleNamespace(params=pairs_of(function.params)) for function in functions]
+        options["ranker"] = SimpleNamespace(functions=rankers)
     options["function_chains"] = list(request.function_chains)
     options["search_aggregation"] = request.HasField("search_aggregation") or None
     return options
@@ -192,16 +249,14 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
     """Return the queries of a placeholder group, (m, d). Raises InvalidInput, DimensionMismatch."""
     placeholders = common_pb2.PlaceholderGroup.FromString(group).placeholders
     values = [value for each in placeholders for value in each.values]
-    kinds = {each.type for each in placeholders}
-    if not values or kinds != {PLACEHOLDERS[state.dtype]}:
+    if not values or {each.type for each in placeholders} != {PLACEHOLDERS[state.dtype]}:
         named = common_pb2.PlaceholderType.Name(PLACEHOLDERS[state.dtype])
         raise InvalidInput(f"field {state.field!r} is searched with queries of type {named}")
     size = state.dim * BYTES[state.dtype]
-    for value in values:
-        if len(value) != size:
-            raise DimensionMismatch(
-                f"vector dimension mismatch: expected vector size(byte) {size}, actual {len(value)}"
-            )
+    if wrong := [len(value) for value in values if len(value) != size]:
+        raise DimensionMismatch(
+            f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}"
+        )
     if state.dtype == "float32":
         return np.frombuffer(b"".join(values), "<f4").reshape(-1, state.dim)
     return decode(values, state.dtype)
@@ -215,148 +270,28 @@ def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
     return packed
 
 
-def rewritten_request(request: Any, rewrite: Rewrite, question: Question) -> Any:
-    """Return the request for the augmented vectors, with unchanged output fields.
-
-    Raises as Rewrite.ask does.
-    """
-    search_request = rewrite.ask(question)
-    return _put(request, rewrite, search_request.data, search_request.search_params)
-
-
-def _put(request: Any, rewrite: Rewrite, data: list[Any], search_params: Mapping[str, Any]) -> Any:
-    sent, given = _copy(request), SearchParameters(request.search_params)
-    given.take(search_params)
+def rewritten(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> Any:
+    """Return a SearchRequest message for the augmented vectors."""
+    sent, params = _copy(request), SearchParameters(request.search_params)
+    params.take(search_request.search_params)
     if not request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
-        given.put("round_decimal", -1)
-    if given.field or rewrite.state.second_vector:
-        given.name_field(rewrite.state.searched_field)
-    given.write(sent.search_params)
-    sent.placeholder_group = placeholder_group(data, rewrite.state.dtype)
-    sent.nq = len(data)
-    return sent
-
-
-def _sent(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> Any:
-    sent = _put(request, rewrite, search_request.data, search_request.search_params)
-    given = SearchParameters(sent.search_params)
-    given.put("topk", search_request.limit)
-    given.put("offset", search_request.offset)
-    given.write(sent.search_params)
+        params.put("round_decimal", search_request.options.get("round_decimal", -1))
+    if params.field or rewrite.state.second_vector:
+        params.name_field(rewrite.state.searched_field)
+    params.put("topk", search_request.limit)
+    if search_request.offset or params.has("offset"):
+        params.put("offset", search_request.offset)
+    params.write(sent.search_params)
+    sent.placeholder_group = placeholder_group(search_request.data, rewrite.state.dtype)
+    sent.nq = len(search_request.data)
     sent.output_fields[:] = search_request.output_fields or []
     return sent
-
-
-def _score(results: Any, rewrite: Rewrite, question: Question) -> None:
-    """Convert scores to the user's metric, rounded as requested, in place."""
-    if rewrite.state.metric != "L2" and question.round_decimal < 0:
-        return
-    scores = np.array(results.scores, np.float64)
-    if rewrite.state.metric == "L2" and rewrite.state.reranking is None:
-        weight, queries, start = rewrite.strength(question), rewrite.queries(question), 0
-        for number, count in enumerate(results.topks):
-            of_one = slice(start, start + count)
-            query = queries[number : number + 1]
-            scores[of_one] = rewrite.layout.scores(scores[None, of_one], query, weight)[0]
-            start += count
-    results.scores[:] = (
-        scores.round(question.round_decimal) if question.round_decimal >= 0 else scores
-    ).tolist()
 
 
 def _copy(request: Any) -> Any:
     copy = type(request)()
     copy.CopyFrom(request)
     return copy
-
-
-DEFAULT_LIMIT = 10
-_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
-
-
-class WireHybrid(WireSearching):
-    """The rewritten HybridSearch call."""
-
-    def hybrid_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a HybridSearchRequest with a SearchResults, with corrected scores on corrected fields.
-
-        overrides: settings for requests that have none of their own. Raises as `search_wire` does, and
-        UnsupportedOperation if the proxy must merge answers and cannot.
-        """
-        overrides_of_parts = [
-            SearchParameters(each.search_params).overrides.over(overrides) for each in request.requests
-        ]
-
-        def call(cached: CachedState) -> Operation[Any]:
-            if not cached.states:
-                return (yield Send("HybridSearch", request))
-            sent = type(request)()
-            sent.CopyFrom(request)
-            asked: list[tuple[Rewrite, Question, Any]] = []
-            states = [
-                cached.searched(SearchParameters(each.search_params).field) for each in request.requests
-            ]
-            for named in {each.profile for each in overrides_of_parts}:
-                ranking.require_profile(named, [state for state in states if state])
-            for place, (state, own) in enumerate(zip(states, overrides_of_parts, strict=True)):
-                if state is None:
-                    continue
-                rewrite = rewrite_of(state, cached.reading)
-                part = request.requests[place]
-                question = yield from self._question(cached, state, part, _of(own, state))
-                asked.append((rewrite, question, sent.requests[place]))
-            ranker = _ranker(request)
-            if ranking.must_merge(ranker, [(rewrite, question) for rewrite, question, _ in asked]):
-                return (yield from self._merged_here(cached, states, overrides_of_parts, ranker, request))
-            for rewrite, question, part in asked:
-                part.CopyFrom(rewritten_request(part, rewrite, question))
-            fields = cached.reading.fields(list(request.output_fields))
-            sent.output_fields[:] = fields.requested or []
-            response = yield Send("HybridSearch", sent)
-            ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
-            for rewrite, question, _ in asked:
-                self._sample(cached, rewrite.state, question.profile, question.data)
-            return response
-
-        return self._as_it_is(request.collection_name, None, call)
-
-    def _merged_here(
-        self,
-        cached: CachedState,
-        states: Sequence[CollectionState | None],
-        overrides_of_parts: Sequence[Overrides],
-        ranker: ranking.Ranker,
-        request: Any,
-    ) -> Operation[Any]:
-        """Search once for each request and merge the answers."""
-        result = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
-        if result.get("group_by_field"):
-            raise UnsupportedOperation(
-                "grouping a hybrid search whose answers are merged by the proxy: fields of metric COSINE or "
-                "L2 with a weighted ranker, gates, and biases beside vectors are; use an RRF ranker on others"
-            )
-        answers: list[Any] = []
-        metrics: list[str] = []
-        for state, own, each in zip(states, overrides_of_parts, request.requests, strict=True):
-            answers.append((yield from self.search_wire(_alone(each, request), _of(own, state))))
-            if state:
-                metrics.append(state.metric)
-                continue
-            given = SearchParameters(each.search_params)
-            field = given.field or ""
-            metrics.append((yield from self._metric(request.collection_name, field, given.metric, None)))
-        counts = [len(answer.results.topks) for answer in answers]
-        first = joined(answers)
-        found, parts = hits_of(first.results), []
-        for count in counts:
-            parts.append(found[:count])
-            found = found[count:]
-        offset = int(result.get("offset") or 0)
-        page = slice(offset, offset + int(result.get("limit") or DEFAULT_LIMIT))
-        decimals = result.get("round_decimal")
-        chosen = ranking.merge(parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
-        pick(first.results, chosen)
-        return first
 
 
 def _of(overrides: Overrides, state: CollectionState | None) -> Overrides:
@@ -371,12 +306,10 @@ def _alone(part: Any, request: Any) -> Any:
 
     pymilvus gives each request the offset and the decimals of the whole search; they are reset.
     """
-    alone = type(part)()
-    alone.CopyFrom(part)
-    given = SearchParameters(part.search_params)
-    given.put("offset", 0)
-    given.put("round_decimal", -1)
-    given.write(alone.search_params)
+    alone, params = _copy(part), SearchParameters(part.search_params)
+    params.put("offset", 0)
+    params.put("round_decimal", -1)
+    params.write(alone.search_params)
     alone.collection_name, alone.db_name = request.collection_name, request.db_name
     alone.output_fields[:] = request.output_fields
     alone.partition_names[:] = part.partition_names or request.partition_names

@@ -133,22 +133,18 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
             try:
                 response = await self._operated(method, message, context, send)
-            except Refused as refused:
-                same = isinstance(refused.response, type(refusal(method, refused)))
-                response = refused.response if same else refusal(method, refused)
-            except grpc.aio.AioRpcError as error:
-                await _abort(context, error)
             except grpc.RpcError as error:
-                await context.abort(error.code(), error.details())
+                await _abort(context, error)
             except ServerUnavailable as error:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
             except DecodeError:
                 await context.abort(grpc.StatusCode.INTERNAL, f"no request of {method}")
-            except (HubnessError, MilvusException) as error:
-                response = refusal(method, error)
             except Exception as error:
-                log.exception("%s failed", method)
+                if not isinstance(error, HubnessError | MilvusException):
+                    log.exception("%s failed", method)
                 response = refusal(method, error)
+                if isinstance(error, Refused) and isinstance(error.response, type(response)):
+                    response = error.response
             if method in OUTDATES:
                 self._sessions.forget()
             if last:
@@ -224,7 +220,8 @@ def _at_hand(answer: Any) -> Any:
 
 async def _abort(context: Context, error: Any) -> NoReturn:
     """End a call with the status of the upstream call."""
-    await context.abort(error.code(), error.details() or "", passed_on(error.trailing_metadata()))
+    trailing = passed_on(error.trailing_metadata()) if isinstance(error, grpc.aio.AioRpcError) else ()
+    await context.abort(error.code(), error.details() or "", trailing)
     raise error
 
 

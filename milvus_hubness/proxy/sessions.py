@@ -22,7 +22,7 @@ from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.client.query_samples import WRITE_SECONDS, sampler_for
-from milvus_hubness.client.steps import Ask, InStore, LearnSchema, LoadBank, Pause, Step
+from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.proxy.messages import Send
 from milvus_hubness.proxy.operations import WireOperations
@@ -236,22 +236,14 @@ class Session:
             return await send(step.method, step.request)
         if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
-        if isinstance(step, Ask):
-            if step.method == "describe_collection":
-                request = milvus_pb2.DescribeCollectionRequest(
-                    collection_name=step.args[0], db_name=self._database
-                )
-                return CollectionSchema(raw=await send("DescribeCollection", request)).dict()
-            return await pool.run(caller, lambda: self._ask(step))
-        if isinstance(step, LoadBank):
-            reference = step.reference
-            return await pool.run(caller, lambda: MilvusStore(self._connected()).load_bank(reference))
-        if isinstance(step, InStore):
-            work = step.work
-            return await pool.run(caller, lambda: work(MilvusStore(self._connected())))
         if isinstance(step, LearnSchema):
             return self._learn_schema(step.collection)
-        return await pool.run(caller, step.work)
+        if isinstance(step, Ask) and step.method == "describe_collection":
+            request = milvus_pb2.DescribeCollectionRequest(
+                collection_name=step.args[0], db_name=self._database
+            )
+            return CollectionSchema(raw=await send("DescribeCollection", request)).dict()
+        return await pool.run(caller, lambda: self._run(step))
 
     def close(self) -> None:
         """Write the query samples, and close the connections."""
@@ -260,8 +252,13 @@ class Session:
         if self._client is not None:
             self._client.close()
 
-    def _ask(self, step: Ask) -> Any:
-        return getattr(self._connected(), step.method)(*step.args, **step.options)
+    def _run(self, step: Ask | LoadBank | InStore | Compute) -> Any:
+        if isinstance(step, Compute):
+            return step.work()
+        if isinstance(step, Ask):
+            return getattr(self._connected(), step.method)(*step.args, **step.options)
+        store = MilvusStore(self._connected())
+        return store.load_bank(step.reference) if isinstance(step, LoadBank) else step.work(store)
 
     def _connected(self) -> MilvusClient:
         with self._lock:

@@ -21,7 +21,6 @@ from milvus_hubness.quality.measures import (
     retrieval_summary,
     robin_hood,
     skewness,
-    top_hubs,
 )
 from milvus_hubness.quality.recall import RecallGate, measure_recall
 from milvus_hubness.quality.tuning import Tuning, tune
@@ -51,6 +50,5 @@ __all__ = [
     "robin_hood",
     "skewness",
     "suspicions",
-    "top_hubs",
     "tune",
 ]

@@ -51,9 +51,9 @@ class Suspicion(NamedTuple):
     text: str
 
 
-def reach(queries: Vectors, gallery: Vectors, *, device: str = "auto") -> Reach:
+def reach(queries: Vectors, gallery: Vectors) -> Reach:
     """Return the reach of queries (n, d) over the items (N, d)."""
-    nearest = topk(queries, gallery, 1, device=device).indices[:, 0]
+    nearest = topk(queries, gallery, 1).indices[:, 0]
     counts = np.bincount(nearest, minlength=len(gallery))
     n, items, reached = len(queries), len(gallery), int((counts > 0).sum())
     return Reach(
@@ -71,7 +71,7 @@ def shift(bank: Vectors, queries: Vectors) -> float:
 
 
 def suspicions(
-    bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0, device: str = "auto"
+    bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0
 ) -> list[Suspicion]:
     """Return the signs that a bank is unfit; none for a good bank. queries: real queries, if known.
 
@@ -84,14 +84,14 @@ def suspicions(
     least 0.68 and at most 0.49; the shift is at most 0.002, and at least 1.7 for other data sets.
     """
     order = np.random.default_rng(seed).permutation(len(bank))[:SAMPLE]
-    seen = reach(bank[order], gallery, device=device)
+    seen = reach(bank[order], gallery)
     if queries is None:
         narrow, usual = seen.share < NARROW, "evenly spread queries would reach"
         expected = seen.reached / seen.share
     else:
         n = min(len(queries), len(order))
-        query_vectors = reach(queries[:n], gallery, device=device)
-        alike = reach(bank[order[:n]], gallery, device=device)
+        query_vectors = reach(queries[:n], gallery)
+        alike = reach(bank[order[:n]], gallery)
         narrow, usual = alike.reached < NARROWER * query_vectors.reached, "the queries asked reach"
         expected = seen.reached * query_vectors.reached / alike.reached
     found = []
@@ -144,9 +144,7 @@ class Coverage(NamedTuple):
     central: npt.NDArray[np.int64]
 
 
-def bank_coverage(
-    bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10, device: str = "auto"
-) -> Coverage:
+def bank_coverage(bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k: int = 10) -> Coverage:
     """Return the coverage of a gallery (n_items, d) by a bank (m, d), by inner products, without biases.
 
     Regions are clusters of gallery items. A bank reaches a region through its k nearest items, so a gap
@@ -154,32 +152,32 @@ def bank_coverage(
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for k, InvalidParameter.
     """
     query_vectors, items = QueryBank.of(bank).vectors, as_vectors(gallery, "the gallery")
-    counts = k_occurrence(nearest(query_vectors, items, k, device=device), len(items), k)
-    similarity: Vectors = np.asarray(topk_mean(items, query_vectors, 1, device=device), np.float32)
-    return Coverage(counts, similarity, *_regions(items, device))
+    counts = k_occurrence(nearest(query_vectors, items, k), len(items), k)
+    similarity: Vectors = np.asarray(topk_mean(items, query_vectors, 1), np.float32)
+    return Coverage(counts, similarity, *_regions(items))
 
 
-def _regions(items: Vectors, device: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return clusters by k-means, computed on a sample: the nearest centroid has the largest r·c − ½‖c‖²."""
     rng = np.random.default_rng(0)
     wanted = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION)
     sample = items[np.sort(rng.permutation(len(items))[:COVERAGE_SAMPLE])]
     centroids = sample[rng.permutation(len(sample))[:wanted]]
     for _ in range(ROUNDS):
-        own = _nearest_centroid(sample, centroids, device)
+        own = _nearest_centroid(sample, centroids)
         sums = np.zeros(centroids.shape)
         np.add.at(sums, own, sample)
         sizes = np.bincount(own, minlength=len(centroids))[:, None]
         centroids = np.where(sizes > 0, sums / np.maximum(sizes, 1), centroids).astype(np.float32)
-    kept, region = np.unique(_nearest_centroid(items, centroids, device), return_inverse=True)
+    kept, region = np.unique(_nearest_centroid(items, centroids), return_inverse=True)
     centroids = centroids[kept]
     off = np.square(items - centroids[region]).sum(1)
     order = np.lexsort((off, region))
     return region, order[np.searchsorted(region[order], np.arange(len(centroids)))]
 
 
-def _nearest_centroid(items: Vectors, centroids: Vectors, device: str) -> npt.NDArray[np.int64]:
-    return nearest(items, centroids, 1, np.square(centroids).sum(1) / 2, device=device)[:, 0]
+def _nearest_centroid(items: Vectors, centroids: Vectors) -> npt.NDArray[np.int64]:
+    return nearest(items, centroids, 1, np.square(centroids).sum(1) / 2)[:, 0]
 
 
 THRESHOLD = 0.002

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
@@ -23,7 +22,6 @@ from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.operations.reading import WHERE_FROM, read_gallery
 from milvus_hubness.quality import report, tuning
-from milvus_hubness.quality.measures import Interval
 from milvus_hubness.quality.report import Diagnosis, Region
 from milvus_hubness.stores.protocols import Store
 
@@ -55,54 +53,46 @@ def render(diagnosis: Diagnosis) -> str:
 
 def _headline(d: Diagnosis) -> dict[str, Any]:
     if d.verdict:
-        verdict = str(d.verdict.get("verdict", ""))
-        given = d.verdict.get("interval")
-        return {
-            "tone": re.sub("[^a-z]+", "-", verdict.lower()),
-            "heading": verdict[:1].upper() + verdict[1:],
-            "reason": str(d.verdict.get("reason") or ""),
-            "measure": str(d.verdict.get("measure") or "R@1"),
-            "interval": Interval(**given) if isinstance(given, dict) else Interval(*given) if given else None,
-        }
+        verdict = d.verdict["verdict"]
+        heading, tone = verdict.capitalize(), verdict.lower().replace(" ", "-")
+        return {"tone": tone, "heading": heading, "reason": d.verdict["reason"], "interval": None}
     heading = f"Skewness {d.before.skewness:.2f} → {d.after.skewness:.2f}"
     reason = "Less hubness is not yet a better search: give right answers, or tune, for a verdict."
-    if d.gain:
-        first = [f"{100 * each['R@1']:.1f}%" for each in (d.retrieval_before, d.retrieval_after) if each]
-        heading = f"R@1 {' → '.join(first)}"
+    if d.retrieval_before and d.retrieval_after:
+        heading = f"R@1 {d.retrieval_before['R@1']:.1%} → {d.retrieval_after['R@1']:.1%}"
         reason = "Measured on these queries; nothing was held out to judge by."
-    return {"tone": "", "heading": heading, "reason": reason, "measure": "R@1", "interval": d.gain}
+    return {"tone": "", "heading": heading, "reason": reason, "interval": d.gain}
 
 
 def _tiles(d: Diagnosis) -> list[tuple[str, ...]]:
     """Return name, value before, value after and meaning of each measure."""
-    both, tiles = (d.before, d.after), []
+    both, retrieval = (d.before, d.after), []
     if d.retrieval_before and d.retrieval_after:
         for measure, meaning in (("R@1", "a right answer first"), ("R@10", "one among the first ten")):
             pair = (d.retrieval_before[measure], d.retrieval_after[measure])
-            tiles.append((measure, *(f"{100 * each:.1f}%" for each in pair), meaning))
+            retrieval.append((measure, *(f"{each:.1%}" for each in pair), meaning))
     return [
-        *tiles,
+        *retrieval,
         ("Skewness", *(f"{each.skewness:.2f}" for each in both), f"of N_{d.k}; 0 is even"),
-        ("Robin Hood", *(f"{100 * each.robin_hood:.1f}%" for each in both), "answers to move to be even"),
-        ("Anti-hubs", *(f"{100 * each.antihubs:.1f}%" for each in both), "items never found"),
+        ("Robin Hood", *(f"{each.robin_hood:.1%}" for each in both), "answers to move to be even"),
+        ("Anti-hubs", *(f"{each.antihubs:.1%}" for each in both), "items never found"),
         ("Largest hub", *(number(each.largest) for each in both), f"queries with it in the top {d.k}"),
     ]
 
 
 def _curves(d: Diagnosis) -> list[Markup]:
-    at = [point.strength for point in d.strengths]
+    strengths = [point.strength for point in d.strengths]
     recalls = [point.recall for point in d.strengths if point.recall]
-    skewness = [point.hubness.skewness for point in d.strengths]
-    antihubs = [point.hubness.antihubs for point in d.strengths]
     height = 160 if recalls else 230
-    drawn = [
-        charts.curve("Skewness", at, skewness, d.strength, height),
-        charts.curve("Anti-hubs", at, antihubs, d.strength, height, percent=True),
+
+    def curve(name: str, values: list[float], **style: Any) -> Markup:
+        return charts.curve(name, strengths, values, d.strength, height, **style)
+
+    return [
+        *([curve("R@1", [each.estimate for each in recalls], percent=True, band=recalls)] if recalls else []),
+        curve("Skewness", [point.hubness.skewness for point in d.strengths]),
+        curve("Anti-hubs", [point.hubness.antihubs for point in d.strengths], percent=True),
     ]
-    if recalls:
-        estimates = [each.estimate for each in recalls]
-        drawn.insert(0, charts.curve("R@1", at, estimates, d.strength, height, percent=True, band=recalls))
-    return drawn
 
 
 def _regions(d: Diagnosis) -> list[tuple[Region, float]]:
@@ -185,19 +175,18 @@ def tune(
     if info.is_bank:
         raise InvalidInput(f"{info.name!r} is a query bank: tune the collection that it is for")
     state = info.state_of(field)
-    kept = store.load_bank(state.profile.bank) if bank is None and state else None
-    if kept is not None:
-        bank, target_bank = kept.queries, target_bank or kept.targets
+    if bank is None and state:
+        stored = store.load_bank(state.profile.bank)
+        bank, target_bank = stored.queries, target_bank or stored.targets
     if bank is None:
         raise InvalidInput(f"{info.name!r} is not corrected and has no bank: pass --bank FILE ({WHERE_FROM})")
     if answers is not None and (queries is None or len(answers) != len(queries)):
         raise InvalidInput(f"{len(answers)} answers for {len(queries) if queries else 0} queries")
     gallery = read_gallery(store, info, field, progress=progress)
     layout = gallery.layout
-    for given in (bank, target_bank, queries):
-        if given is not None:
-            given.expect_dim(layout.dim, "the field")
-    found = tuning.tune(
+    for vectors in filter(None, (bank, target_bank, queries)):
+        vectors.expect_dim(layout.dim, "the field")
+    tuned = tuning.tune(
         QueryBank(layout.reduce_queries(bank.vectors), source=bank.source),
         layout.reduce_items(gallery.vectors),
         target_bank=reduced_targets(layout, target_bank) if target_bank else None,
@@ -207,13 +196,13 @@ def tune(
         progress=progress,
     )
     record = TuningRecord(
-        verdict=found.verdict,
-        choice=to_dict(found.choice) if found.choice else None,
-        strength=round(found.strength, 2),
-        reason=found.reason,
-        labelled=found.labelled,
+        verdict=tuned.verdict,
+        choice=to_dict(tuned.choice) if tuned.choice else None,
+        strength=round(tuned.strength, 2),
+        reason=tuned.reason,
+        labelled=tuned.labelled,
         bank_fingerprint=bank.fingerprint,
         tuned_at=datetime.now(timezone.utc),
     )
     store.write_tuning(info.name, record)
-    return found
+    return tuned

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from math import isfinite
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,7 @@ import torch
 
 from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
+from milvus_hubness.estimators.registry import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.operands import Operands, full_precision, whole_number
 
@@ -25,66 +28,43 @@ class Interval(NamedTuple):
     high: float
 
 
-def confidence_interval(
-    values: npt.ArrayLike,
-    statistic: Literal["mean", "median"] = "mean",
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """Return the mean or median of per-query values (n,), n ≥ 2, with its bootstrap interval.
+def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Return the mean of per-query values (n,), n ≥ 2, with its 95% bootstrap interval.
 
     Raises InvalidInput for fewer than two values or values that are not finite, InvalidParameter.
     """
-    return _interval([_checked(values)], statistic, level, resamples, seed)
+    return bootstrap(_checked(values)[None], resamples=resamples, seed=seed)[0]
 
 
 def paired_difference(
-    before: npt.ArrayLike,
-    after: npt.ArrayLike,
-    statistic: Literal["mean", "median"] = "mean",
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Return the statistic of `after` minus that of `before`, for two systems on the same queries, with joint
+    """Return the mean of `after` minus that of `before`, for two systems on the same queries, with joint
     resampling.
 
     before, after: per-query values (n,) in the same order. Raises as `confidence_interval`, and
     DimensionMismatch.
     """
-    pair = [_checked(before), _checked(after)]
-    if len(pair[0]) != len(pair[1]):
-        raise DimensionMismatch(
-            f"{len(pair[0])} queries before and {len(pair[1])} after; they must be the same"
-        )
-    return _interval(pair, statistic, level, resamples, seed)
+    first, second = _checked(before), _checked(after)
+    if len(first) != len(second):
+        raise DimensionMismatch(f"{len(first)} queries before and {len(second)} after; they must be the same")
+    return confidence_interval(second - first, resamples=resamples, seed=seed)
 
 
-def _interval(
-    systems: list[npt.NDArray[np.float64]], statistic: str, level: float, resamples: int, seed: int
-) -> Interval:
-    if statistic not in ("mean", "median"):
-        raise InvalidParameter(f'statistic must be "mean" or "median", not {statistic!r}')
-    if not 0 < level < 1:
-        raise InvalidParameter(f"level must be between 0 and 1, not {level!r}")
-    resamples = whole_number("resamples", resamples)
-    measure = np.mean if statistic == "mean" else np.median
-    rng = np.random.default_rng(seed)
-    n = len(systems[0])
-    drawn = np.empty(resamples)
+def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> list[Interval]:
+    """Return the mean of each row of values (m, n) with its 95% interval; all rows share the draws of
+    queries."""
+    n, rng = values.shape[1], np.random.default_rng(seed)
+    means = np.empty((whole_number("resamples", resamples), len(values)))
     rows = max(1, CHUNK // n)
     for start in range(0, resamples, rows):
-        part = drawn[start : start + rows]
-        chosen = rng.integers(n, size=(len(part), n))
-        part[:] = measure(systems[-1][chosen], axis=1)
-        if len(systems) == 2:
-            part -= measure(systems[0][chosen], axis=1)
-    estimate = measure(systems[-1]) - (measure(systems[0]) if len(systems) == 2 else 0)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(estimate), float(low), float(high))
+        part = means[start : start + rows]
+        chosen = rng.integers(n, size=(len(part), n)) + n * np.arange(len(part))[:, None]
+        counts = np.bincount(chosen.ravel(), minlength=chosen.size).reshape(chosen.shape)
+        part[:] = counts @ values.T / n
+    lows, highs = np.quantile(means, [0.025, 0.975], axis=0)
+    bounds = zip(values.mean(1).tolist(), lows.tolist(), highs.tolist(), strict=True)
+    return [Interval(*one) for one in bounds]
 
 
 def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -103,8 +83,6 @@ def nearest(
     gallery: npt.ArrayLike,
     k: int,
     bias: npt.ArrayLike | None = None,
-    *,
-    device: str = "auto",
 ) -> npt.NDArray[np.int64]:
     """Return (n_queries, k) numbers of the gallery items with the highest s(q, r) − b(r), best first.
 
@@ -115,7 +93,7 @@ def nearest(
     k = whole_number("k", k)
     if k > len(stored):
         raise InvalidParameter(f"k = {k} nearest were asked for and the gallery has {len(stored)} items")
-    indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k, device=device).indices
+    indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k).indices
     return indices
 
 
@@ -202,20 +180,6 @@ def antihubs(counts: npt.ArrayLike) -> float:
     return float((_counts(counts) == 0).mean())
 
 
-def top_hubs(
-    counts: npt.ArrayLike, keys: Sequence[Hashable] | None = None, limit: int = 10
-) -> list[tuple[Any, int]]:
-    """Return the items with the largest N_k, as (key, N_k), largest first; without keys, as (number, N_k).
-
-    Raises DimensionMismatch unless there are as many keys as counts.
-    """
-    values = _counts(counts)
-    if keys is not None and len(keys) != len(values):
-        raise DimensionMismatch(f"{len(keys)} keys for {len(values)} counts")
-    order = np.argsort(-values, kind="stable")[: whole_number("limit", limit)].tolist()
-    return [(item if keys is None else keys[item], int(values[item])) for item in order]
-
-
 def hubness_summary(counts: npt.ArrayLike) -> HubnessSummary:
     """Return all measures of a k-occurrence distribution (n_items,)."""
     return HubnessSummary(
@@ -260,8 +224,6 @@ def ranks(
     gallery: npt.ArrayLike,
     positives: Positives,
     bias: npt.ArrayLike | None = None,
-    *,
-    device: str = "auto",
 ) -> PositiveRanks:
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
 
@@ -274,23 +236,28 @@ def ranks(
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
-    operands = Operands.of(query_vectors, stored, device)
     found = np.empty(len(items), np.int64)
-    rows, _ = operands.tile_shape(columns=len(stored))
+    for part, scores in score_tiles(query_vectors, stored):
+        margin = 4 * torch.finfo(scores.dtype).eps * scores.abs().amax(1)
+        first, last = starts[:-1][part], starts[1:][part]
+        for nth in range(int((last - first).max())):
+            some = np.flatnonzero(first + nth < last)
+            pair = first[some] + nth
+            here = torch.from_numpy(some).to(scores.device)
+            own = scores[here]
+            positive = own.gather(1, torch.from_numpy(items[pair, None]).to(scores.device))
+            found[pair] = 1 + (own > positive + margin[here, None]).sum(1).cpu().numpy()
+    return PositiveRanks(_in_order(found, starts), starts)
+
+
+def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield the inner products of queries (m, d) with all items (n, d), in tiles of whole rows and in full
+    precision."""
+    operands = Operands.of(queries, gallery, "auto")
+    rows, _ = operands.tile_shape(columns=len(gallery))
     with full_precision(operands.device):
         for part, tile in operands.rows(rows):
-            scores = tile @ operands.bank.T
-            margin = 4 * torch.finfo(scores.dtype).eps * scores.abs().amax(1)
-            first, last = starts[:-1][part], starts[1:][part]
-            for nth in range(int((last - first).max())):
-                some = np.flatnonzero(first + nth < last)
-                pair = first[some] + nth
-                here = torch.from_numpy(some).to(operands.device)
-                own = scores if len(some) == len(scores) else scores[here]
-                positive = own.gather(1, torch.from_numpy(items[pair, None]).to(operands.device))
-                above = own > positive + margin[here, None]
-                found[pair] = 1 + above.sum(1).cpu().numpy()
-    return PositiveRanks(_in_order(found, starts), starts)
+            yield part, tile @ operands.bank.T
 
 
 def _in_order(found: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -414,3 +381,22 @@ def _reachable(ranks: PositiveRanks, k: int) -> npt.NDArray[np.int64]:
 
 def _per_query(ranks: PositiveRanks, values: PerQuery) -> PerQuery:
     return np.add.reduceat(values, ranks.starts[:-1])
+
+
+def as_plain(value: Any) -> Any:
+    """Return dataclasses and named tuples as dicts, estimators as in `estimators.to_dict`, NumPy numbers as
+    numbers, and other values that JSON lacks as strings."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if type(value).__name__ in ESTIMATORS:
+        return to_dict(value)
+    if is_dataclass(value):
+        return {field.name: as_plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {str(name): as_plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_plain(one) for one in value]
+    is_plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+    return value if is_plain else str(value)

@@ -1,9 +1,7 @@
 """The recall gate of a migration: the recall that an ANN index loses with augmented vectors, on a sample.
 
 The measure is recall@k (Aumüller, Bernhardsson and Faithfull, ANN-Benchmarks, 2017) of the collection's own
-kind of index over r, over <r, b − c> and over <r − μ, b − c>. Each is compared with the exact top k of the
-same scores. μ is the mean of the items: q·μ is equal for every item, so no ranking changes. Under L2, μ is
-subtracted from items and queries alike, which changes no distance.
+kind of index over r and over <r, b − c>. Each is compared with the exact top k of the same scores.
 """
 
 from __future__ import annotations
@@ -20,41 +18,35 @@ from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
 from milvus_hubness.kernels.operands import whole_number
-from milvus_hubness.quality.measures import Interval, confidence_interval, paired_difference
+from milvus_hubness.quality.measures import Interval, confidence_interval
 
 ROWS, QUERIES = 20_000, 500
 """Maximum number of measured rows and of measured queries."""
+
+K = 10
 
 GRAPH_BUDGET = 5e8
 """Budget of one graph, as rows × width × efConstruction × M/16: about 3.5 s on two cores for Gaussian
 vectors, the hardest case, and half of that for real vectors."""
 
-BEARABLE = 4
-"""Factor on the search parameter up to which it may compensate a lost recall."""
-
 LIMIT = 16
-"""Factor on the search parameter up to which it is tried at all."""
+"""Factor on the search parameter up to which it is tried."""
 
 ROUNDING = 2.0**-22
-
-STORED, CENTRED = "<r, b − c>", "<r − μ, b − c>"
 
 Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class RecallGate:
-    """recall@k, with its 95% interval over the queries, of r (raw), <r, b − c> (stored) and <r − μ, b − c>
-    (centred).
+    """recall@k, with its 95% interval over the queries, of r (raw) and of <r, b − c> (stored).
 
     rows, queries: numbers measured. index_params: parameters of the measured index, with nlist in proportion
     to the rows. measured_as: the kind of the measured index if it is not index_type itself. search_parameter,
-    value: the search parameter and its value in the three measurements; both None if the index has none.
-    layout: the form to use: `<r, b − c>`, unless the centred form is better by more than its interval and
-    `<r, b − c>` does not reach the raw recall at up to BEARABLE times the value. needed: the least value,
-    from the present one to LIMIT times that and at most nlist, at which the layout's recall is at most one
-    standard error of the paired difference below the raw recall; None if there is no such value or no search
-    parameter.
+    value: the search parameter and its value in both measurements; both None if the index has none. needed:
+    the least value, from the present one to LIMIT times that and at most nlist, at which the stored recall is
+    at most one standard error of the paired difference below the raw recall; None if there is no such value
+    or no search parameter.
     """
 
     rows: int
@@ -67,15 +59,13 @@ class RecallGate:
     value: int | None
     raw: Interval
     stored: Interval
-    centred: Interval
-    layout: str
     needed: int | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
         recalls = {
             name: {bound: round(share, 4) for bound, share in getattr(self, name)._asdict().items()}
-            for name in ("raw", "stored", "centred")
+            for name in ("raw", "stored")
         }
         return {**asdict(self), "index_params": dict(self.index_params), **recalls}
 
@@ -90,32 +80,33 @@ def measure_recall(
     *,
     rows_total: int | None = None,
     at_most: int | None = None,
-    k: int = 10,
     value: int | None = None,
     graph_hint: bool = True,
     locality_hints: npt.ArrayLike | None = None,
-    seed: int = 0,
 ) -> RecallGate:
-    """Measure recall@k of the index in each form, and the ef or nprobe at which it equals the raw recall
+    """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall
     again.
 
     vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2. Rows and queries
     without a usable direction are left out. rows_total: rows of the collection, n by default. at_most: number
     of rows to measure, `affordable_rows` by default and never more than ROWS; at most QUERIES queries are
-    measured; all are drawn with the seed. value: the user's ef or nprobe, Milvus's default by default.
+    measured; all are drawn with a fixed seed. value: the user's ef or nprobe, Milvus's default by default.
     graph_hint: add a graph hint column if the width has a spare column, see Layout. locality_hints: (n, c)
     values of the layout's locality hint columns, zeros by default.
 
-    This takes about 10 s on two cores. The nearest items of a sample are easier to find than those of all
-    rows: compare the three recalls only with each other. Raises DimensionMismatch, InvalidParameter,
+    This takes about 7 s on two cores. The nearest items of a sample are easier to find than those of all
+    rows: compare the two recalls only with each other. Raises DimensionMismatch, InvalidParameter,
     FaissConflict, and InvalidInput if fewer than two rows or queries are left.
     """
     rows, query_vectors = np.asarray(vectors, np.float32), np.asarray(queries, np.float32)
+    columns = None if locality_hints is None else np.asarray(locality_hints)
     subtracted = np.asarray(biases, np.float32)
     if subtracted.shape != (len(rows),):
         raise DimensionMismatch(f"{len(rows)} vectors need as many biases, got shape {subtracted.shape}")
+    if columns is not None and len(columns) != len(rows):
+        raise DimensionMismatch(f"{len(rows)} vectors need as many rows of cells, got {len(columns)}")
     spec = IndexSpec.of(index_type, index_params)
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     limit = affordable_rows(layout.width, spec) if at_most is None else whole_number("at_most", at_most)
     chosen = _drawn(np.flatnonzero(~layout.invalid(rows)), min(limit, ROWS), rng)
     query_vectors = query_vectors[_drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)]
@@ -125,35 +116,22 @@ def measure_recall(
         )
     total = max(len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total))
     spec = spec.for_sample(len(chosen), total)
-    columns = (
-        np.zeros((len(rows), layout.locality_hint_count))
-        if locality_hints is None
-        else np.asarray(locality_hints)
-    )
-    if len(columns) != len(rows):
-        raise DimensionMismatch(f"{len(rows)} vectors need as many rows of cells, got {len(columns)}")
-    rows, subtracted, columns = rows[chosen], subtracted[chosen], columns[chosen]
-    k = min(whole_number("k", k), len(rows))
+    rows, subtracted = rows[chosen], subtracted[chosen]
+    columns = None if columns is None else columns[chosen]
+    k = min(K, len(rows))
     value = _checked_value(value, spec, k)
 
-    scores = (
-        layout.reduce_queries(query_vectors).astype(np.float64)
-        @ layout.reduce_items(rows).astype(np.float64).T
-    )
-    raw = _Form(*_raw(layout, rows, query_vectors), scores, k, spec).recalls(value)
+    reduced, reduced_queries = layout.reduce_items(rows), layout.reduce_queries(query_vectors)
+    scores = reduced_queries.astype(np.float64) @ reduced.astype(np.float64).T
+    if layout.metric == "L2":
+        form = _Form(rows, query_vectors, "L2", scores, k, spec)
+    else:
+        form = _Form(reduced, reduced_queries, "IP", scores, k, spec)
+    raw = form.recalls(value)
     scores -= subtracted
-    stored = _Form(
-        *_stored(layout, rows, subtracted, query_vectors, graph_hint, columns), "IP", scores, k, spec
-    )
-    centred = _Form(
-        *_centred(layout, rows, subtracted, query_vectors, graph_hint, columns), "IP", scores, k, spec
-    )
-    recalls = {STORED: stored.recalls(value), CENTRED: centred.recalls(value)}
-
-    needed, picked = _needed(stored, raw, value), STORED
-    beyond_bearing = value is not None and (needed is None or needed > BEARABLE * value)
-    if beyond_bearing and paired_difference(recalls[STORED], recalls[CENTRED], seed=seed).low > 0:
-        needed, picked = _needed(centred, raw, value), CENTRED
+    fitted = layout.measured_on(rows, query_vectors, graph_hint=graph_hint)
+    items = fitted.augment(rows, subtracted, columns)
+    form = _Form(items, fitted.encode_queries(query_vectors), "IP", scores, k, spec)
     return RecallGate(
         rows=len(rows),
         queries=len(query_vectors),
@@ -163,16 +141,14 @@ def measure_recall(
         measured_as=None if spec.kind == index_type.upper() else spec.kind,
         search_parameter=spec.search_parameter,
         value=value,
-        raw=confidence_interval(raw, seed=seed),
-        stored=confidence_interval(recalls[STORED], seed=seed),
-        centred=confidence_interval(recalls[CENTRED], seed=seed),
-        layout=picked,
-        needed=needed,
+        raw=confidence_interval(raw),
+        stored=confidence_interval(form.recalls(value)),
+        needed=_needed(form, raw, value),
     )
 
 
 def affordable_rows(width: int, spec: IndexSpec) -> int:
-    """Return the number of rows for which three indexes can be built in about 10 s on two cores: 4,882 rows
+    """Return the number of rows for which two indexes can be built in about 7 s on two cores: 4,882 rows
     of 512 columns under HNSW with M 16 and efConstruction 200; ROWS if no graph is built."""
     if spec.search_parameter != "ef":
         return ROWS
@@ -203,41 +179,6 @@ class _Form:
         good = np.take_along_axis(self.scores, np.maximum(found, 0), 1) >= self.least[:, None]
         recalls: Scores = (good & (found >= 0)).mean(axis=1)
         return recalls
-
-
-def _raw(layout: Layout, rows: Floats, query_vectors: Floats) -> tuple[Floats, Floats, Literal["IP", "L2"]]:
-    """Return the vectors of the user's own index: COSINE is the inner product of unit vectors."""
-    if layout.metric == "L2":
-        return rows, query_vectors, "L2"
-    return layout.reduce_items(rows), layout.reduce_queries(query_vectors), "IP"
-
-
-def _stored(
-    layout: Layout,
-    rows: Floats,
-    biases: Floats,
-    query_vectors: Floats,
-    graph_hint: bool,
-    locality_hints: npt.NDArray[Any],
-) -> tuple[Floats, Floats]:
-    fitted = layout.measured_on(rows, query_vectors, graph_hint=graph_hint)
-    return fitted.augment(rows, biases, locality_hints), fitted.encode_queries(query_vectors)
-
-
-def _centred(
-    layout: Layout,
-    rows: Floats,
-    biases: Floats,
-    query_vectors: Floats,
-    graph_hint: bool,
-    locality_hints: npt.NDArray[Any],
-) -> tuple[Floats, Floats]:
-    if layout.metric == "L2":
-        mean = rows.mean(axis=0, dtype=np.float64).astype(np.float32)
-        return _stored(layout, rows - mean, biases, query_vectors - mean, graph_hint, locality_hints)
-    stored, encoded = _stored(layout, rows, biases, query_vectors, graph_hint, locality_hints)
-    stored[:, : layout.dim] -= stored[:, : layout.dim].mean(axis=0, dtype=np.float64).astype(np.float32)
-    return stored, encoded
 
 
 def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:

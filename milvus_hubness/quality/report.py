@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +19,7 @@ from milvus_hubness.quality.measures import (
     Interval,
     PositiveRanks,
     Positives,
+    as_plain,
     confidence_interval,
     hits,
     hubness_summary,
@@ -146,25 +145,7 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as dicts, lists, numbers and strings, ready for JSON."""
-        plain: dict[str, Any] = as_plain(self)
-        return plain
-
-
-def as_plain(value: Any) -> Any:
-    """Return dataclasses and named tuples as dicts, NumPy numbers as numbers, and other values that JSON
-    lacks as strings."""
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if dataclasses.is_dataclass(value):
-        return {field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if hasattr(value, "_asdict"):
-        value = value._asdict()
-    if isinstance(value, Mapping):
-        return {str(name): as_plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_plain(one) for one in value]
-    known = value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
-    return value if known else str(value)
+        return dict(as_plain(self))
 
 
 HUBS = 9
@@ -187,7 +168,6 @@ def diagnose(
     k: int = 10,
     verdict: Mapping[str, Any] | None = None,
     title: str = "Gallery",
-    device: str = "auto",
 ) -> Diagnosis:
     """Search queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w, and
     report the hubs.
@@ -195,20 +175,21 @@ def diagnose(
     s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the
     current w, that of all values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage.
     positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read only
-    for shown items, so lazy sequences work. verdict: {"verdict", "reason", "interval"}; the interval is
-    (estimate, low, high) of the gain, a share, in the measure named "measure", by default R@1. Memory: that
-    of `nearest` and `ranks`.
+    for shown items, so lazy sequences work. verdict: {"verdict", "reason"} of a tuning. Memory: that of
+    `nearest` and `ranks`.
 
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
     _expect(len(stored), keys=keys, fields=fields)
     _expect(len(query_vectors), query_texts=query_texts)
-    strength, *others = (_strength(value) for value in (strength, *strengths))
-    searches = {}
-    for value in sorted({0.0, strength, *others}):
+    for value in (strength, *strengths):
+        if finite_number("a strength", value) < 0:
+            raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
+    strength, searches = float(strength), {}
+    for value in sorted({0.0, strength, *map(float, strengths)}):
         query_vectors[:, -1] = -value
-        searches[value] = _Search.of(query_vectors, stored, k, positives, device)
+        searches[value] = _Search.of(query_vectors, stored, k, positives)
     before, after = searches[0.0], searches[strength]
     pair = _Pair(before, after, keys, fields, query_texts)
     return Diagnosis(
@@ -223,10 +204,12 @@ def diagnose(
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
         strengths=[Point(w, hubness_summary(one.counts), one.recall()) for w, one in searches.items()],
-        gain=pair.gain(),
-        retrieval_before=before.retrieval(),
-        retrieval_after=after.retrieval(),
-        coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1], device),
+        gain=paired_difference(hits(before.ranks, 1), hits(after.ranks, 1))
+        if before.ranks and after.ranks
+        else None,
+        retrieval_before=before.ranks and retrieval_summary(before.ranks),
+        retrieval_after=after.ranks and retrieval_summary(after.ranks),
+        coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1]),
         verdict=None if verdict is None else as_plain(verdict),
     )
 
@@ -240,18 +223,13 @@ class _Search:
     ranks: PositiveRanks | None
 
     @classmethod
-    def of(
-        cls, query_vectors: Vectors, stored: Vectors, k: int, positives: Positives | None, device: str
-    ) -> _Search:
-        found = nearest(query_vectors, stored, k, device=device)
-        placed = None if positives is None else ranks(query_vectors, stored, positives, device=device)
+    def of(cls, query_vectors: Vectors, stored: Vectors, k: int, positives: Positives | None) -> _Search:
+        found = nearest(query_vectors, stored, k)
+        placed = None if positives is None else ranks(query_vectors, stored, positives)
         return cls(found, k_occurrence(found, len(stored), k), placed)
 
     def recall(self) -> Interval | None:
         return None if self.ranks is None else confidence_interval(hits(self.ranks, 1))
-
-    def retrieval(self) -> dict[str, float] | None:
-        return None if self.ranks is None else retrieval_summary(self.ranks)
 
     def rank(self, query: int) -> int | None:
         return None if self.ranks is None else int(self.ranks.best[query])
@@ -266,11 +244,6 @@ class _Pair:
     keys: Sequence[Hashable] | None
     fields: Sequence[Mapping[str, Any]] | None
     query_texts: Sequence[str] | None
-
-    def gain(self) -> Interval | None:
-        if self.before.ranks is None or self.after.ranks is None:
-            return None
-        return paired_difference(hits(self.before.ranks, 1), hits(self.after.ranks, 1))
 
     def item(self, number: int) -> Item:
         return Item(
@@ -315,23 +288,18 @@ class _Pair:
             never=[self.item(n) for n in order[rescued:][:EXAMPLES].tolist()],
         )
 
-    def reach(self, bank: QueryBank, gallery: Vectors, device: str) -> BankReach:
+    def reach(self, bank: QueryBank, gallery: Vectors) -> BankReach:
         n_items, k = len(gallery), self.before.found.shape[1]
-        seen = bank_coverage(bank, gallery, k=k, device=device)
+        seen = bank_coverage(bank, gallery, k=k)
         reached = seen.counts > 0
-        sizes, found = np.bincount(seen.region), np.bincount(seen.region, reached).astype(int)
+        regions = zip(np.bincount(seen.region), np.bincount(seen.region, reached), seen.central, strict=True)
         farthest = np.argsort(seen.similarity, kind="stable")[:EXAMPLES].tolist()
         return BankReach(
             bank_size=len(bank),
             reached=int(reached.sum()),
             by_chance=n_items - _unreached(n_items, len(bank), k),
             blind_answers=float((~reached)[self.before.found].mean()),
-            regions=[
-                Region(items, hit, self.key(central))
-                for items, hit, central in zip(
-                    sizes.tolist(), found.tolist(), seen.central.tolist(), strict=True
-                )
-            ],
+            regions=[Region(int(items), int(hit), self.key(int(central))) for items, hit, central in regions],
             farthest=[(self.item(n), float(seen.similarity[n])) for n in farthest],
         )
 
@@ -351,13 +319,7 @@ def _unreached(n_items: int, n_queries: int, k: int) -> float:
     return float(n_items * (1 - k / n_items) ** n_queries)
 
 
-def _strength(value: float) -> float:
-    if finite_number("a strength", value) < 0:
-        raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
-    return float(value)
-
-
-def _expect(n: int, **given: Sequence[Any] | None) -> None:
-    for name, values in given.items():
+def _expect(n: int, **sequences: Sequence[Any] | None) -> None:
+    for name, values in sequences.items():
         if values is not None and len(values) != n:
             raise DimensionMismatch(f"{name} has {len(values)} entries where {n} are needed")

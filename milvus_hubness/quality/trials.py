@@ -24,8 +24,8 @@ from milvus_hubness.estimators import (
 )
 from milvus_hubness.estimators.base import score_spread
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import Operands, as_tensor, full_precision
-from milvus_hubness.quality.measures import k_occurrence, robin_hood
+from milvus_hubness.kernels.operands import as_tensor
+from milvus_hubness.quality.measures import k_occurrence, robin_hood, score_tiles
 
 DEPTH = 10
 
@@ -57,31 +57,26 @@ def assess(
     gallery: Vectors,
     biases: Sequence[Vectors],
     positives: Sequence[npt.NDArray[np.int64]] | None = None,
-    *,
-    device: str = "auto",
 ) -> Outcome:
     """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d).
 
     positives: for each query the numbers of its items. Memory: a tile of at least one row of scores.
     """
-    operands = Operands.of(queries, gallery, device)
     depth = min(DEPTH, len(gallery))
     found = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
-    stacked = as_tensor(np.stack(biases), operands.bank.dtype, operands.device)
-    wanted = None if positives is None else torch.from_numpy(_padded(positives)).to(operands.device)
-    rows, _ = operands.tile_shape(columns=len(gallery))
-    with full_precision(operands.device):
-        for part, tile in operands.rows(rows):
-            scores = tile @ operands.bank.T
-            largest = scores.abs().amax(1, keepdim=True)
-            for which, bias in enumerate(stacked):
-                corrected = scores - bias
-                found[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
-                if wanted is not None:
-                    own = corrected.gather(1, wanted[part]).amax(1, keepdim=True)
-                    margin = 4 * torch.finfo(scores.dtype).eps * torch.maximum(largest, bias.abs().max())
-                    ranks[which, part] = 1 + (corrected > own + margin).sum(1).cpu().numpy()
+    answers = None if positives is None else torch.from_numpy(_padded(positives))
+    stacked = np.stack(biases)
+    for part, scores in score_tiles(queries, gallery):
+        largest = scores.abs().amax(1, keepdim=True)
+        own_answers = None if answers is None else answers[part].to(scores.device)
+        for which, bias in enumerate(as_tensor(stacked, scores.dtype, scores.device)):
+            corrected = scores - bias
+            found[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
+            if own_answers is not None:
+                own = corrected.gather(1, own_answers).amax(1, keepdim=True)
+                margin = 4 * torch.finfo(scores.dtype).eps * torch.maximum(largest, bias.abs().max())
+                ranks[which, part] = 1 + (corrected > own + margin).sum(1).cpu().numpy()
     return Outcome(ranks, found)
 
 
@@ -99,31 +94,22 @@ def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""
 
-TILE_SCORES = 1 << 25
 
-
-def raw_places(
-    queries: Vectors, items: Vectors, biases: Vectors, *, strength: float = 1.0
-) -> npt.NDArray[np.int64]:
+def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
     """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in
     its favour.
 
-    queries (m, d) and items (n, d) are float32 with the score as their inner product; biases (n,). There are
-    fewer columns if there are fewer items. Memory: about 2^25 scores at a time.
+    queries (m, d) and items (n, d) are float32 with the score as their inner product; biases (n,) at full
+    strength. There are fewer columns if there are fewer items. Memory: a tile of at least one row of scores.
     """
-    cpu = torch.device("cpu")
-    query_vectors, gallery, subtracted = (
-        as_tensor(each, torch.float32, cpu) for each in (queries, items, biases)
-    )
-    depth = min(DEPTH, len(gallery))
-    found = [torch.empty((0, depth), dtype=torch.int64)]
-    with full_precision(cpu):
-        for part in torch.split(query_vectors, max(1, TILE_SCORES // max(1, len(gallery)))):
-            scores = part @ gallery.T
-            best = torch.topk(scores - strength * subtracted, depth, dim=1).indices
-            own = torch.gather(scores, 1, best)
-            found.append(torch.stack([(scores > each[:, None]).sum(1) + 1 for each in own.T], dim=1))
-    return torch.cat(found).numpy()
+    depth = min(DEPTH, len(items))
+    places = np.empty((len(queries), depth), np.int64)
+    for part, scores in score_tiles(queries, items):
+        corrected = scores - as_tensor(biases, scores.dtype, scores.device)
+        own = scores.gather(1, corrected.topk(depth, dim=1).indices)
+        ranks = [(scores > column[:, None]).sum(1) + 1 for column in own.T]
+        places[part] = torch.stack(ranks, dim=1).cpu().numpy()
+    return places
 
 
 def missed_share(places: npt.ArrayLike, candidates: int) -> float:
@@ -165,7 +151,6 @@ def sweep(
     target_bank: QueryBank | None = None,
     *,
     progress: Progress | None = None,
-    device: str = "auto",
 ) -> list[Trial]:
     """Return the trials on a gallery (n, d): those of `default_blend` come last, with full strength at the
     very end.
@@ -180,8 +165,8 @@ def sweep(
     """
     if not score_spread(bank, gallery):
         raise InvalidInput("all gallery items score alike, so there is no ranking to correct")
-    others = list(_fitted_one_by_one(bank, gallery, target_bank, device))
-    trials = list(_from_one_pass(bank, gallery, device))
+    others = list(_fitted_one_by_one(bank, gallery, target_bank))
+    trials = list(_from_one_pass(bank, gallery))
     for done, (estimator, strengths) in enumerate(others, 1):
         fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
         bias = fitted.bias(gallery)
@@ -191,53 +176,52 @@ def sweep(
     return trials
 
 
-def default_blend(bank: QueryBank, n_items: int, device: str = "auto") -> Blend:
+def default_blend(bank: QueryBank, n_items: int) -> Blend:
     """Return `Blend()` adapted to the sizes: k is at most |bank|, and it uses nearest pairs if there are too
     many scores."""
     neighbors = _neighbors(len(bank) * n_items)
     return Blend(
         (
-            NNN(min(16, len(bank)), 0.85, device=device),
-            Sinkhorn(neighbors=neighbors, device=device),
+            NNN(min(16, len(bank)), 0.85),
+            Sinkhorn(neighbors=neighbors),
         )
     )
 
 
-def _from_one_pass(bank: QueryBank, gallery: Vectors, device: str) -> Iterator[Trial]:
+def _from_one_pass(bank: QueryBank, gallery: Vectors) -> Iterator[Trial]:
     deepest = min(DEEPEST_K, len(bank))
     ks = 2 ** np.arange(int(np.log2(deepest)) + 1)
     means: npt.NDArray[np.float64] = np.empty((len(ks), len(gallery)))
     for start in range(0, len(gallery), ITEMS_AT_ONCE):
         part = slice(start, start + ITEMS_AT_ONCE)
-        values = topk(gallery[part], bank.vectors, deepest, device=device).values
+        values = topk(gallery[part], bank.vectors, deepest).values
         means[:, part] = values.cumsum(1, dtype=np.float64)[:, ks - 1].T / ks[:, None]
     for k, mean in zip(ks.tolist(), means, strict=True):
         for alpha in ALPHAS:
-            same: Estimator = CSLS(k, device=device) if alpha == 0.5 else NNN(k, alpha, device=device)
+            same: Estimator = CSLS(k) if alpha == 0.5 else NNN(k, alpha)
             yield Trial(same, 1.0, (alpha * mean).astype(np.float32))
 
 
 def _fitted_one_by_one(
-    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None, device: str
+    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None
 ) -> Iterator[tuple[Estimator, tuple[float, ...]]]:
     n = len(gallery)
     for lam in LAMS:
         yield DistributionNormalization(lam), (1.0,)
     for temperature in TEMPERATURES:
-        yield InvertedSoftmax(temperature=temperature, device=device), STRENGTHS
-        yield Sinkhorn(temperature=temperature, neighbors=_neighbors(len(bank) * n), device=device), STRENGTHS
+        yield InvertedSoftmax(temperature=temperature), STRENGTHS
+        yield Sinkhorn(temperature=temperature, neighbors=_neighbors(len(bank) * n)), STRENGTHS
         if target_bank is not None:
             dual = _neighbors(len(bank) * (n + len(target_bank)))
             yield (
                 DualInvertedSoftmax(
                     temperature_query=temperature,
                     temperature_target=TARGET_SHARE * temperature,
-                    device=device,
                 ),
                 STRENGTHS,
             )
-            yield DualBankSinkhorn(temperature=temperature, neighbors=dual, device=device), STRENGTHS
-    yield default_blend(bank, n, device), STRENGTHS
+            yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS
+    yield default_blend(bank, n), STRENGTHS
 
 
 def _neighbors(scores: int) -> int | None:

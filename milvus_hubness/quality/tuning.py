@@ -11,11 +11,18 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors, as_vectors
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators import Blend, Estimator, to_dict
+from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.estimators.base import require_gallery
 from milvus_hubness.kernels.operands import whole_number
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions
-from milvus_hubness.quality.measures import Interval, Positives, checked_positives, paired_difference
+from milvus_hubness.quality.measures import (
+    Interval,
+    Positives,
+    as_plain,
+    bootstrap,
+    checked_positives,
+    paired_difference,
+)
 from milvus_hubness.quality.trials import Outcome, Progress, Trial, assess, sweep, unevenness
 
 MEMBERS = 8
@@ -73,7 +80,6 @@ def cross_fitted_hits(
     positives: Sequence[npt.NDArray[np.int64]],
     *,
     seed: int = 0,
-    device: str = "auto",
 ) -> Values:
     """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else
     0."""
@@ -83,7 +89,7 @@ def cross_fitted_hits(
         _mean_bias([trials[member] for member in pick(uneven, outcome.ranks[:, fold != this])])
         for this in range(FOLDS)
     ]
-    hits = assess(queries, gallery, mixes, positives, device=device).hits
+    hits = assess(queries, gallery, mixes, positives).hits
     found: Values = hits[fold, np.arange(len(queries))]
     return found
 
@@ -191,25 +197,7 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, fit for JSON; estimators as in `estimators.to_dict`."""
-        return {
-            "verdict": self.verdict,
-            "choice": _described(self.choice),
-            "strength": self.strength,
-            "reason": self.reason,
-            "interval": self.interval and self.interval._asdict(),
-            "warnings": [warning._asdict() for warning in self.warnings],
-            "candidate": _described(self.candidate),
-            "labelled": self.labelled,
-            "bank_size": self.bank_size,
-            "items": self.items,
-            "queries": self.queries,
-            "seed": self.seed,
-            "rows": [
-                row._asdict()
-                | {"estimator": _described(row.estimator), "gain": row.gain and row.gain._asdict()}
-                for row in self.rows
-            ],
-        }
+        return dict(as_plain(self))
 
 
 def tune(
@@ -221,7 +209,6 @@ def tune(
     positives: Positives | None = None,
     seed: int = 0,
     progress: Progress | None = None,
-    device: str = "auto",
 ) -> Tuning:
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 
@@ -243,15 +230,11 @@ def tune(
     query_vectors, wanted = _checked_queries(bank, queries, positives, len(items))
     fitted, query_vectors, wanted = _apart(bank, query_vectors, wanted, rng)
     items, wanted = _some_items(items, wanted, rng)
-    found = suspicions(
-        bank.vectors, items, None if queries is None else query_vectors, seed=seed, device=device
-    )
-    trials = sweep(fitted, items, targets, progress=progress, device=device)
+    found = suspicions(bank.vectors, items, None if queries is None else query_vectors, seed=seed)
+    trials = sweep(fitted, items, targets, progress=progress)
     raw = Trial(trials[-1].estimator, 0.0, np.zeros(len(items), np.float32))
-    outcome = assess(
-        query_vectors, items, [raw.bias, *(trial.bias for trial in trials)], wanted, device=device
-    )
-    chosen, judged = decide(trials, outcome, query_vectors, items, wanted, seed=seed, device=device)
+    outcome = assess(query_vectors, items, [raw.bias, *(trial.bias for trial in trials)], wanted)
+    chosen, judged = decide(trials, outcome, query_vectors, items, wanted, seed=seed)
     alone = bool(found) or judged.verdict == "leave it alone"
     return Tuning(
         verdict="leave it alone" if alone else judged.verdict,
@@ -278,7 +261,6 @@ def decide(
     positives: Sequence[npt.NDArray[np.int64]] | None,
     *,
     seed: int = 0,
-    device: str = "auto",
 ) -> tuple[Trial, Judgement]:
     """Return the mix of a sweep's best trials, and the verdict on it.
 
@@ -288,11 +270,11 @@ def decide(
     uneven = unevenness(outcome, len(gallery))
     members = pick(uneven[1:], tried.ranks if positives is not None else None)
     mixed = mix([trials[member] for member in members])
-    after = assess(queries, gallery, [mixed.bias], device=device)
+    after = assess(queries, gallery, [mixed.bias])
     evenness = float(uneven[0]), float(unevenness(after, len(gallery))[0]), float(uneven[-1])
     if positives is None:
         return mixed, judge_unlabelled(*evenness, mixed.strength)
-    hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed=seed, device=device)
+    hits = cross_fitted_hits(trials, tried, queries, gallery, positives, seed=seed)
     fall = relative_fall(*evenness)
     return mixed, judge_labelled(outcome.hits[0], hits, mixed.strength, fall, seed=seed)
 
@@ -366,17 +348,9 @@ def _table(trials: Sequence[Trial], outcome: Outcome, n_items: int, seed: int) -
         rows = [Row(*one, even, None, None) for one, even in zip(tried, uneven, strict=True)]
         return (rows[0], *sorted(rows[1:], key=lambda row: row.unevenness))
     hits = outcome.hits
-    n = hits.shape[1]
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=RESAMPLES) / n
-    gains = drawn @ (hits - hits[0]).T
-    lows, highs = np.quantile(gains, [0.025, 0.975], axis=0).tolist()
-    r1s = hits.mean(1).tolist()
-    intervals = [Interval(r1 - r1s[0], low, high) for r1, low, high in zip(r1s, lows, highs, strict=True)]
+    gains = bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
     rows = [
-        Row(*one, even, r1, gain) for one, even, r1, gain in zip(tried, uneven, r1s, intervals, strict=True)
+        Row(*one, even, r1, gain)
+        for one, even, r1, gain in zip(tried, uneven, hits.mean(1).tolist(), gains, strict=True)
     ]
     return (rows[0], *sorted(rows[1:], key=lambda row: -(row.r1 or 0.0)))
-
-
-def _described(estimator: Estimator | None) -> dict[str, Any] | None:
-    return None if estimator is None else to_dict(estimator)

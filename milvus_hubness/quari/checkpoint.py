@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +20,8 @@ from milvus_hubness.quari.pairs import TrainingSettings
 
 FORMAT = 1
 HEADER = "quari"
-WEIGHTS, LAST, FIRST_MOMENT, SECOND_MOMENT = "weights.", "last.", "exp_avg.", "exp_avg_sq."
-RNG, CUDA_RNG = "rng", "cuda_rng"
+WEIGHTS, LAST, RNG, CUDA_RNG = "weights.", "last.", "rng", "cuda_rng"
+OPTIMIZER = ("step", "exp_avg", "exp_avg_sq")
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -36,45 +36,33 @@ class Epoch(NamedTuple):
     mrr: float
 
 
-@dataclass(frozen=True, eq=False)
-class Resumption:
-    """The state that a training needs to continue: the last weights, both moments of AdamW and its steps, by
-    parameter, and the state of torch's generators, including that of CUDA if it trained there."""
+def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensors:
+    """Return a copy of all that a training needs to continue, by name: the last weights, AdamW's state of
+    each parameter that has moved, and the states of torch's generators, of CUDA's too if it trains there."""
+    tensors = {f"{LAST}{name}": each.detach().cpu().clone() for name, each in network.state_dict().items()}
+    for name, parameter in network.named_parameters():
+        for part, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"{part}.{name}"] = value.cpu().clone()
+    tensors[RNG] = torch.get_rng_state()
+    if device.type == "cuda":
+        tensors[CUDA_RNG] = torch.cuda.get_rng_state(device)
+    return tensors
 
-    last: Tensors
-    first: Tensors
-    second: Tensors
-    steps: Mapping[str, int]
-    rng: torch.Tensor
-    cuda_rng: torch.Tensor | None = None
 
-    @classmethod
-    def of(cls, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Resumption:
-        """Return a copy of the current state."""
-        named = {name: optimizer.state[each] for name, each in network.named_parameters()}
-        moved = {name: state for name, state in named.items() if state}
-        return cls(
-            {name: each.detach().cpu().clone() for name, each in network.state_dict().items()},
-            {name: state["exp_avg"].cpu().clone() for name, state in moved.items()},
-            {name: state["exp_avg_sq"].cpu().clone() for name, state in moved.items()},
-            {name: int(state["step"]) for name, state in moved.items()},
-            torch.get_rng_state(),
-            torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        )
-
-    def restore(self, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-        """Restore the network, its optimizer and torch's generators."""
-        network.load_state_dict(dict(self.last))
-        for name, each in network.named_parameters():
-            if name in self.first:
-                optimizer.state[each] = {
-                    "step": torch.tensor(float(self.steps[name])),
-                    "exp_avg": self.first[name].to(device, copy=True),
-                    "exp_avg_sq": self.second[name].to(device, copy=True),
-                }
-        torch.set_rng_state(self.rng)
-        if self.cuda_rng is not None and device.type == "cuda":
-            torch.cuda.set_rng_state(self.cuda_rng, device)
+def restore_training(
+    tensors: Tensors, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
+) -> None:
+    """Restore the network, its optimizer and torch's generators from a `training_state`."""
+    network.load_state_dict(_part(tensors, LAST))
+    for name, parameter in network.named_parameters():
+        if f"{OPTIMIZER[0]}.{name}" in tensors:
+            optimizer.state[parameter] = {
+                part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True)
+                for part in OPTIMIZER
+            }
+    torch.set_rng_state(tensors[RNG])
+    if CUDA_RNG in tensors and device.type == "cuda":
+        torch.cuda.set_rng_state(tensors[CUDA_RNG], device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +70,8 @@ class Checkpoint:
     """A network and the record of its training.
 
     encoder: name of the encoder of the vectors, if given. trained_on: fingerprint of the pairs. pairs: number
-    of pairs. history: all epochs, 0 first. weights: those of the best epoch. resumption: the state to
-    continue the training.
+    of pairs. history: all epochs, 0 first. weights: those of the best epoch. resumption: the
+    `training_state` to continue from.
     """
 
     config: QuariConfig
@@ -93,7 +81,7 @@ class Checkpoint:
     pairs: int
     history: tuple[Epoch, ...] = ()
     weights: Tensors = field(default_factory=dict, repr=False)
-    resumption: Resumption | None = field(default=None, repr=False)
+    resumption: Tensors | None = field(default=None, repr=False)
 
     @property
     def best_epoch(self) -> int:
@@ -122,8 +110,8 @@ class Checkpoint:
         """Return the facts about the network, for people and JSON."""
         return {
             "format": FORMAT,
-            "config": self.config.to_dict(),
-            "settings": self.settings.to_dict(),
+            "config": asdict(self.config),
+            "settings": asdict(self.settings),
             "encoder": self.encoder,
             "trained_on": self.trained_on,
             "pairs": self.pairs,
@@ -134,16 +122,8 @@ class Checkpoint:
         """Write the file atomically: an earlier file stays until the new one is complete. Raises
         UnreadableFile if it cannot be written."""
         tensors = {f"{WEIGHTS}{name}": each for name, each in self.weights.items()}
+        tensors = {name: each.contiguous() for name, each in {**tensors, **(self.resumption or {})}.items()}
         facts = self.facts()
-        if self.resumption is not None:
-            parts = ((LAST, self.resumption.last), (FIRST_MOMENT, self.resumption.first))
-            for prefix, part in (*parts, (SECOND_MOMENT, self.resumption.second)):
-                tensors |= {f"{prefix}{name}": each for name, each in part.items()}
-            tensors[RNG] = self.resumption.rng
-            if self.resumption.cuda_rng is not None:
-                tensors[CUDA_RNG] = self.resumption.cuda_rng
-            facts["optimizer_steps"] = dict(self.resumption.steps)
-        tensors = {name: each.contiguous() for name, each in tensors.items()}
         facts["digest"] = _digest(facts, tensors)
         temporary = Path(f"{os.fspath(path)}.partial")
         try:
@@ -169,32 +149,19 @@ class Checkpoint:
             if facts.pop("digest") != _digest(facts, tensors):
                 raise UnreadableFile(f"{path} is damaged: it is not as it was written")
             made = cls(
-                QuariConfig.from_dict(facts["config"]),
-                TrainingSettings.from_dict(facts["settings"]),
+                QuariConfig(**facts["config"]),
+                TrainingSettings(**facts["settings"]),
                 facts["encoder"],
                 facts["trained_on"],
                 facts["pairs"],
                 tuple(Epoch(**each) for each in facts["history"]),
                 _part(tensors, WEIGHTS),
-                _resumption(tensors, facts),
+                {name: each for name, each in tensors.items() if not name.startswith(WEIGHTS)} or None,
             )
         except (json.JSONDecodeError, KeyError, TypeError, InvalidParameter) as error:
             raise UnreadableFile(f"{path} holds no QuARI network: {error}") from None
         made.network()
         return made
-
-
-def _resumption(tensors: Tensors, facts: Mapping[str, Any]) -> Resumption | None:
-    if RNG not in tensors:
-        return None
-    return Resumption(
-        _part(tensors, LAST),
-        _part(tensors, FIRST_MOMENT),
-        _part(tensors, SECOND_MOMENT),
-        facts["optimizer_steps"],
-        tensors[RNG],
-        tensors.get(CUDA_RNG),
-    )
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:

@@ -47,8 +47,8 @@ This is added to q', so direct searches use it too. It costs 2·n·d multiplicat
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, cast, get_args
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import nn
@@ -115,18 +115,6 @@ class QuariConfig:
             raise InvalidParameter("adapt_query and adapt_gallery are both off: nothing is left to learn")
         if self.memory and (self.form == "published" or not self.adapt_query):
             raise InvalidParameter("memory is for a query that is adapted, and not for the published form")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the config as plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> QuariConfig:
-        """Return the config that gave this `to_dict`. Raises InvalidParameter."""
-        try:
-            return cls(**kept)
-        except TypeError as error:
-            raise InvalidParameter(f"no sizes of a network: {error}") from None
 
 
 def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ from milvus_hubness.kernels.operands import finite_number, positive_number, whol
 Vectors = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, eq=False)
 class Pairs:
     """Queries and the gallery item that answers each; several queries may share one item.
 
@@ -30,32 +29,28 @@ class Pairs:
     an answer is no item, or no pair is left.
     """
 
-    queries: Vectors = field(repr=False)
-    gallery: Vectors = field(repr=False)
-    answers: npt.NDArray[np.int64] | None = field(default=None, repr=False)
-    left_out: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        queries, gallery = as_vectors(self.queries, "the queries"), as_vectors(self.gallery, "the gallery")
-        if queries.shape[1] != gallery.shape[1]:
+    def __init__(
+        self, queries: npt.ArrayLike, gallery: npt.ArrayLike, answers: npt.ArrayLike | None = None
+    ) -> None:
+        query_vectors, items = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
+        if query_vectors.shape[1] != items.shape[1]:
             raise DimensionMismatch(
-                f"the queries have dimension {queries.shape[1]}, the gallery has {gallery.shape[1]}"
+                f"the queries have dimension {query_vectors.shape[1]}, the gallery has {items.shape[1]}"
             )
-        answers = np.arange(len(gallery)) if self.answers is None else np.asarray(self.answers)
-        if len(answers) != len(queries) or answers.ndim != 1:
-            raise InvalidInput(f"{len(queries)} queries are paired with {len(answers)} answers")
-        if answers.dtype.kind not in "iu" or answers.size == 0:
+        numbers = np.arange(len(items)) if answers is None else np.asarray(answers)
+        if len(numbers) != len(query_vectors) or numbers.ndim != 1:
+            raise InvalidInput(f"{len(query_vectors)} queries are paired with {len(numbers)} answers")
+        if numbers.dtype.kind not in "iu" or numbers.size == 0:
             raise InvalidInput("answers must be the numbers of gallery items, one for each of some queries")
-        if answers.min() < 0 or answers.max() >= len(gallery):
-            raise InvalidInput(f"answers must be among the {len(gallery)} gallery items")
-        queries, gallery = unit(queries), unit(gallery)
-        usable = np.any(queries, axis=1) & np.any(gallery[answers], axis=1)
+        if numbers.min() < 0 or numbers.max() >= len(items):
+            raise InvalidInput(f"answers must be among the {len(items)} gallery items")
+        query_vectors, items = unit(query_vectors), unit(items)
+        usable = np.any(query_vectors, axis=1) & np.any(items[numbers], axis=1)
         if not usable.any():
             raise InvalidInput("no pair has a direction: all queries, or all of their answers, are zero")
-        object.__setattr__(self, "queries", queries[usable])
-        object.__setattr__(self, "gallery", gallery)
-        object.__setattr__(self, "answers", answers[usable].astype(np.int64))
-        object.__setattr__(self, "left_out", int((~usable).sum()))
+        self.queries, self.gallery = query_vectors[usable], items
+        self.answers: npt.NDArray[np.int64] = numbers[usable].astype(np.int64)
+        self.left_out = int((~usable).sum())
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -66,16 +61,10 @@ class Pairs:
         return int(self.queries.shape[1])
 
     @property
-    def of(self) -> npt.NDArray[np.int64]:
-        """The `answers` (n,), which are never None once the pairs are made."""
-        answers: npt.NDArray[np.int64] = np.asarray(self.answers)
-        return answers
-
-    @property
     def fingerprint(self) -> str:
         """Return a fingerprint of all data of the pairs, to compare them with others."""
         digest = hashlib.sha256()
-        for part in (self.queries, self.gallery, self.of):
+        for part in (self.queries, self.gallery, self.answers):
             digest.update(np.ascontiguousarray(part).tobytes())
         return digest.hexdigest()[:16]
 
@@ -86,7 +75,7 @@ class Pairs:
         Raises InvalidParameter, and BankTooSmall if a part would have fewer than two items that answer.
         """
         share = finite_number("share", share)
-        asked = np.unique(self.of)
+        asked = np.unique(self.answers)
         order = np.random.default_rng(seed).permutation(asked)
         held = round(share * len(order))
         if held < 2 or len(order) - held < 2:
@@ -95,8 +84,8 @@ class Pairs:
 
     def _without(self, items: npt.NDArray[np.int64]) -> Pairs:
         left = np.setdiff1d(np.arange(len(self.gallery)), items)
-        here = ~np.isin(self.of, items)
-        return Pairs(self.queries[here], self.gallery[left], np.searchsorted(left, self.of[here]))
+        here = ~np.isin(self.answers, items)
+        return Pairs(self.queries[here], self.gallery[left], np.searchsorted(left, self.answers[here]))
 
 
 def unit(rows: Vectors) -> Vectors:
@@ -131,11 +120,14 @@ def mine(
     If the gallery has fewer than neighbors + 1 items, all others count as neighbours. Raises BankTooSmall if
     it has fewer than keep + 1, InvalidParameter for keep > neighbors or numbers out of range.
     """
-    keep = whole_number("keep", keep)
-    neighbors = whole_number("neighbors", neighbors, at_least=keep)
+    keep = whole_number("keep", keep, at_least=0)
+    neighbors = whole_number("neighbors", neighbors, at_least=max(1, keep))
     temperature = positive_number("temperature", temperature)
     if len(gallery) <= keep:
         raise BankTooSmall(f"{keep} semi-positives need more than {keep} gallery items, not {len(gallery)}")
+    if keep == 0:
+        nothing = np.zeros((len(gallery), 0))
+        return SemiPositives(nothing.astype(np.int64), nothing.astype(np.float32))
     near = min(neighbors, len(gallery) - 1)
     found = topk(gallery, gallery, near + 1, device=device)
     own = np.arange(len(gallery))[:, None] == found.indices
@@ -211,15 +203,3 @@ class TrainingSettings:
             start, count, scale = 0, first, self.anchor_rate / self.learning_rate
         fallen = (1 - math.cos(math.pi * (step - start) / max(1, count - 1))) / 2
         return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the settings as plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> TrainingSettings:
-        """Return the settings that gave this `to_dict`. Raises InvalidParameter."""
-        try:
-            return cls(**kept)
-        except TypeError as error:
-            raise InvalidParameter(f"no settings of a training: {error}") from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +13,6 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.codec.arrays import Floats as FloatMatrix
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.kernels.operands import (
     as_tensor,
@@ -28,8 +26,8 @@ from milvus_hubness.operations.reading import QUERY_COLUMN, read_gallery, read_p
 from milvus_hubness.quality import nearest, paired_difference, ranks, retrieval_summary
 from milvus_hubness.quality.measures import PositiveRanks, hits
 from milvus_hubness.quari.checkpoint import Checkpoint
-from milvus_hubness.quari.model import Quari, cosines, transformed_queries
-from milvus_hubness.quari.pairs import Pairs, Vectors, unit
+from milvus_hubness.quari.model import Adaptation, Quari, cosines, transformed_queries
+from milvus_hubness.quari.pairs import Pairs, unit
 from milvus_hubness.stores.protocols import Store
 
 Floats = npt.NDArray[np.float32]
@@ -63,21 +61,14 @@ class QuariReranker:
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        encoder: str | None = None,
-        candidates: int = 1000,
-        correction: float = 0.0,
-        direct: bool = False,
-        device: str = "cpu",
+        cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
     ) -> QuariReranker:
         """Return a re-ranker with the network of a file that `train` wrote. encoder: name of the encoder of
-        the searched vectors. Raises UnreadableFile, EncoderMismatch if the network is for another encoder,
-        InvalidParameter."""
-        kept = Checkpoint.load(path)
-        kept.expect_encoder(encoder)
-        return cls(kept.network(), candidates, correction, direct, device)
+        the searched vectors. options: the other fields, by name. Raises UnreadableFile, EncoderMismatch if
+        the network is for another encoder, InvalidParameter."""
+        checkpoint = Checkpoint.load(path)
+        checkpoint.expect_encoder(encoder)
+        return cls(checkpoint.network(), **options)
 
     @property
     def dim(self) -> int:
@@ -85,7 +76,7 @@ class QuariReranker:
         return self.network.config.dim
 
     def expect_dim(self, dim: int) -> None:
-        """Check that the network is for vectors of this dimension. Raises DimensionMismatch."""
+        """Raise DimensionMismatch if the network is for vectors of another dimension."""
         if dim != self.dim:
             raise DimensionMismatch(f"the network is for dimension {self.dim}, the vectors have {dim}")
 
@@ -95,47 +86,35 @@ class QuariReranker:
         16 queries share a pass through the network; then each has one product with its items, without a copy
         of them. Items without a direction have cosine 0. Raises DimensionMismatch.
         """
-        self._expect_rows(queries, *items)
+        for own in items:
+            self.expect_dim(own.shape[1])
         found: list[Floats] = []
-        for start in range(0, len(queries), QUERIES_AT_ONCE):
-            with self._at_work() as device:
-                query_vectors = as_tensor(queries[start : start + QUERIES_AT_ONCE], torch.float32, device)
-                adaptation = self.network(query_vectors)
-                for which, own in enumerate(items[start : start + QUERIES_AT_ONCE]):
-                    one = slice(which, which + 1)
-                    alone = adaptation._replace(
-                        query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
-                    )
-                    candidates = as_tensor(own, torch.float32, device)
-                    found.append(cosines(alone, candidates)[0].cpu().numpy())
+        for part, adaptation in self._adaptations(queries):
+            for which, own in enumerate(items[part]):
+                one = slice(which, which + 1)
+                alone = adaptation._replace(
+                    query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
+                )
+                candidates = as_tensor(own, torch.float32, adaptation.query.device)
+                found.append(cosines(alone, candidates)[0].cpu().numpy())
         return found
 
     def direct_queries(self, queries: Floats) -> Floats:
         """Return (m, d) Tᵀq' of queries (m, d), each as long as its query. The index then scores q'·T r
         without the length of T r, by which it cannot divide. Raises DimensionMismatch."""
-        self._expect_rows(queries)
-        lengths = np.linalg.norm(queries, axis=1, keepdims=True)
         found = np.empty_like(queries)
-        for start in range(0, len(queries), QUERIES_AT_ONCE):
-            part = slice(start, start + QUERIES_AT_ONCE)
-            with self._at_work() as device:
-                query_vectors = as_tensor(queries[part], torch.float32, device)
-                found[part] = transformed_queries(self.network(query_vectors)).cpu().numpy()
-        norms = np.linalg.norm(found, axis=1, keepdims=True)
+        for part, adaptation in self._adaptations(queries):
+            found[part] = transformed_queries(adaptation).cpu().numpy()
+        lengths, norms = (np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, found))
         return np.asarray(found * (lengths / np.where(norms > 0, norms, 1)), np.float32)
 
-    @contextmanager
-    def _at_work(self) -> Iterator[torch.device]:
+    def _adaptations(self, queries: Floats) -> Iterator[tuple[slice, Adaptation]]:
+        self.expect_dim(queries.shape[1])
         device = next(self.network.parameters()).device
-        with full_precision(device), torch.inference_mode():
-            yield device
-
-    def _expect_rows(self, *rows: Floats) -> None:
-        for some in rows:
-            if some.ndim != 2 or some.shape[1] != self.dim:
-                raise DimensionMismatch(
-                    f"the network is for dimension {self.dim}, the vectors have shape {some.shape}"
-                )
+        for start in range(0, len(queries), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            with full_precision(device), torch.inference_mode():
+                yield part, self.network(as_tensor(queries[part], torch.float32, device))
 
 
 Places = npt.NDArray[np.int64]
@@ -171,49 +150,6 @@ class Evaluation:
         }
 
 
-def evaluate(
-    reranker: QuariReranker,
-    queries: Vectors,
-    gallery: Vectors,
-    answers: npt.NDArray[np.int64],
-    *,
-    query_vectors: Vectors | None = None,
-    stored: Vectors | None = None,
-    bias: npt.NDArray[np.float32] | None = None,
-) -> Evaluation:
-    """Evaluate a re-ranker by exact searches in memory. queries (n, d), n ≥ 2; gallery (g, d); answers (n,):
-    numbers of items.
-
-    query_vectors (n, d') and stored (g, d'): vectors whose inner product is the similarity, by default the
-    cosine. bias (g,): subtracted by the search that chooses the candidates. An answer that is no candidate
-    keeps its former rank. Raises DimensionMismatch, InvalidInput.
-    """
-    if len(queries) < 2:
-        raise InvalidInput(f"an evaluation needs at least two pairs, not {len(queries)}")
-    query_vectors = unit(queries) if query_vectors is None else query_vectors
-    stored = unit(gallery) if stored is None else stored
-    raw = ranks(query_vectors, stored, answers).best
-    before = raw if bias is None else ranks(query_vectors, stored, answers, bias).best
-    count = min(reranker.candidates, len(gallery))
-    candidates = nearest(query_vectors, stored, count, bias)
-    after, seconds = before.copy(), 0.0
-    for start in range(0, len(queries), QUERIES_AT_ONCE):
-        part = slice(start, start + QUERIES_AT_ONCE)
-        chosen = candidates[part]
-        vectors = list(gallery[chosen])
-        started = time.perf_counter()
-        scores = np.stack(reranker.scores(queries[part], vectors))
-        seconds += time.perf_counter() - started
-        if bias is not None and reranker.correction:
-            scores = scores - reranker.correction * bias[chosen]
-        is_answer = chosen == answers[part, None]
-        own = np.where(is_answer, scores, -np.inf).max(1)
-        better = ((scores >= own[:, None]) & ~is_answer).sum(1)
-        after[part] = np.where(is_answer.any(1), 1 + better, np.maximum(before[part], count + 1))
-    corrected = None if bias is None else before
-    return Evaluation(raw, corrected, after, count, 1000 * seconds / len(queries))
-
-
 def as_ranks(places: Places) -> PositiveRanks:
     """Return the ranks in the form of the measures of `quality`, with one answer per query."""
     return PositiveRanks(places, np.arange(len(places) + 1))
@@ -221,20 +157,19 @@ def as_ranks(places: Places) -> PositiveRanks:
 
 ITEM_COLUMN = "item"
 
-OpenStore = Callable[[], Store]
-
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Labelled pairs. queries (n, d); gallery (g, d); answers (n,): numbers of items. asked, stored: vectors
-    whose inner product is the collection's similarity, and biases (g,), if there is a collection."""
+    """Labelled pairs. queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'),
+    stored (g, d'): vectors whose inner product is the similarity, by default the cosine. biases (g,):
+    subtracted by the search that chooses the candidates."""
 
-    queries: FloatMatrix
-    gallery: FloatMatrix
+    queries: Floats
+    gallery: Floats
     answers: npt.NDArray[np.int64]
-    asked: FloatMatrix | None = None
-    stored: FloatMatrix | None = None
-    biases: FloatMatrix | None = None
+    query_vectors: Floats | None = None
+    stored: Floats | None = None
+    biases: Floats | None = None
 
     @property
     def pairs(self) -> Pairs:
@@ -242,24 +177,41 @@ class Labelled:
         return Pairs(self.queries, self.gallery, self.answers)
 
     def evaluate(self, reranker: QuariReranker) -> Evaluation:
-        """Evaluate the re-ranker on the pairs. Raises DimensionMismatch, InvalidInput."""
+        """Evaluate a re-ranker by exact searches in memory. An answer that is no candidate keeps its former
+        rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs."""
         reranker.expect_dim(self.queries.shape[1])
-        return evaluate(
-            reranker,
-            self.queries,
-            self.gallery,
-            self.answers,
-            query_vectors=self.asked,
-            stored=self.stored,
-            bias=self.biases,
-        )
+        if len(self.queries) < 2:
+            raise InvalidInput(f"an evaluation needs at least two pairs, not {len(self.queries)}")
+        query_vectors = unit(self.queries) if self.query_vectors is None else self.query_vectors
+        stored = unit(self.gallery) if self.stored is None else self.stored
+        answers, biases = self.answers, self.biases
+        raw = ranks(query_vectors, stored, answers).best
+        before = raw if biases is None else ranks(query_vectors, stored, answers, biases).best
+        count = min(reranker.candidates, len(stored))
+        candidates = nearest(query_vectors, stored, count, biases)
+        after, seconds = before.copy(), 0.0
+        for start in range(0, len(answers), QUERIES_AT_ONCE):
+            part = slice(start, start + QUERIES_AT_ONCE)
+            chosen = candidates[part]
+            vectors = list(self.gallery[chosen])
+            started = time.perf_counter()
+            scores = np.stack(reranker.scores(self.queries[part], vectors))
+            seconds += time.perf_counter() - started
+            if biases is not None and reranker.correction:
+                scores = scores - reranker.correction * biases[chosen]
+            is_answer = chosen == answers[part, None]
+            own = np.where(is_answer, scores, -np.inf).max(1)
+            better = ((scores >= own[:, None]) & ~is_answer).sum(1)
+            after[part] = np.where(is_answer.any(1), 1 + better, np.maximum(before[part], count + 1))
+        corrected = None if biases is None else before
+        return Evaluation(raw, corrected, after, count, 1000 * seconds / len(answers))
 
 
 def read_labelled(
     path: str,
     collection: str | None = None,
     *,
-    open_store: OpenStore | None = None,
+    open_store: Callable[[], Store] | None = None,
     field: str | None = None,
     progress: Progress = silent,
 ) -> Labelled:

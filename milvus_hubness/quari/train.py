@@ -7,8 +7,8 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.kernels.operands import resolve_device
-from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, Resumption
+from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state
 from milvus_hubness.quari.model import (
     STRENGTHS,
     TEMPERATURES,
@@ -27,7 +27,7 @@ from milvus_hubness.quari.model import (
     QuariConfig,
     cosines,
 )
-from milvus_hubness.quari.pairs import Pairs, SemiPositives, TrainingSettings, mine
+from milvus_hubness.quari.pairs import Pairs, TrainingSettings, mine
 
 
 def contrastive_loss(
@@ -159,20 +159,10 @@ def validate(
         for start in range(0, len(pairs), QUERIES_AT_ONCE):
             part = slice(start, start + QUERIES_AT_ONCE)
             scores = cosines(adapt(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
-            answers = torch.from_numpy(pairs.of[part]).to(device)
+            answers = torch.from_numpy(pairs.answers[part]).to(device)
             own = scores.gather(1, answers[:, None])
             ranks[part] = (scores >= own).sum(1).cpu().numpy()
     return ranks
-
-
-class _Batch(NamedTuple):
-    """A batch. queries (m, d); items (m, 1 + s) gallery numbers; weights (m, s); hidden (m, n): pairs of the
-    memory with the same answer."""
-
-    queries: torch.Tensor
-    items: torch.Tensor
-    weights: torch.Tensor
-    hidden: torch.Tensor | None
 
 
 class _Run:
@@ -183,8 +173,14 @@ class _Run:
         self.settings = settings = at.settings
         self.queries = torch.from_numpy(pairs.queries)
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
-        self.answers = torch.from_numpy(pairs.of)
-        self.semi = _semi_positives(pairs, settings, device)
+        self.answers = torch.from_numpy(pairs.answers)
+        self.semi = mine(
+            pairs.gallery,
+            neighbors=settings.neighbors,
+            keep=settings.semi_positives,
+            temperature=settings.temperature,
+            device=str(device),
+        )
         drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: at.config.memory]
         self.remembered = torch.from_numpy(drawn)
         self.network = Quari(at.config).to(device)
@@ -199,7 +195,7 @@ class _Run:
         self.batch = min(settings.batch, len(pairs))
         self.steps_an_epoch = len(pairs) // self.batch
         if at.resumption is not None:
-            at.resumption.restore(self.network, self.optimizer, device)
+            restore_training(at.resumption, self.network, self.optimizer, device)
 
     @property
     def is_over(self) -> bool:
@@ -228,7 +224,7 @@ class _Run:
             for group in self.optimizer.param_groups:
                 is_done = group["anchors"] and settings.anchor_epochs and not self.anchors_only
                 group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_an_epoch)
-            loss = self._step(self._batch(order[nth * self.batch : (nth + 1) * self.batch]))
+            loss = self._step(order[nth * self.batch : (nth + 1) * self.batch])
             losses.append(loss)
             step += 1
             if progress is not None:
@@ -249,33 +245,30 @@ class _Run:
                 best, chosen = mrr, how
         memory.tune(*chosen)
 
-    def _batch(self, which: torch.Tensor) -> _Batch:
-        settings = self.settings
+    def _step(self, which: torch.Tensor) -> float:
+        """Learn from the pairs of these numbers; return the loss."""
+        settings, device = self.settings, self.device
         queries = self.queries[which]
         spread = settings.noise / math.sqrt(queries.shape[1])
-        queries = queries + spread * torch.rand(len(which), 1) * torch.randn(queries.shape)
+        queries = (queries + spread * torch.rand(len(which), 1) * torch.randn(queries.shape)).to(device)
         answers = self.answers[which]
-        items = torch.cat([answers[:, None], torch.from_numpy(self.semi.items)[answers]], 1)
-        weights = torch.from_numpy(self.semi.weights)[answers]
-        hidden = None
-        if self.network.memory is not None:
-            hidden = (answers[:, None] == self.answers[self.remembered]).to(self.device)
-        return _Batch(queries.to(self.device), items.to(self.device), weights.to(self.device), hidden)
-
-    def _step(self, batch: _Batch) -> float:
-        settings = self.settings
-        columns = torch.cat([batch.items[:, 0], batch.items[:, 1:].reshape(-1)])
-        mixed = settings.mixed_precision and self.device.type == "cuda"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+        items = torch.cat([answers[:, None], torch.from_numpy(self.semi.items)[answers]], 1).to(device)
+        weights = torch.from_numpy(self.semi.weights)[answers].to(device)
+        columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
+        mixed = settings.mixed_precision and device.type == "cuda"
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
             if self.anchors_only:
-                adaptation = self.network.anchored(batch.queries)
+                adaptation = self.network.anchored(queries)
+            elif self.network.memory is None:
+                adaptation = self.network(queries)
             else:
-                adaptation = self.network(batch.queries, batch.hidden)
+                own = (answers[:, None] == self.answers[self.remembered]).to(device)
+                adaptation = self.network(queries, own)
         full = adaptation._replace(
             query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float()
         )
         scores = cosines(full, self.gallery[columns])
-        loss = contrastive_loss(scores, batch.items, batch.weights, settings.temperature)
+        loss = contrastive_loss(scores, items, weights, settings.temperature)
         if not torch.isfinite(loss):
             raise NonFiniteVectors("the loss is no longer finite: train with a lower learning_rate, or clip")
         self.optimizer.zero_grad()
@@ -303,20 +296,7 @@ class _Run:
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint of the current state."""
-        return replace(self.at, resumption=Resumption.of(self.network, self.optimizer, self.device))
-
-
-def _semi_positives(pairs: Pairs, settings: TrainingSettings, device: torch.device) -> SemiPositives:
-    if settings.semi_positives == 0:
-        none = (len(pairs.gallery), 0)
-        return SemiPositives(np.zeros(none, np.int64), np.zeros(none, np.float32))
-    return mine(
-        pairs.gallery,
-        neighbors=settings.neighbors,
-        keep=settings.semi_positives,
-        temperature=settings.temperature,
-        device=str(device),
-    )
+        return replace(self.at, resumption=training_state(self.network, self.optimizer, self.device))
 
 
 def _expect_memory_of_use(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
@@ -329,21 +309,14 @@ def _expect_memory_of_use(config: QuariConfig, settings: TrainingSettings, pairs
 
 
 def _expect_same(earlier: Checkpoint, begun: Checkpoint) -> None:
-    result: dict[str, tuple[Any, Any]] = {
-        "pairs": (earlier.trained_on, begun.trained_on),
-        "encoder": (earlier.encoder, begun.encoder),
-        **_differences(earlier.config.to_dict(), begun.config.to_dict()),
-        **_differences(earlier.settings.to_dict(), begun.settings.to_dict()),
-    }
-    other = [name for name, (before, now) in result.items() if before != now]
-    if other:
+    before, now = (
+        {"pairs": each.trained_on, "encoder": each.encoder, **asdict(each.config), **asdict(each.settings)}
+        for each in (earlier, begun)
+    )
+    if other := [name for name in before if before[name] != now[name]]:
         raise InvalidInput(f"the training to be resumed was begun with other {', '.join(other)}")
     if earlier.resumption is None:
         raise InvalidInput("the file holds a finished network only, no training to be resumed")
-
-
-def _differences(before: dict[str, Any], now: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (before[name], now[name]) for name in before}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """milvus-hubness quari: train, show, eval."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_every_option_is_heard(run, folder):
     heard = {**told["config"], **told["settings"]}
     assert {name: heard[name] for name in given} == given
     assert "6 pairs" in " ".join(run("quari", "show", "net.safetensors").stdout.split())
-    plain = {**QuariConfig(DIM).to_dict(), **TrainingSettings().to_dict()}
+    plain = {**asdict(QuariConfig(DIM)), **asdict(TrainingSettings())}
     assert not [name for name in given if given[name] == plain[name]]
 
 

@@ -22,9 +22,9 @@ def test_it_covers_the_truth_as_often_as_it_says():
     covered = 0
     for trial in range(300):
         values = np.random.default_rng(trial).exponential(size=100)
-        _, low, high = confidence_interval(values, resamples=300, level=0.8, seed=trial)
+        _, low, high = confidence_interval(values, resamples=300, seed=trial)
         covered += low <= 1 <= high
-    assert 0.72 < covered / 300 < 0.88
+    assert 0.9 < covered / 300 < 0.98
 
 
 def test_paired_intervals_are_narrower_than_apart():
@@ -41,19 +41,11 @@ def test_the_same_system_twice_differs_by_nothing():
     assert paired_difference(values, values) == (0, 0, 0)
 
 
-def test_median():
-    ranks = RNG.geometric(0.1, 999)
-    interval = confidence_interval(ranks, "median")
-    assert interval.estimate == np.median(ranks)
-    assert interval.low <= interval.estimate <= interval.high
-    assert paired_difference(ranks, ranks + 3, "median") == (3, 3, 3)
-
-
 def test_chunks_do_not_change_the_draw(monkeypatch):
     values = RNG.random(64)
     whole = confidence_interval(values)
     monkeypatch.setattr(measures, "CHUNK", 1000)
-    assert confidence_interval(values) == whole
+    assert confidence_interval(values) == pytest.approx(whole, rel=1e-12)
     assert confidence_interval(values, seed=1) != whole
 
 
@@ -65,6 +57,6 @@ def test_bad_input():
         confidence_interval([1, np.nan])
     with pytest.raises(DimensionMismatch, match="2 queries before and 3 after"):
         paired_difference([1, 2], [1, 2, 3])
-    for wrong in ({"level": 0}, {"level": 95}, {"resamples": 0}, {"statistic": "mode"}):
+    for wrong in ({"resamples": 0}, {"resamples": 1.5}):
         with pytest.raises(InvalidParameter):
             confidence_interval([1, 2], **wrong)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
+from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.quality import (
     antihubs,
     hubness_summary,
@@ -14,7 +14,6 @@ from milvus_hubness.quality import (
     kurtosis,
     robin_hood,
     skewness,
-    top_hubs,
 )
 
 COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
@@ -39,11 +38,8 @@ def test_robin_hood_is_the_share_to_be_moved():
     assert robin_hood([3, 1]) == pytest.approx(1 / 4)
 
 
-def test_antihubs_and_top_hubs():
+def test_antihubs():
     assert antihubs([3, 0, 1, 0]) == 0.5
-    assert top_hubs([3, 0, 7, 3], limit=3) == [(2, 7), (0, 3), (3, 3)]
-    assert top_hubs([3, 0, 7, 3], keys=["a", "b", "c", "d"], limit=1) == [("c", 7)]
-    assert len(top_hubs(COUNTS)) == 10
 
 
 def test_all_equal_counts_are_no_hubness():
@@ -75,8 +71,6 @@ def test_bad_input():
         k_occurrence([[1]], 6, 0)
     with pytest.raises(InvalidParameter, match="n_items must be"):
         k_occurrence([[1]], 0)
-    for measure in (skewness, kurtosis, robin_hood, antihubs, top_hubs, hubness_summary):
+    for measure in (skewness, kurtosis, robin_hood, antihubs, hubness_summary):
         with pytest.raises(InvalidInput, match="1-D"):
             measure([])
-    with pytest.raises(DimensionMismatch, match="2 keys for 3 counts"):
-        top_hubs([1, 2, 3], keys=["a", "b"])

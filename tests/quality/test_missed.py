@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.quality import trials
+from milvus_hubness.kernels import operands
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 
 
@@ -17,11 +17,11 @@ def brute_force(queries, items, biases, strength):
 @pytest.mark.parametrize("items", [3, 10, 257])
 @pytest.mark.parametrize("strength", [0.0, 1.0, -2.0])
 def test_places_are_the_brute_force_ones(items, strength, monkeypatch):
-    monkeypatch.setattr(trials, "TILE_SCORES", 1_000)
+    monkeypatch.setitem(operands.TILE_SIZE, "cpu", 1_000)
     rng = np.random.default_rng(items)
     queries, gallery = (rng.normal(size=(count, 8)).astype(np.float32) for count in (31, items))
     biases = rng.normal(size=items).astype(np.float32)
-    places = raw_places(queries, gallery, biases, strength=strength)
+    places = raw_places(queries, gallery, np.float32(strength) * biases)
     np.testing.assert_array_equal(places, brute_force(queries, gallery, biases, strength))
     if strength == 0:
         np.testing.assert_array_equal(places, np.tile(np.arange(1, min(items, 10) + 1), (31, 1)))

@@ -38,7 +38,7 @@ def test_ranks_are_places_in_the_sorted_row(search, seed):
     bias = vectors(n_items, 1, seed + 2)[:, 0] if corrected else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(operands.TILE_SIZE, "cpu", tile)
-        found = ranks(queries, gallery, positives, bias, device="cpu")
+        found = ranks(queries, gallery, positives, bias)
     order = np.argsort(-(queries @ gallery.T - (0 if bias is None else bias)), axis=1)
     for query, wanted in enumerate(positives):
         wanted = {wanted} if isinstance(wanted, int) else set(wanted)

@@ -10,11 +10,11 @@ from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
 from milvus_hubness.quality import recall
-from milvus_hubness.quality.recall import CENTRED, STORED, affordable_rows, measure_recall
+from milvus_hubness.quality.recall import affordable_rows, measure_recall
 from tests.galleries import METRICS, similarity
 
 SMALL = {"M": 8, "efConstruction": 60}
-FORMS = ("raw", "stored", "centred")
+FORMS = ("raw", "stored")
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +45,8 @@ def oracle(found, scores, k):
 def test_flat_finds_everything_in_every_form(metric):
     vectors, biases, queries = gallery()
     gate = measure_recall(Layout(24, metric), vectors, biases, queries, "FLAT", {})
-    assert [getattr(gate, form) for form in FORMS] == [(1.0, 1.0, 1.0)] * 3
-    assert (gate.search_parameter, gate.value, gate.needed, gate.layout) == (None, None, None, STORED)
+    assert [getattr(gate, form) for form in FORMS] == [(1.0, 1.0, 1.0)] * 2
+    assert (gate.search_parameter, gate.value, gate.needed) == (None, None, None)
 
 
 def test_flat_finds_everything_among_duplicates():
@@ -99,28 +99,6 @@ def test_cell_columns_are_measured_as_they_will_be_stored():
         )
 
 
-def test_centred_rows_are_searched_as_such():
-    vectors, biases, queries = gallery(rows=1_500)
-    vectors = vectors + np.float32(0.8)
-    gate = measure_recall(Layout(24, "IP"), vectors, biases, queries, "HNSW", SMALL, value=10)
-    fitted = Layout(24, "IP").measured_on(vectors, queries)
-    stored = fitted.augment(vectors, biases)
-    stored[:, :24] -= vectors.mean(0)
-    index = AnnIndex(stored, IndexSpec.of("HNSW", SMALL), metric="IP")
-    scores = similarity(queries, vectors, "IP") - biases
-    expected = oracle(index.search(fitted.encode_queries(queries), 10, 10), scores, 10)
-    assert gate.centred.estimate == pytest.approx(expected, abs=0.005)
-    assert abs(gate.centred.estimate - gate.stored.estimate) > 0.05
-
-
-def test_under_l2_centring_is_a_translation():
-    """An L2 index does not care where the origin is, so neither form falls far behind it."""
-    vectors, biases, queries = gallery(spread=0)
-    far = measure_recall(Layout(24, "L2"), vectors + 5, biases, queries + 5, "HNSW", SMALL, value=40)
-    assert abs(far.centred.estimate - far.raw.estimate) < 0.03
-    assert far.raw.estimate > 0.8
-
-
 @pytest.mark.parametrize(("metric", "spread"), [("COSINE", 3), ("L2", 0.3)])
 def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread):
     vectors, _, queries = gallery()
@@ -128,7 +106,7 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
     arguments = Layout(24, metric), vectors, biases, queries, "HNSW", SMALL
     gate = measure_recall(*arguments, value=20, graph_hint=False)
     assert gate.stored.high < gate.raw.low
-    assert (gate.search_parameter, gate.layout) == ("ef", STORED)
+    assert gate.search_parameter == "ef"
     assert gate.needed is not None
     assert 20 < gate.needed <= recall.LIMIT * 20
     standard_error = (gate.raw.high - gate.raw.low) / 2
@@ -142,17 +120,7 @@ def test_a_wide_bias_costs_recall_and_needed_is_what_wins_it_back(metric, spread
 def test_nothing_need_change_where_nothing_is_lost():
     vectors, _, queries = gallery()
     gate = measure_recall(Layout(24, "IP"), vectors, np.zeros(2_000), queries, "IVF_FLAT", {"nlist": 20})
-    assert (gate.search_parameter, gate.value, gate.needed, gate.layout) == ("nprobe", 8, 8, STORED)
-
-
-@pytest.mark.parametrize(("spread", "layout"), [(0.2, CENTRED), (0.5, STORED)])
-def test_the_centred_form_is_picked_where_it_wins_and_widening_does_not_help(spread, layout):
-    """Items far from the queries, as texts and images can be: no search but one for r − μ finds its way."""
-    vectors, biases, queries = gallery(rows=1_500, spread=spread)
-    far = vectors + np.float32(2)
-    gate = measure_recall(Layout(24, "IP"), far, biases, queries, "HNSW", SMALL, value=10, graph_hint=False)
-    assert gate.centred.low > gate.stored.high
-    assert (gate.layout, gate.needed) == (layout, 10)
+    assert (gate.search_parameter, gate.value, gate.needed) == ("nprobe", 8, 8)
 
 
 @pytest.mark.parametrize(("rows", "total", "nlist"), [(1_000, 1_000, 40), (1_000, 4_000, 10), (50, 10**6, 1)])

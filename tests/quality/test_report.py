@@ -166,14 +166,14 @@ def test_to_dict_is_json_whatever_the_fields_hold():
     texts = [f"q{n}" for n in range(N_QUERIES)]
     found = diagnose(
         QUERIES, GALLERY, BIAS, bank=BANK, positives=POSITIVES, keys=np.arange(N_ITEMS) + 10,
-        fields=[odd] * N_ITEMS, query_texts=texts, verdict={"verdict": "apply", "interval": np.arange(3.0)},
+        fields=[odd] * N_ITEMS, query_texts=texts, verdict={"verdict": "apply", "reason": np.arange(3.0)},
     )  # fmt: skip
     again = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert again == found.to_dict()
     hub = again["hubs"][0]
     assert hub["item"]["fields"] == {"when": "2024-05-01", "n": 3, "bad": "nan", "raw": "b'\\x00'", "l": [1]}
     assert hub["swallows"][0]["text"] == texts[hub["swallows"][0]["query"]]
-    assert again["verdict"] == {"verdict": "apply", "interval": [0, 1, 2]}
+    assert again["verdict"] == {"verdict": "apply", "reason": [0, 1, 2]}
     assert again["before"]["skewness"] == found.before.skewness
 
 

@@ -94,7 +94,7 @@ def test_other_safetensors_are_refused(kept, tmp_path):
     rewritten(kept, path, format=99)
     with pytest.raises(UnreadableFile, match="format 99"):
         Checkpoint.load(path)
-    rewritten(kept, path, config={**kept.config.to_dict(), "rank": 4})
+    rewritten(kept, path, config={**dataclasses.asdict(kept.config), "rank": 4})
     with pytest.raises(UnreadableFile, match="damaged"):
         Checkpoint.load(path)
     dataclasses.replace(kept, config=dataclasses.replace(kept.config, width=4)).save(path)

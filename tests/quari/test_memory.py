@@ -122,7 +122,7 @@ def test_in_training_a_query_recalls_no_pair_of_its_own_answer(monkeypatch):
     for queries, kept, hidden in seen:
 
         def answers(rows):
-            return shared.of[(rows.numpy() @ shared.queries.T).argmax(1)]
+            return shared.answers[(rows.numpy() @ shared.queries.T).argmax(1)]
 
         np.testing.assert_array_equal(hidden, answers(queries)[:, None] == answers(kept))
 

@@ -183,10 +183,3 @@ def test_positions_are_sines_and_cosines():
 def test_sizes_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InvalidParameter):
         small(**wrong)
-
-
-def test_sizes_survive_json():
-    config = small(form="residual", adapt_query=False)
-    assert QuariConfig.from_dict(config.to_dict()) == config
-    with pytest.raises(InvalidParameter, match="unheard_of"):
-        QuariConfig.from_dict({**config.to_dict(), "unheard_of": 1})

@@ -13,7 +13,7 @@ def test_they_are_kept_at_unit_length():
     pairs = Pairs(3 * normal(5, 4), normal(5, 4))
     np.testing.assert_allclose(np.linalg.norm(pairs.queries, axis=1), 1, rtol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(pairs.gallery, axis=1), 1, rtol=1e-6)
-    assert pairs.of.tolist() == [0, 1, 2, 3, 4]
+    assert pairs.answers.tolist() == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_pairs_without_a_direction_are_left_out_and_counted():
     queries[1], gallery[4] = 0, 0
     pairs = Pairs(queries, gallery)
     assert pairs.left_out == 2
-    assert pairs.of.tolist() == [0, 2, 3, 5]
+    assert pairs.answers.tolist() == [0, 2, 3, 5]
     assert len(pairs.gallery) == 6
 
 
@@ -46,7 +46,7 @@ def test_a_split_keeps_every_answer_on_one_side():
     gallery, answers = normal(22, 4), np.arange(60) % 20
     learned, held = Pairs(normal(60, 4), gallery, answers).split(0.25, seed=1)
     assert (len(learned), len(held)) == (45, 15)
-    answered = [{tuple(row) for row in side.gallery[np.unique(side.of)]} for side in (learned, held)]
+    answered = [{tuple(row) for row in side.gallery[np.unique(side.answers)]} for side in (learned, held)]
     assert answered[0].isdisjoint(answered[1])
     rest = {tuple(row) for row in Pairs(normal(60, 4), gallery, answers).gallery[20:]}
     for side in (learned, held):

@@ -6,7 +6,7 @@ import torch
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.quari import Quari, QuariReranker
-from milvus_hubness.quari.reranker import evaluate
+from milvus_hubness.quari.reranker import Labelled
 from milvus_hubness.rerank import Adaptive
 from tests.quari import explicit
 from tests.quari.conftest import DIM, small
@@ -73,7 +73,7 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
     queries, gallery, answers = normal(40, DIM), normal(30, DIM, seed=1), np.arange(40) % 30
     bias = np.random.default_rng(2).uniform(0, 0.5, 30).astype(np.float32)
     reranker = QuariReranker(network, candidates=candidates, correction=correction)
-    found = evaluate(reranker, queries, gallery, answers, bias=bias)
+    found = Labelled(queries, gallery, answers, biases=bias).evaluate(reranker)
     cosine = (queries @ gallery.T) / np.outer(
         np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1)
     )
@@ -97,8 +97,8 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
 
 def test_an_untrained_network_changes_nothing():
     queries, gallery = normal(40, DIM), normal(40, DIM, seed=1)
-    found = evaluate(QuariReranker(Quari(small())), queries, gallery, np.arange(40))
+    found = Labelled(queries, gallery, np.arange(40)).evaluate(QuariReranker(Quari(small())))
     np.testing.assert_array_equal(found.reranked, found.raw)
     assert found.corrected is None
     with pytest.raises(InvalidInput, match="two pairs"):
-        evaluate(QuariReranker(Quari(small())), queries[:1], gallery, np.arange(1))
+        Labelled(queries[:1], gallery, np.arange(1)).evaluate(QuariReranker(Quari(small())))
