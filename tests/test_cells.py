@@ -20,7 +20,7 @@ from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
-from tests.real_data import load_task
+from tests.real_data import load_task, needs_real_data
 
 DIM = 20
 
@@ -169,6 +169,7 @@ def recalls_without_and_with_them(items, bank, queries, index_type, params, widt
         yield np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)])
 
 
+@needs_real_data
 def test_an_index_of_cells_finds_more_of_what_corrected_searches_look_for():
     task = load_task("caption_translation")
     sides = task.gallery[:10_000], task.bank, task.query[:300]
