@@ -145,10 +145,8 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
             f"the address in ${' or $'.join(URI_VARIABLES)} holds a user or a password: "
             "set $MILVUS_HUBNESS_TOKEN to user:password instead"
         )
-    if table.uri and "://" not in uri:
-        uri = str(file.folder / uri)
     database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
-    token_file = file.folder / table.token_file if table.token_file else None
+    token_file = Path(table.token_file) if table.token_file else None
     return uri, lambda: open_store(uri, database, token_file)
 
 

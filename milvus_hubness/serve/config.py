@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import Annotated, Any
@@ -26,7 +25,10 @@ from pydantic import (
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import Estimator, from_dict
 from milvus_hubness.estimators.registry import class_name
-from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, Live
+from milvus_hubness.operations.progress import Throttle
+from milvus_hubness.operations.reading import COLLECTION_PREFIX, read_bank
+from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, Labels, Live, RefreshOptions
+from milvus_hubness.stores.protocols import Store
 
 UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _INTERVAL = re.compile(r"(\d+)\s*([smhd])")
@@ -46,21 +48,21 @@ class Timing:
         Sunday. Raises InvalidParameter."""
         text = text.strip()
         if interval := _INTERVAL.fullmatch(text):
-            every = timedelta(**{UNITS[interval[2]]: int(interval[1])}) if len(interval[1]) < 9 else _LONGEST
+            every = timedelta(**{UNITS[interval[2]]: min(int(interval[1]), 10**8)})
             if not timedelta(seconds=1) <= every < _LONGEST:
-                raise InvalidParameter(f"{text!r} is no interval between a second and a year")
+                raise InvalidParameter(f"the interval {text!r} must be from a second to a year")
             return cls(text, every)
         if len(text.split()) != 5:
             raise InvalidParameter(
-                f'{text!r} is neither an interval, as "60s", "5m", "2h" or "1d", nor the five fields of '
-                'cron, as "30 4 * * *": minute, hour, day of the month, month, weekday'
+                f'{text!r} is neither an interval, such as "60s", "5m", "2h" or "1d", nor the five fields of '
+                'cron, such as "30 4 * * *": minute, hour, day of the month, month, weekday'
             )
         try:
             next(CronSim(text, datetime(2024, 1, 1, tzinfo=timezone.utc)))
         except CronSimError as error:
             raise InvalidParameter(f"{text!r} is no cron schedule: {str(error).lower()}") from None
         except StopIteration:
-            raise InvalidParameter(f"{text!r} is a cron schedule that never comes") from None
+            raise InvalidParameter(f"the cron schedule {text!r} never fires") from None
         return cls(text, None)
 
     def trigger(self, zone: tzinfo) -> BaseTrigger:
@@ -98,6 +100,13 @@ def count_between(trigger: BaseTrigger, first: datetime, last: datetime) -> int:
 DEFAULT_LISTEN = "127.0.0.1:9108"
 
 
+def _from_folder(path: str, info: ValidationInfo) -> str:
+    """Return a path relative to the folder of the configuration; collections and addresses as they are."""
+    if info.context is None or path.startswith(COLLECTION_PREFIX) or "://" in path:
+        return path
+    return str(info.context / path)
+
+
 def _without_password(uri: str) -> str:
     if "@" in urlsplit(uri).netloc:
         raise ValueError("holds a user or a password: keep them in token_file or $MILVUS_HUBNESS_TOKEN")
@@ -110,7 +119,7 @@ def _address(text: str) -> str:
     host, _ = parse_address(text)
     if not host:
         raise ValueError(
-            f'{text!r} names no host: "127.0.0.1{text}" is this machine only, "0.0.0.0{text}" any'
+            f'{text!r} has no host: write "127.0.0.1{text}" for this machine only, or "0.0.0.0{text}" for any'
         )
     return text
 
@@ -119,23 +128,19 @@ def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise ValueError(f'no time zone {name!r}: it is written as in "Europe/Berlin" or "UTC"') from None
+        raise ValueError(f'no time zone {name!r}: write it as "Europe/Berlin" or "UTC"') from None
     return name
 
 
 def _timing(value: Any) -> Any:
     if not isinstance(value, str | Timing):
-        raise ValueError(f'must be a text, as "60s" or "30 4 * * *", not {value!r}')
+        raise ValueError(f'must be a text, such as "60s" or "30 4 * * *", not {value!r}')
     return Timing.parse(value) if isinstance(value, str) else value
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
 Name = Annotated[str, Field(min_length=1)]
+FilePath = Annotated[Name, AfterValidator(_from_folder)]
 When = Annotated[Timing, BeforeValidator(_timing)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class _Table(BaseModel):
@@ -145,9 +150,9 @@ class _Table(BaseModel):
 class ServerTable(_Table):
     """The database. A missing key takes its value from the environment, as in the other commands."""
 
-    uri: Annotated[Name, AfterValidator(_without_password)] | None = None
+    uri: Annotated[FilePath, AfterValidator(_without_password)] | None = None
     db: str | None = None
-    token_file: Name | None = None
+    token_file: FilePath | None = None
 
 
 class HttpTable(_Table):
@@ -160,29 +165,29 @@ class HttpTable(_Table):
 class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
-    name: of the collection, or an alias. field, profile, tolerance, bank, bank_column, target_bank: as in
-    `refresh`; paths of files are relative to the folder of the configuration. method, params: None for
-    the current estimator. live, client_ttl: as in `RefreshOptions`. rows_per_second: maximum rate of
-    written rows; None for no limit. pairs: a file of labelled queries for the evaluation. schedule: when
-    rows without a bias get one. full_schedule: when the bank is checked; if the bank or the method has
-    changed, all biases are computed. This check also runs at the start. pending_share: between these
-    times, rows without a bias get one as soon as they are at least this share of all rows.
+    name: of the collection, or an alias. field, profile, tolerance, target_bank, live, client_ttl: as in
+    `RefreshOptions`. bank, target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method,
+    params: None for the current estimator. rows_per_second: maximum rate of written rows; None for no limit.
+    pairs: a file of labelled queries for the evaluation. schedule: when rows without a bias get one.
+    full_schedule: when the bank is checked; if the bank or the method has changed, all biases are computed.
+    This check also runs at the start. pending_share: between these times, rows without a bias get one as
+    soon as they are at least this share of all rows.
     """
 
     name: Name
     field: Name | None = None
     profile: Name | None = None
-    bank: Name | None = None
+    bank: FilePath | None = None
     bank_column: Name | None = None
-    target_bank: Name | None = None
+    target_bank: FilePath | None = None
     method: Annotated[Name, AfterValidator(lambda method: class_name(method) and method)] | None = None
     params: dict[str, Any] = Field(default_factory=dict)
     tolerance: Annotated[float, Field(ge=0, allow_inf_nan=False)] = DEFAULT_TOLERANCE
     schedule: When = Timing.parse("60s")
     full_schedule: When = Timing.parse("0 3 * * *")
     live: Live = "never"
-    pairs: Name | None = None
-    rows_per_second: Rate | None = None
+    pairs: FilePath | None = None
+    rows_per_second: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     client_ttl: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     pending_share: Annotated[float, Field(gt=0, le=1)] | None = None
 
@@ -190,14 +195,14 @@ class CollectionTable(_Table):
     @classmethod
     def _has_a_bank(cls, column: str | None, info: ValidationInfo) -> str | None:
         if column is not None and info.data.get("bank", column) is None:
-            raise ValueError("belongs to a bank: name one, or leave this out")
+            raise ValueError("needs a bank: add the key bank, or remove this one")
         return column
 
     @field_validator("live")
     @classmethod
     def _has_no_bank(cls, live: Live, info: ValidationInfo) -> Live:
         if live != "never" and info.data.get("bank") is not None:
-            raise ValueError("takes sampled queries into the bank in use: leave bank out, or this")
+            raise ValueError("adds sampled queries to the bank in use: remove the key bank, or this one")
         return live
 
     @field_validator("params")
@@ -205,13 +210,33 @@ class CollectionTable(_Table):
     def _fit_the_method(cls, params: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if params and "method" in info.data:
             if info.data["method"] is None:
-                raise ValueError("belong to a method: name one, or leave them out")
+                raise ValueError("needs a method: add the key method, or remove this one")
             from_dict({"name": class_name(info.data["method"]), **params})
         return params
 
     def estimator(self) -> Estimator | None:
         """Return the estimator of method and params; None for the current one. Raises InvalidParameter."""
         return from_dict({"name": class_name(self.method), **self.params}) if self.method else None
+
+    def refresh_options(self, store: Store, *, full: bool) -> RefreshOptions:
+        """Return the options of a refresh of rows without a bias or, if full, of one that also checks the
+        bank and the method. Raises as `read_bank` does."""
+        options: dict[str, Any] = {} if self.client_ttl is None else {"client_ttl": self.client_ttl}
+        if full:
+            options |= {
+                "bank": read_bank(store, self.bank, self.bank_column) if self.bank else None,
+                "target_bank": read_bank(store, self.target_bank) if self.target_bank else None,
+                "estimator": self.estimator(),
+                "live": self.live,
+                "labels": Labels.load(self.pairs) if self.pairs else None,
+            }
+        return RefreshOptions(
+            field=self.field,
+            profile=self.profile,
+            tolerance=self.tolerance,
+            throttle=Throttle(self.rows_per_second),
+            **options,
+        )
 
     @property
     def label(self) -> str:
@@ -225,17 +250,4 @@ class ServeConfig(_Table):
     timezone: Annotated[str, AfterValidator(_zone)] = "UTC"
     server: ServerTable = ServerTable()
     http: HttpTable = HttpTable()
-    collection: Annotated[tuple[CollectionTable, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
-
-    @property
-    def zone(self) -> ZoneInfo:
-        return ZoneInfo(self.timezone)
-
-    def twins(self) -> Iterator[tuple[int, int]]:
-        """Yield the number of each collection that repeats an earlier one, and the number of the earlier
-        one."""
-        seen: dict[tuple[str | None, ...], int] = {}
-        for number, each in enumerate(self.collection):
-            first = seen.setdefault((each.name, each.field, each.profile), number)
-            if first != number:
-                yield number, first
+    collection: Annotated[list[CollectionTable], Field(min_length=1)]

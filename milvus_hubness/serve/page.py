@@ -6,11 +6,12 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 from jinja2 import Template
 from markupsafe import Markup
@@ -83,18 +84,17 @@ def render(view: ServiceView) -> str:
 
 def _state(view: CollectionView) -> tuple[str, str]:
     """Return the class and the words of a collection's state."""
-    last = view.last
-    if view.running:
-        course = view.running
+    last, course = view.standing.last, view.standing.running
+    if course:
         doing = f": {course.doing}" if course.doing else ""
         done = f", {number(course.done)} of {number(course.total)}" if course.total else ""
         return "busy", f"at work{doing}{done}"
     if last is None:
-        return "busy", "not looked at yet"
-    if view.failures:
+        return "busy", "not reconciled yet"
+    if view.standing.failures:
         return "bad", "failed"
     if last.result == "busy":
-        return "busy", "another process is at work"
+        return "busy", "another process holds the lease"
     if last.result == "stopped":
         return "busy", "stopped"
     return ("weak", "the new biases were refused") if last.action == "refused" else ("good", "up to date")
@@ -102,60 +102,44 @@ def _state(view: CollectionView) -> tuple[str, str]:
 
 def _trouble(view: CollectionView) -> Reconciliation | None:
     """Return the outcome that failed, or that explains why new biases are not used; None if there is none."""
-    last = view.last
-    return view.failing or (last if last and (last.result == "busy" or last.action == "refused") else None)
+    last = view.standing.last
+    is_unused = last is not None and (last.result == "busy" or last.action == "refused")
+    return view.standing.failing or (last if is_unused else None)
 
 
 def _facts(view: CollectionView, at: datetime) -> list[tuple[str, str]]:
-    known = next(
-        (outcome for outcome in (view.last, *reversed(view.outcomes)) if outcome and outcome.result == "ok"),
-        None,
-    )
+    outcomes = (view.standing.last, *reversed(view.outcomes))
+    last = next((outcome for outcome in outcomes if outcome and outcome.result == "ok"), None)
+    last_success = view.standing.last_success
     return [
-        ("Last success", ago(view.last_success, at) if view.last_success else "none yet"),
+        ("Last success", ago(last_success, at) if last_success else "none yet"),
         ("Next run", ahead(view.next_run, at) if view.next_run else "after the start"),
-        ("Rows", number(known.rows) if known else "–"),
-        ("Rows that waited", number(known.pending) if known else "–"),
-        ("Epoch", number(known.epoch) if known else "–"),
-        ("Looks for new rows", str(view.table.schedule)),
-        ("At the bank", str(view.table.full_schedule)),
+        ("Rows", number(last.rows) if last else "–"),
+        ("Rows that waited", number(last.pending) if last else "–"),
+        ("Epoch", number(last.epoch) if last else "–"),
+        ("Checks new rows", str(view.table.schedule)),
+        ("Checks the bank", str(view.table.full_schedule)),
     ]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Consecutive reconciliations with the same outcome. rows: total scanned, written and skipped rows."""
-
-    last: Reconciliation
-    what: str
-    tone: str
-    times: int
-    rows: list[int]
-    seconds: float
-
-
-def _runs(outcomes: Sequence[Reconciliation]) -> list[_Run]:
-    """Return the latest reconciliations that changed something or failed, the last one first."""
+def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
+    """Return the latest reconciliations that changed something or failed, the last one first. Consecutive
+    ones with the same outcome are one."""
     shown = [outcome for outcome in reversed(outcomes) if outcome.is_eventful or outcome.result == "failed"]
-    runs = [
-        list(run)
-        for _, run in groupby(shown, key=lambda outcome: (outcome.result, outcome.action, outcome.message))
+    groups = [list(group) for _, group in groupby(shown, key=attrgetter("result", "action", "message"))]
+    return [
+        {
+            "last": group[0],
+            "what": ACTIONS.get(group[0].action, group[0].action)
+            if group[0].result == "ok"
+            else group[0].result,
+            "tone": "bad" if group[0].result == "failed" else "weak" if group[0].action == "refused" else "",
+            "times": len(group),
+            "rows": [sum(map(attrgetter(name), group)) for name in ("scanned", "written", "skipped")],
+            "seconds": sum(outcome.seconds for outcome in group),
+        }
+        for group in groups[:SHOWN_RUNS]
     ]
-    return [_run(run) for run in runs[:SHOWN_RUNS]]
-
-
-def _run(outcomes: Sequence[Reconciliation]) -> _Run:
-    last = outcomes[0]
-    return _Run(
-        last=last,
-        what=ACTIONS.get(last.action, last.action) if last.result == "ok" else last.result,
-        tone="bad" if last.result == "failed" else "weak" if last.action == "refused" else "",
-        times=len(outcomes),
-        rows=[
-            sum(getattr(outcome, name) for outcome in outcomes) for name in ("scanned", "written", "skipped")
-        ],
-        seconds=sum(outcome.seconds for outcome in outcomes),
-    )
 
 
 def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
@@ -165,7 +149,7 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
     raw = [(outcome.at, outcome.skewness.get("raw")) for outcome in measured]
     in_use = [(outcome.at, outcome.skewness_now) for outcome in measured]
     lines = [
-        Line(f"{name} {points[-1][1]:.2f}", kind, _held(points, until))
+        Line(f"{name} {points[-1][1]:.2f}", kind, _until(points, until))
         for name, kind, values in (("raw", "before", raw), ("in use", "after", in_use))
         if (points := [(at, value) for at, value in values if value is not None])
     ]
@@ -182,33 +166,28 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
     """Return a chart of the age of the biases before and after each reconciliation; if there are very many,
     only before. Return None if the age is not known."""
-    known = [
+    measured = [
         (outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None
     ]
-    if not known:
+    if not measured:
         return None
     points: list[tuple[datetime, float]] = []
-    for outcome, age in known:
+    for outcome, age in measured:
         if outcome.oldest_seconds:
             points.append((outcome.at, outcome.oldest_seconds))
-        if len(known) <= MOST_TEETH or not points:
+        if len(measured) <= MOST_TEETH or not points:
             points.append((outcome.at, age))
-    last, last_age = known[-1]
+    last, last_age = measured[-1]
     current = last_age + (until - last.at).total_seconds()
     points.append((until, current))
     most = max(age for _, age in points)
     unit, size = next((unit for unit in TIME_UNITS if most >= 2 * unit[1]), TIME_UNITS[-1])
     line = Line(f"now {span(current)}", "after", [(at, age / size) for at, age in points], dots=False)
-    return timeline(
-        "Age of the biases over time",
-        [line],
-        outcomes[0].at,
-        until,
-        lambda value: f"{value:.4g} {unit}",
-    )
+    title = "Age of the biases over time"
+    return timeline(title, [line], outcomes[0].at, until, lambda value: f"{value:.4g} {unit}")
 
 
-def _held(points: Sequence[tuple[datetime, float]], until: datetime) -> list[tuple[datetime, float]]:
+def _until(points: Sequence[tuple[datetime, float]], until: datetime) -> list[tuple[datetime, float]]:
     """Return the points, with the last value extended until now."""
     return [*points, (until, points[-1][1])] if until - points[-1][0] > timedelta(0) else list(points)
 

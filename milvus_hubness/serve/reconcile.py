@@ -6,25 +6,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import Cancelled, HubnessError, LeaseHeld, LeaseLost, StoreError
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
-from milvus_hubness.operations.progress import Progress, Throttle
-from milvus_hubness.operations.reading import read_bank
-from milvus_hubness.refresh.plan import Labels, RefreshOptions
+from milvus_hubness.operations.progress import Progress
+from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.refresh.run import Action, RefreshResult
 from milvus_hubness.refresh.status import status
 from milvus_hubness.serve.config import CollectionTable
-from milvus_hubness.serve.config_file import BankFile
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import Record
 
@@ -67,8 +63,8 @@ class Reconciliation(BaseModel):
     @classmethod
     def of(cls, refreshed: RefreshResult) -> Reconciliation:
         shared = {name: getattr(refreshed, name) for name in cls.model_fields if hasattr(refreshed, name)}
-        moved = refreshed.drift.statistic if refreshed.drift else None
-        return cls(**(shared | {"at": now(), "result": "ok", "message": refreshed.reason, "drift": moved}))
+        drift = refreshed.drift.statistic if refreshed.drift else None
+        return cls(**(shared | {"at": now(), "result": "ok", "message": refreshed.reason, "drift": drift}))
 
     @property
     def is_eventful(self) -> bool:
@@ -112,19 +108,14 @@ class Refresh(Protocol):
 
 
 class Reconciler:
-    """Runs reconciliations. folder: base of relative paths. open_store: called at the first reconciliation,
-    and again after the database failed. stop: set it to end a reconciliation soon."""
+    """Runs reconciliations. open_store: called at the first reconciliation, and again after the database
+    failed. stop: set it to end a reconciliation soon."""
 
     def __init__(
-        self,
-        table: CollectionTable,
-        folder: Path,
-        open_store: OpenStore,
-        refresh: Refresh,
-        stop: threading.Event,
+        self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event
     ) -> None:
         self.table = table
-        self._folder, self._open_store, self._refresh, self._stop = folder, open_store, refresh, stop
+        self._open_store, self._refresh, self._stop = open_store, refresh, stop
         self._opened: Store | None = None
         self._lease: Lease | None = None
         self._held = ExitStack()
@@ -151,7 +142,8 @@ class Reconciler:
                 self._acquire()
             if task == "share" and not self._share_waits():
                 return None
-            options = self._options(progress, full=task == "full")
+            options = self.table.refresh_options(self.store, full=task == "full")
+            options = replace(options, stop=self._stop, progress=progress)
             return Reconciliation.of(self._refresh(self.store, self.table.name, options))
         except Cancelled as error:
             result, message = "stopped", str(error)
@@ -186,39 +178,13 @@ class Reconciler:
 
     def _share_waits(self) -> bool:
         share = self.table.pending_share
-        found = status(self.store, self.table.name, field=self.table.field)
-        return share is not None and bool(found.pending) and (found.pending or 0) >= share * found.rows
-
-    def _options(self, progress: Progress, *, full: bool) -> RefreshOptions:
-        table = self.table
-        options = RefreshOptions(
-            field=table.field,
-            profile=table.profile,
-            tolerance=table.tolerance,
-            throttle=Throttle(table.rows_per_second),
-            stop=self._stop,
-            progress=progress,
-        )
-        if table.client_ttl is not None:
-            options = replace(options, client_ttl=table.client_ttl)
-        if not full:
-            return options
-        return replace(
-            options,
-            bank=self._bank("bank"),
-            target_bank=self._bank("target_bank"),
-            estimator=table.estimator(),
-            live=table.live,
-            labels=Labels.load(str(self._folder / table.pairs)) if table.pairs else None,
-        )
-
-    def _bank(self, key: str) -> QueryBank | None:
-        named = BankFile.named(self.table, key, self._folder)
-        return read_bank(self.store, named.spec, named.column) if named else None
+        current = status(self.store, self.table.name, field=self.table.field)
+        return share is not None and bool(current.pending) and (current.pending or 0) >= share * current.rows
 
 
-KEPT = 500
+CAPACITY = 500
 SPARE = 50
+"""Results that may be stored beyond the capacity before the oldest are dropped."""
 QUIET = timedelta(minutes=10)
 
 
@@ -230,8 +196,8 @@ class History:
     """
 
     def __init__(self, label: str) -> None:
+        self.stored: tuple[Reconciliation, ...] = ()
         self._group = f"history/{label}"
-        self._kept: tuple[Reconciliation, ...] = ()
         self._latest: Reconciliation | None = None
         self._unwritten: tuple[Reconciliation, ...] = ()
         self._unchecked = SPARE
@@ -239,27 +205,20 @@ class History:
         self._of_recorded_age: Reconciliation | None = None
 
     @property
-    def kept(self) -> tuple[Reconciliation, ...]:
-        """The stored results, ordered by time."""
-        return self._kept
-
-    @property
     def outcomes(self) -> tuple[Reconciliation, ...]:
         """The stored results and the latest one."""
-        return (*self._kept, self._latest) if self._latest else self._kept
+        return (*self.stored, self._latest) if self._latest else self.stored
 
     def read(self, store: Store) -> None:
         """Read the stored results; skip entries of another version. Raises StoreError."""
-        found = []
+        outcomes = []
         for record in store.records(LEDGER, self._group):
-            try:
-                found.append(Reconciliation.model_validate_json(record.body))
-            except ValidationError:
-                continue
-        self._kept = tuple(sorted(found, key=lambda outcome: outcome.at)[-KEPT:])
+            with suppress(ValidationError):
+                outcomes.append(Reconciliation.model_validate_json(record.body))
+        self.stored = tuple(sorted(outcomes, key=lambda outcome: outcome.at)[-CAPACITY:])
         self._latest = None
-        known = [outcome for outcome in self._kept if outcome.bias_age_seconds is not None]
-        self._of_recorded_age = known[-1] if known else None
+        with_age = [outcome for outcome in self.stored if outcome.bias_age_seconds is not None]
+        self._of_recorded_age = with_age[-1] if with_age else None
 
     def add(self, outcome: Reconciliation) -> None:
         if outcome.result == "busy":
@@ -271,12 +230,12 @@ class History:
         if outcome.bias_age_seconds is not None:
             self._of_recorded_age = outcome
         outcome = outcome.model_copy(update={"oldest_seconds": self._oldest})
-        if self._has_alike(outcome):
+        if self._has_similar(outcome):
             self._latest = outcome
             return
         self._oldest, self._latest = 0.0, None
-        self._kept = (*self._kept, outcome)[-KEPT:]
-        self._unwritten = (*self._unwritten, outcome)[-KEPT:]
+        self.stored = (*self.stored, outcome)[-CAPACITY:]
+        self._unwritten = (*self._unwritten, outcome)[-CAPACITY:]
 
     def write(self, store: Store) -> None:
         """Write the results that were added since the last write. Raises StoreError."""
@@ -294,21 +253,17 @@ class History:
         self._unwritten = ()
         self._unchecked += len(records)
         if self._unchecked > SPARE:
-            self._forget_oldest(store)
+            keys = [record.key for record in store.records(LEDGER, self._group)]
+            if len(keys) > CAPACITY:
+                store.drop_records(LEDGER, self._group, keys[:-CAPACITY])
+            self._unchecked = 0
 
-    def _forget_oldest(self, store: Store) -> None:
-        """Drop the oldest results. Call this rarely: it reads all stored results."""
-        keys = [record.key for record in store.records(LEDGER, self._group)]
-        if len(keys) > KEPT:
-            store.drop_records(LEDGER, self._group, keys[:-KEPT])
-        self._unchecked = 0
-
-    def _has_alike(self, outcome: Reconciliation) -> bool:
+    def _has_similar(self, outcome: Reconciliation) -> bool:
         """Return whether a similar result is already stored, less than ten minutes ago and after the last
         change."""
-        for kept in reversed(self._kept):
-            if kept.is_eventful or outcome.at - kept.at >= QUIET:
+        for stored in reversed(self.stored):
+            if stored.is_eventful or outcome.at - stored.at >= QUIET:
                 return False
-            if (kept.result, kept.message) == (outcome.result, outcome.message):
+            if (stored.result, stored.message) == (outcome.result, outcome.message):
                 return not outcome.is_eventful
         return False

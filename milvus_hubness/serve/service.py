@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from importlib.metadata import version
+from zoneinfo import ZoneInfo
 
 from apscheduler.events import EVENT_JOB_MAX_INSTANCES, EVENT_JOB_SUBMITTED, JobSubmissionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -153,7 +154,7 @@ class Service:
         locks: dict[str, threading.Lock] = defaultdict(threading.Lock)
         self._workers = [
             Worker(
-                Reconciler(table, file.folder, open_store, refresh, self._stop),
+                Reconciler(table, open_store, refresh, self._stop),
                 self._events,
                 self._metrics,
                 locks[table.name],
@@ -161,7 +162,7 @@ class Service:
             )
             for table in file.config.collection
         ]
-        self._scheduler = Scheduler(self._workers, file.config.zone, self._missed)
+        self._scheduler = Scheduler(self._workers, ZoneInfo(file.config.timezone), self._missed)
 
     def stop(self) -> None:
         """Have `run` or `once` return soon: reconciliations end after their current batch. Call it from any
@@ -204,7 +205,13 @@ class Service:
             at=now(),
             waiting_for=self._waiting_for(),
             collections=tuple(
-                CollectionView.of(worker, self._scheduler.next_run(worker)) for worker in self._workers
+                CollectionView(
+                    worker.table,
+                    worker.standing(),
+                    self._scheduler.next_run(worker),
+                    worker.history.outcomes,
+                )
+                for worker in self._workers
             ),
         )
 
@@ -212,7 +219,7 @@ class Service:
         if not self._is_keeping:
             return self._no_database
         unseen = [worker.table.label for worker in self._workers if not worker.standing().is_ready]
-        return f"a first look at {', '.join(unseen)}" if unseen else ""
+        return f"the first reconciliation of {', '.join(unseen)}" if unseen else ""
 
     def _await_database(self) -> None:
         """Wait until the database answers, or `stop` is called. Raises InvalidConfig."""

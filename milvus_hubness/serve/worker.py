@@ -37,18 +37,14 @@ from milvus_hubness.serve.reconcile import (
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3_600)
 LABELS = ("collection", "field", "profile")
-REASONS = ("late", "running")
 
 
 class ServiceMetrics:
     """Prometheus metrics in a registry of their own. All names begin with milvus_hubness_, and all except
     ready have the labels collection, field and profile, as in the configuration.
 
-    last_success_timestamp_seconds, rows, pending_rows (found by the last run), write_intents,
-    rows_scanned_total, rows_changed_total, rows_skipped_total, bias_age_seconds, skewness (by its label
-    biases, "raw", "old" and "new"), overlap_ratio, drift_ratio, refreshes_total (by action and result),
-    refresh_seconds (a histogram), refreshing (0 or 1), failures_in_a_row, busy_total, missed_runs_total (by
-    reason, "late" or "running"), ready (0 or 1).
+    Further labels: biases ("raw", "old" and "new") of skewness, action and result of refreshes_total, and
+    reason ("late" or "running") of missed_runs_total.
     """
 
     def __init__(self) -> None:
@@ -56,50 +52,44 @@ class ServiceMetrics:
         self._lock = threading.Lock()
         self._ages: dict[tuple[str, ...], tuple[float, datetime]] = {}
         self._ready = Gauge(
-            "milvus_hubness_ready", "Whether every collection was looked at.", registry=self._registry
+            "milvus_hubness_ready", "Whether every collection was reconciled.", registry=self._registry
         )
-        gauge, counter = self._gauge, self._counter
-        self._success = gauge("last_success_timestamp_seconds", "When a look last succeeded.")
+        gauge, counter = partial(self._metric, Gauge), partial(self._metric, Counter)
+        self._success = gauge("last_success_timestamp_seconds", "Time of the last success.")
         self._rows = gauge("rows", "Rows of the collection.")
-        self._pending = gauge("pending_rows", "Rows without a bias that the last run found.")
+        self._pending = gauge("pending_rows", "Rows without a bias at the last run.")
         self._intents = gauge(
-            "write_intents", "Rows in the log of write intents that a killed job had left at the last run."
+            "write_intents", "Rows in the write-intent log of a killed job at the last run."
         )
         self._age = gauge("bias_age_seconds", "Age of the biases.")
         self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
-        self._failures = gauge("failures_in_a_row", "Looks that failed since one did not.")
+        self._failures = gauge("failures_in_a_row", "Failed runs since the last success.")
         self._drift = gauge("drift_ratio", "Share of variance between the bank and recent queries.")
-        self._refreshing = gauge("refreshing", "Whether a look is under way.")
-        self._scanned = counter("rows_scanned_total", "Rows looked at.")
+        self._refreshing = gauge("refreshing", "Whether a run is in progress.")
+        self._scanned = counter("rows_scanned_total", "Rows read.")
         self._changed = counter("rows_changed_total", "Rows whose biases were written.")
-        self._skipped = counter("rows_skipped_total", "Rows left as they were right.")
-        self._refreshes = counter("refreshes_total", "Looks, by what they came to.", "action", "result")
-        self._busy = counter("busy_total", "Looks that found another process at work.")
-        self._missed = counter("missed_runs_total", "Scheduled looks that were made up for.", "reason")
-        self._seconds = Histogram(
-            "milvus_hubness_refresh_seconds", "Seconds a look took.", LABELS, buckets=SECONDS,
-            registry=self._registry,
-        )  # fmt: skip
+        self._skipped = counter("rows_skipped_total", "Rows left unchanged.")
+        self._refreshes = counter("refreshes_total", "Runs, by action and result.", "action", "result")
+        self._busy = counter("busy_total", "Runs that another process prevented.")
+        self._missed = counter("missed_runs_total", "Scheduled runs that were made up for.", "reason")
+        self._seconds = self._metric(Histogram, "refresh_seconds", "Duration of a run.", buckets=SECONDS)
+
+    def _metric(self, kind: Any, name: str, documentation: str, *labels: str, **options: Any) -> Any:
+        labels = (*LABELS, *labels)
+        return kind(f"milvus_hubness_{name}", documentation, labels, registry=self._registry, **options)
 
     def watch(self, table: CollectionTable) -> None:
         """Create the counters of a collection, from 0."""
         labels = _labels(table)
-        for metric in (
-            self._scanned,
-            self._changed,
-            self._skipped,
-            self._busy,
-            self._refreshing,
-            self._failures,
-            self._seconds,
-        ):
+        counters = (self._scanned, self._changed, self._skipped, self._busy)
+        for metric in (*counters, self._refreshing, self._failures, self._seconds):
             metric.labels(*labels)
         for action in ACTIONS:
             self._refreshes.labels(*labels, action, "ok")
         for result in RESULTS[1:]:
             self._refreshes.labels(*labels, UNFINISHED, result)
-        for reason in REASONS:
+        for reason in ("late", "running"):
             self._missed.labels(*labels, reason)
 
     def remember(self, table: CollectionTable, outcomes: Iterable[Reconciliation]) -> None:
@@ -122,11 +112,10 @@ class ServiceMetrics:
             self._busy.labels(*labels).inc(outcome.result == "busy")
 
     def missed(self, table: CollectionTable, reason: str, count: int) -> None:
-        """Count missed runs. reason: one of REASONS."""
         self._missed.labels(*_labels(table), reason).inc(count)
 
-    def refreshing(self, table: CollectionTable, is_under_way: bool) -> None:
-        self._refreshing.labels(*_labels(table)).set(is_under_way)
+    def refreshing(self, table: CollectionTable, is_running: bool) -> None:
+        self._refreshing.labels(*_labels(table)).set(is_running)
 
     def text(self, *, ready: bool) -> str:
         """Return the metrics in the text format that Prometheus scrapes."""
@@ -139,24 +128,20 @@ class ServiceMetrics:
     def _measure(self, labels: tuple[str, ...], outcome: Reconciliation) -> None:
         if outcome.result != "ok":
             return
-        self._success.labels(*labels).set(outcome.at.timestamp())
-        self._rows.labels(*labels).set(outcome.rows)
-        self._pending.labels(*labels).set(outcome.pending)
-        self._intents.labels(*labels).set(outcome.write_intents)
         if outcome.bias_age_seconds is not None:
             self._ages[labels] = outcome.bias_age_seconds, outcome.at
         for biases, skewness in outcome.skewness.items():
             self._skewness.labels(*labels, biases).set(skewness)
-        if outcome.drift is not None:
-            self._drift.labels(*labels).set(outcome.drift)
-        if outcome.overlap is not None:
-            self._overlap.labels(*labels).set(outcome.overlap)
-
-    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
-        return Gauge(f"milvus_hubness_{name}", documentation, (*LABELS, *labels), registry=self._registry)
-
-    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
-        return Counter(f"milvus_hubness_{name}", documentation, (*LABELS, *labels), registry=self._registry)
+        for gauge, value in (
+            (self._success, outcome.at.timestamp()),
+            (self._rows, outcome.rows),
+            (self._pending, outcome.pending),
+            (self._intents, outcome.write_intents),
+            (self._drift, outcome.drift),
+            (self._overlap, outcome.overlap),
+        ):
+            if value is not None:
+                gauge.labels(*labels).set(value)
 
 
 def _labels(table: CollectionTable) -> tuple[str, ...]:
@@ -289,8 +274,8 @@ class Worker:
             self.history.read(self._reconciler.store)
         except HubnessError as error:
             self._events.report("warning", collection=self.table.label, message=f"no history: {error}")
-        self._metrics.remember(self.table, self.history.kept)
-        succeeded = [outcome.at for outcome in self.history.kept if outcome.result == "ok"]
+        self._metrics.remember(self.table, self.history.stored)
+        succeeded = [outcome.at for outcome in self.history.stored if outcome.result == "ok"]
         self._stand(last_success=succeeded[-1] if succeeded else None)
 
     def _progress(self, began: datetime, doing: str, done: int, total: int) -> None:
@@ -325,31 +310,26 @@ class Worker:
 
 @dataclass(frozen=True)
 class CollectionView:
-    """The data of one collection for the page. last, failing, failures: as in `Standing`. next_run: by
-    schedule. outcomes: as in `History`."""
+    """The data of one collection for the page. next_run: by schedule. outcomes: as in `History`."""
 
     table: CollectionTable
-    running: Course | None
-    last: Reconciliation | None
-    last_success: datetime | None
-    failing: Reconciliation | None
-    failures: int
+    standing: Standing
     next_run: datetime | None
     outcomes: tuple[Reconciliation, ...]
 
-    @classmethod
-    def of(cls, worker: Worker, next_run: datetime | None) -> CollectionView:
-        standing = worker.standing()
-        return cls(
-            table=worker.table,
-            running=standing.running,
-            last=standing.last,
-            last_success=standing.last_success,
-            failing=standing.failing,
-            failures=standing.failures,
-            next_run=next_run,
-            outcomes=worker.history.outcomes,
-        )
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that JSON can carry."""
+        table = self.table
+        return {
+            "collection": table.name,
+            "field": table.field,
+            "profile": table.profile,
+            "schedule": table.schedule.text,
+            "full_schedule": table.full_schedule.text,
+            **to_jsonable_python(self.standing),
+            "next_run": to_jsonable_python(self.next_run),
+            "history": to_jsonable_python(self.outcomes),
+        }
 
 
 @dataclass(frozen=True)
@@ -367,28 +347,9 @@ class ServiceView:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can carry."""
         return {
-            "version": self.version,
-            "database": self.database,
-            "started_at": self.started_at.isoformat(),
-            "at": self.at.isoformat(),
+            **to_jsonable_python(
+                {name: value for name, value in vars(self).items() if name != "collections"}
+            ),
             "ready": not self.waiting_for,
-            "waiting_for": self.waiting_for,
-            "collections": [_plain(each) for each in self.collections],
+            "collections": [view.to_dict() for view in self.collections],
         }
-
-
-def _plain(view: CollectionView) -> dict[str, Any]:
-    return {
-        "collection": view.table.name,
-        "field": view.table.field,
-        "profile": view.table.profile,
-        "schedule": view.table.schedule.text,
-        "full_schedule": view.table.full_schedule.text,
-        "running": to_jsonable_python(view.running),
-        "last": to_jsonable_python(view.last),
-        "last_success": to_jsonable_python(view.last_success),
-        "failing": to_jsonable_python(view.failing),
-        "failures": view.failures,
-        "next_run": to_jsonable_python(view.next_run),
-        "history": to_jsonable_python(view.outcomes),
-    }

@@ -74,10 +74,10 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
     for fault, words in zip(
         faults,
         [
-            f"wide.npy has {DIM + 1} dimensions and field 'vector' of 'products_hubness' has {DIM}",
+            f"field 'vector' of 'products_hubness' has dimension {DIM}; the bank from",
             "name: no collection or alias 'nothing'",
             "none.npy: no such file",
-            "'products' carries no biases: migrate or enable it first",
+            "'products' is not corrected: migrate or enable it first",
             "no collection or alias 'none'",
         ],
         strict=True,
@@ -106,7 +106,7 @@ def test_what_is_wrong_is_told_with_its_lines_and_ends_with_2(corrected, run):
         assert words in fault.replace(f"{os.getcwd()}/", "")
     done = run("serve", "--config", configured(COLLECTION + 'profile = "image"\n'), "--check")
     assert (done.returncode, done.stderr.split(":")[1]) == (2, "7")
-    assert "there is no profile 'image', but default" in done.stderr
+    assert "no profile 'image' (there are: default)" in done.stderr
 
 
 def test_without_a_database_the_configuration_is_neither_right_nor_wrong(files, run):
@@ -143,7 +143,7 @@ def test_once_does_what_is_due_and_ends_with_1_where_that_failed(corrected, run,
     found = status(MilvusStore(connect("shop.db")), "products_hubness")
     assert (found.pending, found.bank["count"], found.estimator["k"], found.epoch) == (0, 50, 5, 2)
     assert "all biases were recomputed" not in run("serve", "--config", config, "--once").stdout
-    monkeypatch.setattr("milvus_hubness.serve.reconcile.read_bank", lambda *given: 1 / 0)
+    monkeypatch.setattr("milvus_hubness.serve.config.read_bank", lambda *given: 1 / 0)
     done = run("serve", "--config", configured(COLLECTION + 'bank = "bank.npy"\n'), "--once")
     assert done.returncode == 1
     assert "products_hubness: FAILED: ZeroDivisionError" in done.stdout

@@ -95,14 +95,14 @@ params = { kk = 3 }
         [
             "no time zone 'Mars'",
             "server.uri: holds a user or a password: keep them in token_file",
-            "server.token: secrets are not kept here",
-            '"127.0.0.1:9108" is this machine only',
+            "server.token: secrets are not allowed here",
+            'write "127.0.0.1:9108" for this machine only',
             "collection 1, name: is missing",
             "schedule: '61 * * * *' is no cron schedule: bad minute",
             "did you mean 'schedule'?",
             "no method 'nnm': use one of nnn",
-            "collection 2, params: belong to a method",
-            "bank_column: belongs to a bank",
+            "collection 2, params: needs a method",
+            "bank_column: needs a bank",
             "must be less than or equal to 1, not 2",
             "must be a text",
             "collection 3, name: ",
@@ -126,7 +126,7 @@ params = { kk = 3 }
         (
             '[[collection]]\nname = "a"\nparams = { x = [\n  3] }\nschedule = """\n5y"""\n',
             3,
-            "belong to a method",
+            "needs a method",
         ),
     ],
 )

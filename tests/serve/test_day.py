@@ -65,7 +65,7 @@ class Galleries:
 @pytest.fixture
 def day(tmp_path, any_collection, monkeypatch):
     """Histories are full, and rolled over, within hours."""
-    monkeypatch.setattr(reconcile, "KEPT", 20)
+    monkeypatch.setattr(reconcile, "CAPACITY", 20)
     monkeypatch.setattr(reconcile, "SPARE", 5)
     galleries = Galleries()
     with (

@@ -24,7 +24,7 @@ def kept(*outcomes):
     found = History("products")
     for one in outcomes:
         found.add(one)
-    return [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.kept]
+    return [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.stored]
 
 
 def test_of_looks_without_events_one_in_ten_minutes_is_kept():
@@ -58,7 +58,7 @@ def test_the_age_that_biases_had_grown_to_is_kept_though_quiet_looks_are_not():
     for minute in (0, 1, 2, 5, 6, 11, 12):
         found.add(outcome(minute, bias_age_seconds=2.0))
     assert [(one.at.minute, one.oldest_seconds) for one in found.outcomes] == [(0, 0), (11, 302), (12, 62)]
-    assert len(found.kept) == 2
+    assert len(found.stored) == 2
 
 
 def test_failed_looks_do_not_make_biases_younger():
@@ -67,7 +67,7 @@ def test_failed_looks_do_not_make_biases_younger():
     for minute in (1, 2, 3):
         found.add(outcome(minute, result="failed", message="down"))
     found.add(outcome(4, "pending", bias_age_seconds=0.0))
-    assert found.kept[-1].oldest_seconds == 240
+    assert found.stored[-1].oldest_seconds == 240
 
 
 def test_looks_left_to_another_process_are_not_kept():
@@ -87,7 +87,7 @@ def test_what_could_not_be_written_is_with_the_next():
     found.write(ledger)
     again = History("products")
     again.read(ledger)
-    assert again.kept == (outcome(0, "full"), outcome(1, "pending"))
+    assert again.stored == (outcome(0, "full"), outcome(1, "pending"))
 
 
 def test_entries_of_another_version_are_left_out():
@@ -95,11 +95,11 @@ def test_entries_of_another_version_are_left_out():
     ledger.put_records("", [Record("history/products/x", "history/products", '{"at": "yesterday"}')])
     found = History("products")
     found.read(ledger)
-    assert found.kept == ()
+    assert found.stored == ()
 
 
 def test_a_database_keeps_the_last_of_each_collection(lite, monkeypatch):
-    monkeypatch.setattr(reconcile, "KEPT", 10)
+    monkeypatch.setattr(reconcile, "CAPACITY", 10)
     monkeypatch.setattr(reconcile, "SPARE", 4)
     store = lite.store()
     facts = {"skewness": {"raw": 3.0, "new": 1.0}, "bias_age_seconds": 2.5, "online_banks": {"seed": 4}}
@@ -114,4 +114,4 @@ def test_a_database_keeps_the_last_of_each_collection(lite, monkeypatch):
     for label, expected in (("products", given[-10:]), ("products/vector", given[:1])):
         found = History(label)
         found.read(store)
-        assert [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.kept] == expected
+        assert [one.model_copy(update={"oldest_seconds": 0.0}) for one in found.stored] == expected

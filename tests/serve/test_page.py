@@ -14,7 +14,7 @@ from milvus_hubness.charts import apart, time_ticks
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.serve.page import HEADERS, render
 from milvus_hubness.serve.reconcile import Course, Reconciliation
-from milvus_hubness.serve.worker import CollectionView, ServiceView
+from milvus_hubness.serve.worker import CollectionView, ServiceView, Standing
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 AT = datetime(2026, 3, 29, 12, 0, tzinfo=timezone.utc)
@@ -57,16 +57,14 @@ def shown(*collections, waiting_for=""):
 
 
 def collection(name="products", kept=(), last=None, running=None, failing=None, failures=0, **facts):
-    return CollectionView(
-        table=CollectionTable(name=name, **facts),
+    standing = Standing(
         running=running,
         last=last or (kept[-1] if kept else None),
         last_success=kept[-1].at if kept else None,
         failing=failing,
         failures=failures,
-        next_run=AT + timedelta(seconds=40),
-        outcomes=kept,
     )
+    return CollectionView(CollectionTable(name=name, **facts), standing, AT + timedelta(seconds=40), kept)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +79,7 @@ def full_page():
         collection("videos", few, running=Course(AT, "computing biases", 40_000, 1_200_000)),
         collection(long_name, outcomes(9), last=trouble, failing=trouble, failures=3),
         collection("songs"),
-        waiting_for="a first look at songs",
+        waiting_for="the first reconciliation of songs",
     )
 
 
@@ -92,7 +90,7 @@ def text(page):
 def test_the_page_holds_the_figures(full_page):
     said = text(full_page)
     for words in (
-        "Not ready: waiting for a first look at songs",
+        "Not ready: waiting for the first reconciliation of songs",
         "products field vector · profile text",
         "Last success 30 min ago",
         "Next run in 40 s",
@@ -105,7 +103,7 @@ def test_the_page_holds_the_figures(full_page):
         "computing biases, 40,000 of 1,200,000",
         "no Milvus answers",
         "(3 times in a row)",
-        "not looked at yet",
+        "not reconciled yet",
     ):
         assert words in said
 

@@ -54,7 +54,7 @@ def test_it_is_ready_once_everything_was_looked_at(file):
         job.began.acquire(timeout=5)
         assert ask(f"{running.url}/healthz")[:2] == (200, '{"status": "ok"}\n')
         code, said, _ = ask(f"{running.url}/readyz")
-        assert (code, json.loads(said)["for"]) == (503, "a first look at products")
+        assert (code, json.loads(said)["for"]) == (503, "the first reconciliation of products")
         assert samples(running.url)[("ready",)] == 0
         job.gate.set()
         running.wait_for("ready")

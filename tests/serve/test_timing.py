@@ -58,11 +58,11 @@ def test_cron_comes_once_on_days_on_which_the_clock_is_set():
         ("60", "neither an interval"),
         ("5 minutes", "neither an interval"),
         ("* * * *", "neither an interval"),
-        ("0s", "between a second and a year"),
-        ("99999999999d", "between a second and a year"),
+        ("0s", "from a second to a year"),
+        ("99999999999d", "from a second to a year"),
         ("61 * * * *", "bad minute"),
         ("* * * * mun", "bad day-of-week"),
-        ("0 0 30 2 *", "never comes|bad day-of-month"),
+        ("0 0 30 2 *", "never fires|bad day-of-month"),
     ],
 )
 def test_what_is_wrong_is_told(text, said):
