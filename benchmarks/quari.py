@@ -45,8 +45,7 @@ from benchmarks.quari_rivals import COMMON, QUARI, SIZES, Rivals, World, places
 from benchmarks.quari_speed import SPEED_REPEATS, speed
 from milvus_hubness.charts import learning_curves
 from milvus_hubness.demo.run import build, collect
-from milvus_hubness.quality import paired_difference, retrieval_summary
-from milvus_hubness.quality.measures import hits
+from milvus_hubness.quality.measures import hits, paired_difference, retrieval_summary
 from milvus_hubness.quari import Checkpoint, Pairs, QuariConfig, train
 from milvus_hubness.quari.reranker import as_ranks
 from tests.real_data import load_task

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Sinkhorn
-from milvus_hubness.quality import nearest
+from milvus_hubness.quality.measures import nearest
 from milvus_hubness.quari import Adaptation, Checkpoint, Pairs, QuariReranker, TrainingSettings
 from milvus_hubness.quari.model import cosines
 from milvus_hubness.quari.pairs import mine

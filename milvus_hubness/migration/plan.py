@@ -33,7 +33,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Event, Events, Progress, Throttle
 from milvus_hubness.operations.reading import Resolution, only_field
-from milvus_hubness.quality import RecallGate
+from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
 from milvus_hubness.state import STATE_TTL, slots_for, suffix_for
 from milvus_hubness.stores.protocols import Store

@@ -20,8 +20,7 @@ from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.operations.reading import MEASURED_ROWS, Resolution, resolution
-from milvus_hubness.quality import RecallGate, measure_recall
-from milvus_hubness.quality.recall import ROWS
+from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 

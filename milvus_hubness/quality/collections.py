@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any
 
 import numpy as np
 from jinja2 import Template
-from markupsafe import Markup
 
 from milvus_hubness import charts
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.charts import number, page_template
+from milvus_hubness.charts import page_template
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
@@ -22,7 +20,7 @@ from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.operations.reading import WHERE_FROM, read_gallery
 from milvus_hubness.quality import report, tuning
-from milvus_hubness.quality.report import Diagnosis, Region
+from milvus_hubness.quality.report import Diagnosis
 from milvus_hubness.stores.protocols import Store
 
 LONGEST = 160
@@ -30,75 +28,12 @@ LONGEST = 160
 
 @cache
 def _template() -> Template:
-    return page_template(__package__, "report.html", LONGEST, {"points": charts.points})
+    return page_template(__package__, "report.html", LONGEST, {})
 
 
 def render(diagnosis: Diagnosis) -> str:
     """Return the HTML page in UTF-8; write it with encoding="utf-8"."""
-    regions = _regions(diagnosis)
-    return _template().render(
-        d=diagnosis,
-        headline=_headline(diagnosis),
-        tiles=_tiles(diagnosis),
-        curves=_curves(diagnosis),
-        regions=regions,
-        unreached=sum(not region.reached for region, _ in regions),
-        largest=max((max(hub.item.before, hub.item.after) for hub in diagnosis.hubs), default=1),
-        histogram=charts.histogram,
-        whisker=charts.whisker,
-        bars=charts.bars,
-        share=charts.share,
-    )
-
-
-def _headline(d: Diagnosis) -> dict[str, Any]:
-    if d.verdict:
-        verdict = d.verdict["verdict"]
-        heading, tone = verdict.capitalize(), verdict.lower().replace(" ", "-")
-        return {"tone": tone, "heading": heading, "reason": d.verdict["reason"], "interval": None}
-    heading = f"Skewness {d.before.skewness:.2f} → {d.after.skewness:.2f}"
-    reason = "Less hubness is not yet a better search: give right answers, or tune, for a verdict."
-    if d.retrieval_before and d.retrieval_after:
-        heading = f"R@1 {d.retrieval_before['R@1']:.1%} → {d.retrieval_after['R@1']:.1%}"
-        reason = "Measured on these queries; nothing was held out to judge by."
-    return {"tone": "", "heading": heading, "reason": reason, "interval": d.gain}
-
-
-def _tiles(d: Diagnosis) -> list[tuple[str, ...]]:
-    """Return name, value before, value after and meaning of each measure."""
-    both, retrieval = (d.before, d.after), []
-    if d.retrieval_before and d.retrieval_after:
-        for measure, meaning in (("R@1", "a right answer first"), ("R@10", "one among the first ten")):
-            pair = (d.retrieval_before[measure], d.retrieval_after[measure])
-            retrieval.append((measure, *(f"{each:.1%}" for each in pair), meaning))
-    return [
-        *retrieval,
-        ("Skewness", *(f"{each.skewness:.2f}" for each in both), f"of N_{d.k}; 0 is even"),
-        ("Robin Hood", *(f"{each.robin_hood:.1%}" for each in both), "answers to move to be even"),
-        ("Anti-hubs", *(f"{each.antihubs:.1%}" for each in both), "items never found"),
-        ("Largest hub", *(number(each.largest) for each in both), f"queries with it in the top {d.k}"),
-    ]
-
-
-def _curves(d: Diagnosis) -> list[Markup]:
-    strengths = [point.strength for point in d.strengths]
-    recalls = [point.recall for point in d.strengths if point.recall]
-    height = 160 if recalls else 230
-
-    def curve(name: str, values: list[float], **style: Any) -> Markup:
-        return charts.curve(name, strengths, values, d.strength, height, **style)
-
-    return [
-        *([curve("R@1", [each.estimate for each in recalls], percent=True, band=recalls)] if recalls else []),
-        curve("Skewness", [point.hubness.skewness for point in d.strengths]),
-        curve("Anti-hubs", [point.hubness.antihubs for point in d.strengths], percent=True),
-    ]
-
-
-def _regions(d: Diagnosis) -> list[tuple[Region, float]]:
-    """Return the regions of the gallery, in order, with the share of each that the bank reaches."""
-    regions = d.coverage.regions if d.coverage else []
-    return sorted(((each, each.reached / each.items) for each in regions), key=lambda pair: pair[1])
+    return _template().render(d=diagnosis, charts=charts)
 
 
 def diagnose(

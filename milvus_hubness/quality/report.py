@@ -101,13 +101,18 @@ class Region(NamedTuple):
     reached: int
     central: Any
 
+    @property
+    def share(self) -> float:
+        """Return the share of the items that a bank query finds."""
+        return self.reached / self.items
+
 
 class BankReach(NamedTuple):
     """The part of the gallery that is among the first k of at least one bank query.
 
     reached, by_chance: the number of such items, and the expected number if every bank query found k items at
     random. blind_answers: share of the answers before correction that no bank query reaches. farthest: the
-    items with the least similarity to any bank query, with that similarity.
+    items with the least similarity to any bank query, with that similarity. regions: by their share.
     """
 
     bank_size: int
@@ -299,7 +304,10 @@ class _Pair:
             reached=int(reached.sum()),
             by_chance=n_items - _unreached(n_items, len(bank), k),
             blind_answers=float((~reached)[self.before.found].mean()),
-            regions=[Region(int(items), int(hit), self.key(int(central))) for items, hit, central in regions],
+            regions=sorted(
+                (Region(int(items), int(hit), self.key(int(central))) for items, hit, central in regions),
+                key=lambda region: region.share,
+            ),
             farthest=[(self.item(n), float(seen.similarity[n])) for n in farthest],
         )
 

@@ -23,8 +23,14 @@ from milvus_hubness.kernels.operands import (
 )
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.operations.reading import QUERY_COLUMN, read_gallery, read_pairs
-from milvus_hubness.quality import nearest, paired_difference, ranks, retrieval_summary
-from milvus_hubness.quality.measures import PositiveRanks, hits
+from milvus_hubness.quality.measures import (
+    PositiveRanks,
+    hits,
+    nearest,
+    paired_difference,
+    ranks,
+    retrieval_summary,
+)
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.model import Adaptation, Quari, cosines, transformed_queries
 from milvus_hubness.quari.pairs import Pairs, unit

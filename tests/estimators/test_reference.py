@@ -15,7 +15,7 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.quality import hits, k_occurrence, nearest, ranks, skewness
+from milvus_hubness.quality.measures import hits, k_occurrence, nearest, ranks, skewness
 from tests.real_data import (
     EMBEDDING_TASKS,
     LARGEST,

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.quality import confidence_interval, measures, paired_difference
+from milvus_hubness.quality import measures
+from milvus_hubness.quality.measures import confidence_interval, paired_difference
 
 RNG = np.random.default_rng(0)
 

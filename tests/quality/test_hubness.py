@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality import (
+from milvus_hubness.quality.measures import (
     antihubs,
     hubness_summary,
     k_occurrence,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.kernels import operands
-from milvus_hubness.quality import nearest, ranks
+from milvus_hubness.quality.measures import nearest, ranks
 
 
 def vectors(n, d=4, seed=0):

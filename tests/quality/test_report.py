@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
-from milvus_hubness.quality import hubness_summary, skewness
 from milvus_hubness.quality.bank_checks import bank_coverage
+from milvus_hubness.quality.measures import hubness_summary, skewness
 from milvus_hubness.quality.report import EXAMPLES, HUBS, QUERIES_PER_HUB, diagnose
 
 N_QUERIES, N_ITEMS, DIM, K = 120, 150, 12, 5

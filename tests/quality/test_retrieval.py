@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality import (
+from milvus_hubness.quality.measures import (
     PositiveRanks,
     average_precisions,
     hits,
