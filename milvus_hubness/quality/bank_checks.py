@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors, as_vectors
-from milvus_hubness.errors import DimensionMismatch, InvalidParameter
+from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.kernels import topk, topk_mean
 from milvus_hubness.kernels.operands import whole_number
 from milvus_hubness.quality.measures import Counts, k_occurrence, nearest
@@ -195,21 +195,19 @@ Squares = npt.NDArray[np.float64]
 class Drift:
     """The drift between a bank and recent queries.
 
-    statistic: the share of the variance that is between bank and recent queries, on average 0 for equal
-    distributions, at most 1. threshold: the statistic from which drift counts. p: the probability of such a
-    statistic between two halves of one distribution. level: the largest p that counts. mmd2: the unbiased
-    squared discrepancy. fired: whether both statistic and p count. bank, recent: numbers of compared queries.
+    reason: the figures, or why nothing was compared. bank, recent: numbers of compared queries. statistic:
+    the share of the variance that is between bank and recent queries, on average 0 for equal distributions,
+    at most 1. p: the probability of such a statistic between two halves of one distribution. mmd2: the
+    unbiased squared discrepancy. fired: whether the statistic reaches THRESHOLD and p is at most LEVEL.
     """
 
-    statistic: float
-    threshold: float
-    p: float
-    level: float
-    mmd2: float
-    fired: bool
     reason: str
     bank: int
     recent: int
+    statistic: float = 0.0
+    p: float = 1.0
+    mmd2: float = 0.0
+    fired: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, for people and for --json."""
@@ -220,8 +218,6 @@ def drift_between(
     bank: npt.ArrayLike,
     recent: npt.ArrayLike,
     *,
-    threshold: float = THRESHOLD,
-    level: float = LEVEL,
     at_most: int = AT_MOST,
     permutations: int = PERMUTATIONS,
     seed: int = 0,
@@ -232,33 +228,27 @@ def drift_between(
     With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors,
     InvalidParameter.
     """
-    if not 0 <= threshold < 1:
-        raise InvalidParameter(f"threshold is a share of variance from 0 to below 1, got {threshold}")
-    if not 0 < level < 1:
-        raise InvalidParameter(f"level is between 0 and 1, got {level}")
     at_most = whole_number("at_most", at_most)
     permutations = whole_number("permutations", permutations)
     rng = np.random.default_rng(seed)
     first, second = (
-        _some(rows, what, at_most, rng) for rows, what in ((bank, "the bank"), (recent, "queries"))
+        vectors[rng.permutation(len(vectors))[:at_most]]
+        for vectors in (as_vectors(bank, "the bank"), as_vectors(recent, "queries"))
     )
     if min(len(first), len(second)) < AT_LEAST:
         few = f"{len(second)} recent queries and {len(first)} in the bank; {AT_LEAST} of each are needed"
-        return Drift(0.0, threshold, 1.0, level, 0.0, False, few, len(first), len(second))
+        return Drift(few, len(first), len(second))
     if first.shape[1] != second.shape[1]:
         raise DimensionMismatch(
             f"{second.shape[1]}-d queries cannot be held against a {first.shape[1]}-d bank"
         )
     mmd2, statistic, p = _compared(first, second, permutations, rng)
-    fired = statistic >= threshold and p <= level
-    between = f"{statistic:.2%} of the variance lies between bank and recent queries (p {p:.2g})"
-    limits = f"{threshold:.2%} and p {level:.2g} count"
-    return Drift(statistic, threshold, p, level, mmd2, fired, f"{between}; {limits}", len(first), len(second))
-
-
-def _some(rows: npt.ArrayLike, what: str, at_most: int, rng: np.random.Generator) -> Vectors:
-    vectors = as_vectors(rows, what)
-    return vectors[rng.permutation(len(vectors))[:at_most]]
+    reason = (
+        f"{statistic:.2%} of the variance lies between bank and recent queries (p {p:.2g}); "
+        f"{THRESHOLD:.2%} and p {LEVEL:.2g} count"
+    )
+    fired = statistic >= THRESHOLD and p <= LEVEL
+    return Drift(reason, len(first), len(second), statistic, p, mmd2, fired)
 
 
 def _compared(

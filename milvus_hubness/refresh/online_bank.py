@@ -14,7 +14,7 @@ from milvus_hubness.banks.online import Terms, merge, safe_seeds, unlike_each_ot
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.job_properties import OnlineBank
 from milvus_hubness.operations.lease import leasing
-from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, LEVEL, THRESHOLD, Drift, drift_between
+from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import CollectionState, require_state
 from milvus_hubness.stores.protocols import Store
@@ -164,7 +164,7 @@ def absorbed(
         origins,
         samples_collection.vectors,
         samples_collection.origins,
-        terms_of(online_bank, seed),
+        terms_of(online_bank, 0),
     )
     now = origins if merged.bank is None else merged.bank.origins or origins
     seeds = int(now.are_seeds.sum())
@@ -233,9 +233,6 @@ def drift(
     *,
     field: str | None = None,
     profile: str | None = None,
-    threshold: float = THRESHOLD,
-    level: float = LEVEL,
-    seed: int = 0,
 ) -> Drift:
     """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
     `quality.bank_checks`.
@@ -251,23 +248,19 @@ def drift(
     online_bank = info.online_bank_of(state.field, profile or state.active)
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: let its bank live"
-        return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
+        return Drift(reason, held.bank.count, 0)
     vectors = store.read_query_samples(online_bank.samples_collection, online_bank.profile).vectors
-    vectors = vectors[np.random.default_rng(seed).permutation(len(vectors))[:LOOKED_AT]]
+    vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:LOOKED_AT]]
     if not len(vectors):
-        reason = "no recent queries were sampled"
-        return Drift(0.0, threshold, 1.0, level, 0.0, False, reason, held.bank.count, 0)
+        return Drift("no recent queries were sampled", held.bank.count, 0)
     recent = vectors[unlike_each_other(vectors, online_bank.duplicate_cosine)]
     stored = store.load_bank(held.bank, checked=False)
-    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank, seed))
+    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank, 0))
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]
     return drift_between(
         state.layout.reduce_queries(bank)[:, : state.dim],
         state.layout.reduce_queries(recent)[:, : state.dim],
-        threshold=threshold,
-        level=level,
-        seed=seed,
     )
 
 

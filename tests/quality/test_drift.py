@@ -7,7 +7,7 @@ from scipy.stats import kstest
 from sklearn.cluster import KMeans
 
 from milvus_hubness import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.quality.bank_checks import AT_LEAST, drift_between
+from milvus_hubness.quality.bank_checks import AT_LEAST, LEVEL, THRESHOLD, drift_between
 from tests.real_data import load_task, needs_real_data
 
 
@@ -42,12 +42,11 @@ def test_the_p_value_is_uniform_where_nothing_moved():
 
 def test_a_shift_must_be_large_as_well_as_sure():
     found = drift_between(drawn(0, 2_000), drawn(1, 2_000, shift=0.1))
-    assert found.p <= found.level
-    assert 0 < found.statistic < found.threshold
+    assert found.p <= LEVEL
+    assert 0 < found.statistic < THRESHOLD
     assert not found.fired
-    assert drift_between(drawn(0, 2_000), drawn(1, 2_000, shift=0.1), threshold=0.0).fired
     few = [drift_between(drawn(seed, 50), drawn(100 + seed, 50), seed=seed) for seed in range(20)]
-    assert sum(each.statistic >= each.threshold for each in few) >= 3
+    assert sum(each.statistic >= THRESHOLD for each in few) >= 3
     assert not any(each.fired for each in few)
 
 
@@ -65,7 +64,7 @@ def test_what_cannot_be_compared_is_refused():
         drift_between(drawn(0, 60), np.where(np.arange(60)[:, None] == 3, np.nan, drawn(0, 60)))
     with pytest.raises(InvalidInput):
         drift_between(drawn(0, 60)[0], drawn(0, 60))
-    for wrong in ({"threshold": 1.0}, {"level": 0.0}, {"permutations": 0}, {"at_most": 0}):
+    for wrong in ({"permutations": 0}, {"at_most": 0}):
         with pytest.raises(InvalidParameter):
             drift_between(drawn(0, 60), drawn(0, 60), **wrong)
 
@@ -84,7 +83,7 @@ def test_it_stays_quiet_on_resamples_of_real_queries(name):
         order = np.random.default_rng(seed).permutation(len(bank))
         found = drift_between(bank[order[: len(order) // 2]], bank[order[len(order) // 2 :]], at_most=250)
         assert not found.fired, found.reason
-        assert abs(found.statistic) < found.threshold / 2
+        assert abs(found.statistic) < THRESHOLD / 2
 
 
 @needs_real_data
@@ -105,7 +104,7 @@ def test_it_fires_on_queries_of_another_data_set(share):
     recent = np.concatenate([own[order[250 : 250 + 240 - count]], other[:count]])
     found = drift_between(own[order[:250]], recent)
     assert found.fired
-    assert found.statistic > found.threshold
+    assert found.statistic > THRESHOLD
     assert "of the variance lies between" in found.reason
 
 
