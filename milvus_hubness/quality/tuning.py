@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,6 +36,8 @@ WEAK = 0.6
 
 Verdict = Literal["apply", "apply weakly", "leave it alone"]
 Values = npt.NDArray[np.float64]
+Answers = list[npt.NDArray[np.int64]]
+"""The numbers of the positives of each query."""
 
 
 class Judgement(NamedTuple):
@@ -227,25 +230,25 @@ def tune(
     targets = None if target_bank is None else QueryBank.of(target_bank)
     if targets is not None:
         bank.expect_dim(targets.dim, "the target bank")
-    query_vectors, wanted = _checked_queries(bank, queries, positives, len(items))
-    fitted, query_vectors, wanted = _apart(bank, query_vectors, wanted, rng)
-    items, wanted = _some_items(items, wanted, rng)
-    found = suspicions(bank.vectors, items, None if queries is None else query_vectors, seed=seed)
+    query_vectors, answers = _checked_queries(bank, queries, positives, len(items))
+    fitted, query_vectors, answers = _apart(bank, query_vectors, answers, rng)
+    items, answers = _some_items(items, answers, rng)
+    warnings = suspicions(bank.vectors, items, None if queries is None else query_vectors, seed=seed)
     trials = sweep(fitted, items, targets, progress=progress)
-    raw = Trial(trials[-1].estimator, 0.0, np.zeros(len(items), np.float32))
-    outcome = assess(query_vectors, items, [raw.bias, *(trial.bias for trial in trials)], wanted)
-    chosen, judged = decide(trials, outcome, query_vectors, items, wanted, seed=seed)
-    alone = bool(found) or judged.verdict == "leave it alone"
+    raw = np.zeros(len(items), np.float32)
+    outcome = assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
+    chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
+    alone = bool(warnings) or judged.verdict == "leave it alone"
     return Tuning(
         verdict="leave it alone" if alone else judged.verdict,
         choice=None if alone else chosen.estimator,
         strength=0.0 if alone else judged.strength,
-        reason="; ".join(suspicion.text for suspicion in found) or judged.reason,
+        reason="; ".join(suspicion.text for suspicion in warnings) or judged.reason,
         interval=judged.interval,
-        warnings=tuple(found),
+        warnings=tuple(warnings),
         candidate=chosen.estimator,
         rows=_table(trials, outcome, len(items), seed),
-        labelled=wanted is not None,
+        labelled=answers is not None,
         bank_size=len(bank),
         items=len(items),
         queries=len(query_vectors),
@@ -281,7 +284,7 @@ def decide(
 
 def _checked_queries(
     bank: QueryBank, queries: npt.ArrayLike | None, positives: Positives | None, n_items: int
-) -> tuple[Vectors | None, list[npt.NDArray[np.int64]] | None]:
+) -> tuple[Vectors | None, Answers | None]:
     if queries is None:
         if positives is not None:
             raise InvalidInput("positives were given without the queries that they belong to")
@@ -301,56 +304,47 @@ def _checked_queries(
 
 
 def _apart(
-    bank: QueryBank,
-    query_vectors: Vectors | None,
-    wanted: list[npt.NDArray[np.int64]] | None,
-    rng: np.random.Generator,
-) -> tuple[QueryBank, Vectors, list[npt.NDArray[np.int64]] | None]:
+    bank: QueryBank, query_vectors: Vectors | None, answers: Answers | None, rng: np.random.Generator
+) -> tuple[QueryBank, Vectors, Answers | None]:
     """Return a bank to fit and disjoint queries to search with, and their positives."""
     if query_vectors is None:
-        order = rng.permutation(len(bank))
-        half = len(bank) // 2
-        fit, ask = bank.vectors[order[half:]], bank.vectors[order[:half][:MOST_QUERIES]]
-        return QueryBank(fit, bank.source), ask, None
+        order, half = rng.permutation(len(bank)), len(bank) // 2
+        fitted, held_out = bank.vectors[order[half:]], bank.vectors[order[:half][:MOST_QUERIES]]
+        return QueryBank(fitted, bank.source), held_out, None
     if len(query_vectors) > MOST_QUERIES:
         some = np.sort(rng.permutation(len(query_vectors))[:MOST_QUERIES])
         query_vectors = query_vectors[some]
-        wanted = None if wanted is None else [wanted[query] for query in some]
-    known = {row.tobytes() for row in query_vectors}
-    other = np.array([row.tobytes() not in known for row in bank.vectors])
+        answers = None if answers is None else [answers[query] for query in some]
+    queries = {row.tobytes() for row in query_vectors}
+    other = np.array([row.tobytes() not in queries for row in bank.vectors])
     if not other.any():
         raise InvalidInput(
             "the bank holds nothing but the queries: a bias must not be judged by what it was fitted on"
         )
-    return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, wanted
+    return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, answers
 
 
 def _some_items(
-    items: Vectors, wanted: list[npt.NDArray[np.int64]] | None, rng: np.random.Generator
-) -> tuple[Vectors, list[npt.NDArray[np.int64]] | None]:
+    items: Vectors, answers: Answers | None, rng: np.random.Generator
+) -> tuple[Vectors, Answers | None]:
     """Return at most `MOST_ITEMS` items, or all positives if they are more, and the new positions of the
     positives."""
     if len(items) <= MOST_ITEMS:
-        return items, wanted
-    needed = np.unique(np.concatenate(wanted)) if wanted is not None else np.empty(0, np.int64)
+        return items, answers
+    needed = np.unique(np.concatenate(answers)) if answers is not None else np.empty(0, np.int64)
     others = np.setdiff1d(rng.permutation(len(items))[:MOST_ITEMS], needed)
-    kept = np.sort(np.concatenate([needed, others[: max(0, MOST_ITEMS - len(needed))]]))
-    if wanted is not None:
-        wanted = [np.searchsorted(kept, one) for one in wanted]
-    return items[kept], wanted
+    chosen = np.sort(np.concatenate([needed, others[: max(0, MOST_ITEMS - len(needed))]]))
+    return items[chosen], answers and [np.searchsorted(chosen, one) for one in answers]
 
 
 def _table(trials: Sequence[Trial], outcome: Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
-    uneven = unevenness(outcome, n_items).tolist()
     tried: list[tuple[Estimator | None, float]] = [(None, 0.0)]
     tried += [(trial.estimator, trial.strength) for trial in trials]
-    if not outcome.ranks.size:
-        rows = [Row(*one, even, None, None) for one, even in zip(tried, uneven, strict=True)]
-        return (rows[0], *sorted(rows[1:], key=lambda row: row.unevenness))
-    hits = outcome.hits
-    gains = bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
-    rows = [
-        Row(*one, even, r1, gain)
-        for one, even, r1, gain in zip(tried, uneven, hits.mean(1).tolist(), gains, strict=True)
-    ]
-    return (rows[0], *sorted(rows[1:], key=lambda row: -(row.r1 or 0.0)))
+    uneven = unevenness(outcome, n_items).tolist()
+    retrieval: Iterable[tuple[float | None, Interval | None]] = repeat((None, None), len(tried))
+    if outcome.ranks.size:
+        hits = outcome.hits
+        gains = bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
+        retrieval = zip(hits.mean(1).tolist(), gains, strict=True)
+    raw, *rows = (Row(*one, even, *two) for one, even, two in zip(tried, uneven, retrieval, strict=True))
+    return (raw, *sorted(rows, key=lambda row: row.unevenness if row.r1 is None else -row.r1))
