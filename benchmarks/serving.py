@@ -245,7 +245,8 @@ def systems(uri: str, store: MilvusStore, target: str, taken: int) -> Iterator[S
             state = store.info(collection).state
             if state and state.reranking:
                 reranking = state.reranking.model_copy(update={"candidates": candidates})
-                store.write_state(collection, state.model_copy(update={"reranking": reranking}))
+                changed = state.model_copy(update={"reranking": reranking})
+                store.write_property(collection, state.property_name, changed)
         client = remembering(uri, candidates, PLAIN, WITH_FIELDS)
         yield System(SIDE, candidates, searching(client, PLAIN))
         if client._operations._chains:

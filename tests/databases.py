@@ -235,3 +235,8 @@ class OnQdrant(Held):
 
     def served(self, name: str) -> Any:
         return self._client.get_collection(name).payload_schema
+
+
+def write_state(store: Store, collection: str, state: CollectionState) -> None:
+    """Replace the state of a collection."""
+    store.write_property(collection, state.property_name, state)

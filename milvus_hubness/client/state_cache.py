@@ -47,7 +47,7 @@ from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import (
     COLLECTION_NOT_FOUND,
     COLLECTION_NOT_LOADED,
-    runs_function_chains,
+    supports,
 )
 
 Name = tuple[str, str, int]
@@ -373,7 +373,7 @@ class StateCache:
     def _rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
         in_fields = state.reranking is not None and not state.reranking.side
         if in_fields and self._chains is None:
-            self._chains = runs_function_chains((yield Ask("get_server_version")))
+            self._chains = supports((yield Ask("get_server_version")), "function chains")
         return rewrite_of(state, cached.reading, chains=bool(self._chains))
 
     def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:

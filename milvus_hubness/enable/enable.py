@@ -43,7 +43,7 @@ from milvus_hubness.operations.reading import (
 from milvus_hubness.operations.write_intents import drop_intents, rewriting
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import CandidateReranking, CollectionState, suffix_for
-from milvus_hubness.stores.protocols import Store, undo_save_bank
+from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo
 
 MAX_MISS_RATE = 0.01
@@ -287,9 +287,10 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
     state: CollectionState | None = None
     try:
         if plan.side:
-            if store.is_left_side(plan.source, plan.side):
+            sides = capability(store, SideCollections)
+            if sides.is_left_side(plan.source, plan.side):
                 lease.drop(plan.side)
-            store.create_side(plan.source, plan.side)
+            sides.create_side(plan.source, plan.side)
             made_side = True
             lease.fence(plan.side)
         elif plan.adds_fields:
@@ -318,7 +319,8 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
             bias_location = BiasBackend(store, plan.source, state, writer)
             _write(store, plan, state, bias_location, progress)
             announced = True
-            store.write_state(plan.source.name, keep_nearest(store, plan.source.name, state))
+            gated = keep_nearest(store, plan.source.name, state)
+            store.write_property(plan.source.name, state.property_name, gated)
             # From now on clients write biases too; the check finds rows that they wrote before.
             time.sleep(client_ttl)
             rows = _checked(store, plan, state, bias_location, progress)
@@ -326,7 +328,7 @@ def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progres
         raise
     except BaseException:
         if announced and state is not None:
-            store.drop_state(plan.source.name, state)
+            store.write_property(plan.source.name, state.property_name, None)
         if plan.side and made_side:
             lease.drop(plan.side)
         undo_save_bank(store, bank, made_bank)
@@ -360,10 +362,11 @@ def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | Non
         raise NotCorrected(
             f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
         )
-    store.drop_state(info.name, state)
+    store.write_property(info.name, state.property_name, None)
     drop_intents(lease, info)
     if state.second_vector:
-        return state.second_vector if store.drop_second_vector(info.name, state) else None
+        dropped = capability(store, SecondVectors).drop_second_vector(info.name, state)
+        return state.second_vector if dropped else None
     side = state.reranking.side if state.reranking else None
     if side:
         lease.drop(side)

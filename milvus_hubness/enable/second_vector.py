@@ -35,7 +35,7 @@ from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.reading import keep_nearest, only_field, read_gallery, require_resolved
 from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import CollectionState, slots_for, suffix_for
-from milvus_hubness.stores.protocols import Store, undo_save_bank
+from milvus_hubness.stores.protocols import SecondVectors, Store, capability, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo
 
 BIAS_TOLERANCE = 1e-5
@@ -157,7 +157,8 @@ def plan_second_vector(
             )
         suffix = suffix_for(field, info.states.values())
         layout = Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
-    holds = store.second_vector_field(info, field, suffix, form_of(layout, vector.dtype).width)
+    second_vectors = capability(store, SecondVectors)
+    holds = second_vectors.second_vector_field(info, field, suffix, form_of(layout, vector.dtype).width)
     if unfinished is not None:
         correction, strength = (
             load_correction(store, unfinished, unfinished.profile),
@@ -180,7 +181,7 @@ def plan_second_vector(
         adds_fields=holds == "can be added",
         gate=gate,
         unfinished=unfinished,
-        remarks=tuple(store.second_vector_remarks(info, suffix)),
+        remarks=tuple(second_vectors.second_vector_remarks(info, suffix)),
     )
 
 
@@ -204,7 +205,7 @@ def enable_second_vector(
         )
     state = plan.unfinished or _begun(store, plan)
     info = store.info(name)
-    store.load_second_vector(info, state)
+    capability(store, SecondVectors).load_second_vector(info, state)
     with rewriting(lease, info, state, client_ttl=client_ttl) as writer, lease.explained():
         bias_location = BiasBackend(store, info, state, writer)
         doing = "filling the second field"
@@ -226,7 +227,7 @@ def enable_second_vector(
             f"and {in_second} in {state.searched_field!r}: is its index built?"
         )
     ready = keep_nearest(store, name, state).model_copy(update={"phase": "ready"})
-    store.write_state(name, ready)
+    store.write_property(name, ready.property_name, ready)
     return SecondVectorEnabled(
         collection=name,
         second_vector=plan.second_vector,
@@ -296,7 +297,8 @@ def _begun(store: Store, plan: SecondVectorPlan) -> CollectionState:
     bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.correction.layout.metric)
     try:
         if plan.adds_fields:
-            store.add_second_vector(plan.source, plan.field, plan.suffix, plan.width)
+            second_vectors = capability(store, SecondVectors)
+            second_vectors.add_second_vector(plan.source, plan.field, plan.suffix, plan.width)
         state = initial_state(
             plan.correction.layout,
             plan.correction.fitted.estimator,
@@ -311,7 +313,7 @@ def _begun(store: Store, plan: SecondVectorPlan) -> CollectionState:
             gate=plan.gate,
             second_vector=plan.second_vector,
         )
-        store.write_state(plan.source.name, state)
+        store.write_property(plan.source.name, state.property_name, state)
     except BaseException:
         undo_save_bank(store, bank, made_bank)
         raise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import NotCaughtUp, VerificationFailed, name_some
-from milvus_hubness.job_properties import DualWrite
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.migration.compare import Pair, same_rows
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
@@ -178,7 +178,7 @@ def announced(
     `MigrationOptions.wait_for_clients` waits until all clients do."""
     if store.info(origin).dual_write != dual_write:
         migration = ledger.write(migration, announced_at=None)
-        store.write_dual_write(origin, dual_write)
+        store.write_property(origin, DUAL_WRITE_PROPERTY, dual_write)
     if migration.announced_at is None:
         migration = ledger.write(migration, announced_at=now())
     return migration

@@ -26,7 +26,7 @@ from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import BulkTarget
 from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk
 from milvus_hubness.operations.progress import Events, Throttle
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import BulkImport, Store, capability
 
 KEYS_NAMED = 5
 
@@ -169,12 +169,13 @@ def wait_for_imports(
 ) -> None:
     """Complete the imports of an earlier run: wait until no import into `target` is running, record imported
     chunks as done, and delete the target's rows of all other chunks."""
+    imports = capability(store, BulkImport)
     jobs = _ended(
-        lambda: store.import_jobs(target),
+        lambda: imports.import_jobs(target),
         lambda seen: any(job.state == "running" for job in seen),
         throttle,
     )
-    store.show_imported(target)
+    imports.show_imported(target)
     store.count(target)
     imported = {job.file for job in jobs if job.state == "done" and job.file is not None}
     settled = []
@@ -212,6 +213,7 @@ class _Importing:
         self, pair: Pair, ledger: Ledger, recorder: Recorder, bulk: BulkTarget, throttle: Throttle
     ) -> None:
         self._pair, self._ledger, self._recorder = pair, ledger, recorder
+        self._imports = capability(pair.store, BulkImport)
         self._bulk, self._throttle = bulk, throttle
         self._target = pair.copy.collection
         self._folder = bulk.folder / self._target
@@ -282,7 +284,7 @@ class _Importing:
                 self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
                 yield carried(pair, batch)
 
-        file = pair.store.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
+        file = self._imports.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
         return file, written, rows
 
     def _import(self, file: str | None, chunks: list[Chunk], rows: int, began: float) -> None:
@@ -298,10 +300,9 @@ class _Importing:
         self._recorder.done(done, self._bytes_per_row * rows, seconds)
 
     def _import_file(self, name: str, partition: str | None) -> None:
-        store = self._pair.store
-        job = store.bulk_import(self._target, name, partition=partition)
+        job = self._imports.bulk_import(self._target, name, partition=partition)
         ended = _ended(
-            lambda: store.import_job(job),
+            lambda: self._imports.import_job(job),
             lambda seen: seen.state == "running",
             self._throttle,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from milvus_hubness.errors import CollectionExists, CollectionNotFound, InvalidInput, StoreError
-from milvus_hubness.job_properties import DualWrite
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.migration.catch_up import announced, one_pass, until_equal
 from milvus_hubness.migration.ledger import Ledger, Migration, Switch, chosen_switch, leased
 from milvus_hubness.migration.plan import MigrationOptions
@@ -19,7 +19,7 @@ from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.operations.reading import keep_nearest
 from milvus_hubness.operations.write_intents import drop_log
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Renaming, Store, capability
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
@@ -69,7 +69,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if store.exists(migration.source_now):
         dual_write = store.info(migration.source_now, counted=False).dual_write
         if dual_write is not None and dual_write.collection == target:
-            store.write_dual_write(migration.source_now, None)
+            store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
     if not is_others:
         _drop(lease, target)
     bank = migration.bank_collection
@@ -185,7 +185,7 @@ def cutover(
             migration = _caught_up(store, ledger, migration, options)
             state = keep_nearest(store, migration.target, migration.corrected())
             if state != migration.state:
-                store.write_state(migration.target, state)
+                store.write_property(migration.target, state.property_name, state)
             migration = ledger.write(migration, phase="switching", switch=switch, state=state)
         if migration.phase == "switching":
             migration = _moved(lease, ledger, migration)
@@ -240,7 +240,7 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
                 except Exception:
                     if not options.no_writers:
                         dual_write = DualWrite(collection=migration.source_now)
-                        store.write_dual_write(migration.target, dual_write)
+                        store.write_property(migration.target, DUAL_WRITE_PROPERTY, dual_write)
                     raise
                 carried += rows
             migration = ledger.write(migration, phase="rolling back")
@@ -292,7 +292,9 @@ def _caught_up(store: Store, ledger: Ledger, migration: Migration, options: Migr
         migration, _, _ = until_equal(ledger, migration, pair, partitions, options)
     except Exception:
         if not options.no_writers:
-            store.write_dual_write(migration.source, DualWrite(collection=migration.target))
+            store.write_property(
+                migration.source, DUAL_WRITE_PROPERTY, DualWrite(collection=migration.target)
+            )
         raise
     return migration
 
@@ -307,7 +309,7 @@ def _moved(lease: Lease, ledger: Ledger, migration: Migration) -> Migration:
     lease.check()
     began = time.perf_counter()
     if switch.kept_as and not store.exists(switch.kept_as):
-        store.rename(switch.name, switch.kept_as)
+        capability(store, Renaming).rename(switch.name, switch.kept_as)
     if store.alias_target(switch.name) != target:
         store.point_alias(switch.name, target)
     window = time.perf_counter() - began
@@ -315,9 +317,9 @@ def _moved(lease: Lease, ledger: Ledger, migration: Migration) -> Migration:
     done = switch.model_copy(update={"window": round(window, 4), "at": now()})
     state = migration.corrected().model_copy(update={"source": migration.source_now})
     if switch.kept_as:
-        store.write_state(target, state)
+        store.write_property(target, state.property_name, state)
         lease.fence(switch.kept_as)
-    store.write_dual_write(migration.source_now, None)
+    store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
     return ledger.write(migration, phase="switched", switch=done, state=state)
 
 
@@ -331,11 +333,11 @@ def _moved_back(lease: Lease, ledger: Ledger, migration: Migration, switch: Swit
         if store.alias_target(switch.name) == migration.target:
             store.drop_alias(switch.name)
         if store.exists(switch.kept_as):
-            store.rename(switch.kept_as, switch.name)
+            capability(store, Renaming).rename(switch.kept_as, switch.name)
     state = migration.corrected().model_copy(update={"source": migration.source})
     if switch.kept_as:
-        store.write_state(migration.target, state)
-    store.write_dual_write(migration.target, None)
+        store.write_property(migration.target, state.property_name, state)
+    store.write_property(migration.target, DUAL_WRITE_PROPERTY, None)
     return ledger.write(migration, phase="rolled back", switch=None, state=state)
 
 

@@ -24,7 +24,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
 MIGRATIONS = "migrations"
@@ -256,7 +256,7 @@ def chosen_switch(store: Store, source: str, target: str, alias: str | None, ren
     source is in use."""
     if (alias is None) == (not rename):
         raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
-    if rename and not store.renames():
+    if rename and not isinstance(store, Renaming):
         raise InvalidInput(
             f"this database cannot rename collections: let applications read {source!r} by an alias"
         )

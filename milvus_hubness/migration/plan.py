@@ -36,7 +36,7 @@ from milvus_hubness.operations.reading import Resolution, only_field
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
 from milvus_hubness.state import STATE_TTL, slots_for, suffix_for
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import BulkImport, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
 
@@ -66,7 +66,7 @@ class BulkTarget:
         does not exist, and CannotMigrate if files cannot hold rows of `source`."""
         if not self.folder.is_dir():
             raise InvalidInput(f"there is no folder {self.folder} for files to import")
-        if reasons := store.import_obstacles(source):
+        if reasons := capability(store, BulkImport).import_obstacles(source):
             raise CannotMigrate(f"{source.name!r} cannot be copied by files: {'; '.join(reasons)}")
 
 

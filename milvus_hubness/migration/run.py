@@ -30,7 +30,7 @@ from milvus_hubness.operations.engines import Engine, require_engine
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.operations.reading import keep_nearest
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import BulkImport, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
 
@@ -131,7 +131,7 @@ def _copied(
     recorder = Recorder(migration, chunks, ledger, options.events)
     if options.bulk:
         import_chunks(pair, chunks, ledger, recorder, options.bulk, options.throttle)
-        store.show_imported(migration.target)
+        capability(store, BulkImport).show_imported(migration.target)
     else:
         alone = options.no_writers and migration.announced_at is None
         copy_chunks(pair, chunks, recorder, options.throttle, alone=alone)
@@ -153,7 +153,7 @@ def _verified(
     )
     found = verified(pair, source.partitions, ledger.chunks(migration), equal)
     state = keep_nearest(store, migration.target, migration.corrected()).model_copy(update={"phase": "ready"})
-    store.write_state(migration.target, state)
+    store.write_property(migration.target, state.property_name, state)
     options.events.report("verified", **asdict(found))
     return ledger.write(migration, phase="verified", state=state, rows=equal.rows, verified=asdict(found))
 

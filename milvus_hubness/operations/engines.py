@@ -19,7 +19,7 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import CSLS, NNN, Estimator, from_dict
 from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.state import BankReference, CollectionState, Profile
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import BankSearch, Store, capability
 
 Engine = Literal["local", "server", "ray"]
 WINDOW = 16_384
@@ -102,7 +102,7 @@ def on_engine(
         correction.layout,
         correction.fitted,
         correction.mean_bias,
-        scores=lambda rows, k: store.bank_scores(bank, rows, k),
+        scores=lambda rows, k: capability(store, BankSearch).bank_scores(bank, rows, k),
     )
 
 

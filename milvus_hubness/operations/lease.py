@@ -36,7 +36,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StateError
 from milvus_hubness.operations.lease_records import LEASES, LEDGER, Entry, Fence, LeasePolicy, Owner, now
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
 RENEWALS = 3
@@ -144,7 +144,7 @@ class Lease:
         self.include(collection)
         store, entry = self.store, self._entries[collection]
         dropped = f"{collection[:LONGEST_NAME]}__dropped_{entry.token}_{self._owner_id[:8]}"
-        if not store.renames():
+        if not isinstance(store, Renaming):
             self.look()
             store.drop(collection)
             return

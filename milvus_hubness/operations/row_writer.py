@@ -37,7 +37,7 @@ from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Store, WholeRows, capability
 from milvus_hubness.stores.records import CollectionInfo, Note, Record
 
 BATCHES = "batches"
@@ -171,7 +171,7 @@ class RowWriter:
         def fetch() -> Batch:
             return store.get(self._info.name, keys, self._content.field, partition=partition)
 
-        if self._intent_log is None or not store.replaces_rows():
+        if self._intent_log is None or not isinstance(store, WholeRows):
             return fetch()
         # A strongly consistent read mostly waits, so the rows and the notes are read in parallel; the rows
         # are read again if there were notes.
@@ -205,7 +205,7 @@ class RowWriter:
             return
         store = self._lease.store
         rows: dict[Key, set[Digest]] = {key: {ABSENT} for key in batch.keys}
-        if store.replaces_rows():
+        if isinstance(store, WholeRows):
             digests = self._content.digests(batch)
             rows = {key: {digest} for key, digest in zip(batch.keys, digests, strict=True)}
         self._record(rows, partition)
@@ -218,8 +218,9 @@ class RowWriter:
     def _compact(self, intent_log: WriteIntentLog) -> None:
         """Drop noted rows that later notes have replaced, once they were unused for a while: a client may
         still be between its note and its write."""
-        if time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
-            self._unused = self._lease.store.compact_notes(intent_log, self._unused)
+        store = self._lease.store
+        if isinstance(store, WholeRows) and time.monotonic() - self._compacted_at >= COMPACT_SECONDS:
+            self._unused = store.compact_notes(intent_log, self._unused)
             self._compacted_at = time.monotonic()
 
     def _record(self, rows: dict[Key, set[Digest]], partition: str | None) -> None:
@@ -343,7 +344,7 @@ class _Repair:
         self, notes: Sequence[Note], rows: dict[Key, set[Digest]], partition: str | None, record: Any
     ) -> tuple[list[Note], set[Note]]:
         """Return the notes to replay, and the notes that this round could judge."""
-        if not self._store.replaces_rows():
+        if not isinstance(self._store, WholeRows):
             return list(notes), set(notes)
         digests, noted = self._contents(notes, partition)
         judged = [note for note in notes if note.row is None or note.row in noted.get(note.key, {})]
@@ -369,7 +370,9 @@ class _Repair:
 
     def _noted(self, keys: Sequence[Key]) -> dict[Key, dict[str, Digest]]:
         """Return, for each key, the digests of all noted rows, by the name of the noted row."""
-        names, batch = self._store.noted(self._collection, self._intent_log, keys, self._content.field)
+        names, batch = capability(self._store, WholeRows).noted(
+            self._collection, self._intent_log, keys, self._content.field
+        )
         found: dict[Key, dict[str, Digest]] = {}
         for key, name, digest in zip(batch.keys, names, self._content.digests(batch), strict=True):
             found.setdefault(key, {})[name] = digest

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from milvus_hubness.errors import Cancelled, LeaseLost
+from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import RowWriter, drop_batches, open_batches, repair_left
 from milvus_hubness.state import CollectionState
@@ -55,7 +56,7 @@ def rewriting(
     lease.check()
     intent_log = store.create_intent_log(announced)
     lease.check()
-    store.write_intent_log(info.name, intent_log)
+    store.write_property(info.name, WRITE_INTENTS_PROPERTY, intent_log)
     try:
         for left in store.intent_logs(info.name):
             if left.collection != intent_log.collection:
@@ -103,7 +104,7 @@ def drop_intents(lease: Lease, info: CollectionInfo) -> None:
     if info.intent_log is not None:
         if store.exists(info.intent_log.collection):
             repair_left(store, info.name, info.intent_log)
-        store.write_intent_log(info.name, None)
+        store.write_property(info.name, WRITE_INTENTS_PROPERTY, None)
     drop_log(lease, info.name)
 
 

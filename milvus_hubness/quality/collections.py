@@ -16,7 +16,7 @@ from milvus_hubness.charts import page_template
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.job_properties import TuningRecord
+from milvus_hubness.job_properties import TUNING_PROPERTY, TuningRecord
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.operations.reading import WHERE_FROM, read_gallery
 from milvus_hubness.quality import report, tuning
@@ -139,5 +139,5 @@ def tune(
         bank_fingerprint=bank.fingerprint,
         tuned_at=datetime.now(timezone.utc),
     )
-    store.write_tuning(info.name, record)
+    store.write_property(info.name, TUNING_PROPERTY, record)
     return tuned

@@ -12,13 +12,13 @@ from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.banks.online import Terms, merge, safe_seeds, unlike_each_other
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.job_properties import OnlineBank
+from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank, OnlineBanks
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import CollectionState, require_state
-from milvus_hubness.stores.protocols import Store
-from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.stores.protocols import QuerySampling, Store, capability
+from milvus_hubness.stores.records import CollectionInfo, QuerySamples
 
 DEFAULT_SETTINGS = {
     "rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99,
@@ -95,8 +95,9 @@ def start_online_bank(
             raise InvalidParameter(
                 f"{problem['loc'][0]}: {problem['msg'].lower()}, got {problem['input']!r}"
             ) from None
-        store.create_query_samples(online_bank.samples_collection, state.dim)
-        store.write_online_banks(info.name, [*_others(info, online_bank), online_bank])
+        capability(store, QuerySampling).create_query_samples(online_bank.samples_collection, state.dim)
+        banks = OnlineBanks(banks=(*_others(info, online_bank), online_bank))
+        store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
         return _status(store, state, online_bank)
 
 
@@ -113,9 +114,11 @@ def stop_online_bank(
         if online_bank is None:
             return None
         others, samples = _others(info, online_bank), online_bank.samples_collection
-        store.write_online_banks(info.name, others)
+        banks = OnlineBanks(banks=tuple(others)) if others else None
+        store.write_property(info.name, ONLINE_BANKS_PROPERTY, banks)
         if any(other.samples_collection == samples for other in others):
-            store.drop_samples(samples, store.read_query_samples(samples, name).origins.numbers.tolist())
+            numbers = _samples(store, online_bank).origins.numbers.tolist()
+            capability(store, QuerySampling).drop_samples(samples, numbers)
         elif store.exists(samples):
             store.drop(samples)
         return online_bank
@@ -151,19 +154,19 @@ def absorbed(
     if online_bank is None:
         return None
     stored = store.load_bank(state.profiles[name].bank, checked=False)
-    samples_collection = store.read_query_samples(online_bank.samples_collection, name)
+    samples = _samples(store, online_bank)
     origins = origins_of(stored)
-    if not len(samples_collection.origins):
+    if not len(samples.origins):
         seeds = int(origins.are_seeds.sum())
         return Absorbed(None, online_bank.samples_collection, (), seeds, len(origins) - seeds, 0, 0, 0)
     stored.queries.expect_dim(
-        samples_collection.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}"
+        samples.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}"
     )
     merged = merge(
         stored.queries,
         origins,
-        samples_collection.vectors,
-        samples_collection.origins,
+        samples.vectors,
+        samples.origins,
         terms_of(online_bank, 0),
     )
     now = origins if merged.bank is None else merged.bank.origins or origins
@@ -171,7 +174,7 @@ def absorbed(
     return Absorbed(
         bank=merged.bank,
         samples_collection=online_bank.samples_collection,
-        samples=tuple(samples_collection.origins.numbers.tolist()),
+        samples=tuple(samples.origins.numbers.tolist()),
         seed=seeds,
         live=len(now) - seeds,
         taken=merged.taken,
@@ -199,7 +202,12 @@ def origins_of(bank: StoredBank) -> Origins:
 def settled(store: Store, done: Absorbed) -> None:
     """Drop the processed samples. Call this once searches read the biases of the new bank, or if there is no
     new bank."""
-    store.drop_samples(done.samples_collection, done.samples)
+    capability(store, QuerySampling).drop_samples(done.samples_collection, done.samples)
+
+
+def _samples(store: Store, online_bank: OnlineBank) -> QuerySamples:
+    sampling = capability(store, QuerySampling)
+    return sampling.read_query_samples(online_bank.samples_collection, online_bank.profile)
 
 
 def _found(
@@ -219,7 +227,7 @@ def _others(info: CollectionInfo, online_bank: OnlineBank) -> list[OnlineBank]:
 def _status(store: Store, state: CollectionState, online_bank: OnlineBank) -> OnlineBankStatus:
     origins = origins_of(store.load_bank(state.profiles[online_bank.profile].bank, checked=False))
     seeds = int(origins.are_seeds.sum())
-    waiting = len(store.read_query_samples(online_bank.samples_collection, online_bank.profile).origins)
+    waiting = len(_samples(store, online_bank).origins)
     return OnlineBankStatus(online_bank, seeds, len(origins) - seeds, waiting)
 
 
@@ -249,7 +257,7 @@ def drift(
     if online_bank is None:
         reason = f"no queries of {info.name!r} are sampled: let its bank live"
         return Drift(reason, held.bank.count, 0)
-    vectors = store.read_query_samples(online_bank.samples_collection, online_bank.profile).vectors
+    vectors = _samples(store, online_bank).vectors
     vectors = vectors[np.random.default_rng(0).permutation(len(vectors))[:LOOKED_AT]]
     if not len(vectors):
         return Drift("no recent queries were sampled", held.bank.count, 0)

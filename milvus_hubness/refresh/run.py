@@ -440,7 +440,7 @@ class Refreshing:
 
     def _write_state(self, state: CollectionState) -> None:
         self.lease.check()
-        self.store.write_state(self.info.name, self._searchable(state))
+        self.store.write_property(self.info.name, state.property_name, self._searchable(state))
 
     def _searchable(self, state: CollectionState) -> CollectionState:
         """Return the state to write: it lists no profile that has no biases yet, so searches cannot use

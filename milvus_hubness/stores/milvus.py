@@ -24,10 +24,6 @@ from milvus_hubness.errors import (
     redacted,
 )
 from milvus_hubness.job_properties import (
-    DUAL_WRITE_PROPERTY,
-    TUNING_PROPERTY,
-    DualWrite,
-    TuningRecord,
     read_dual_write,
     read_intent_log,
     read_online_banks,
@@ -38,7 +34,7 @@ from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
-from milvus_hubness.stores.milvus_server import connect, translated
+from milvus_hubness.stores.milvus_server import connect, supports, translated
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
 from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
 
@@ -104,9 +100,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
 
     def units_moved(self) -> int:
         return 0
-
-    def renames(self) -> bool:
-        return True
 
     # -- rows ---------------------------------------------------------------------------------------
 
@@ -199,7 +192,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         if milvus_schema.has_bias_fields(source.schema, suffix):
             return "there"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
-        return "can be added" if self.adds_fields and not auto_id else "none"
+        return "can be added" if supports(self._version, "new fields") and not auto_id else "none"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         return milvus_schema.bias_remarks(source.schema, suffix)
@@ -231,11 +224,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                 properties={SIDE_PROPERTY: source.name},
                 consistency_level=source.schema["consistency_level"],
             )
-
-    def drop_state(self, collection: str, state: CollectionState) -> None:
-        # Milvus 2.3 cannot drop a property; an empty one means the same.
-        with translated(collection):
-            self._alter_properties(collection, {state.property_name: ""})
 
     # -- whole collections ------------------------------------------------------------------------------
 
@@ -272,20 +260,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
 
     def wait_visible(self, collection: str) -> None:
         self.count(collection)
-
-    def write_state(self, collection: str, state: CollectionState) -> None:
-        with translated(collection):
-            self._alter_properties(collection, {state.property_name: state.to_json()})
-
-    def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
-        # As in `drop_state`, an empty property stands for a missing one.
-        with translated(collection):
-            said = dual_write.model_dump_json() if dual_write else ""
-            self._alter_properties(collection, {DUAL_WRITE_PROPERTY: said})
-
-    def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
-        with translated(collection):
-            self._alter_properties(collection, {TUNING_PROPERTY: tuning.model_dump_json()})
 
     def rename(self, collection: str, name: str) -> None:
         with translated(collection):

@@ -21,10 +21,10 @@ from milvus_hubness.banks.generations import (
     BankGenerations,
     Batch,
     Key,
+    Row,
 )
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
-from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank, OnlineBanks
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
@@ -105,12 +105,20 @@ class MilvusBanks(MilvusRequests, BankGenerations):
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         self._ensure_loaded(reference.collection)
         where = _rows_of(reference, parts)
-        with ThreadPoolExecutor(1, "bank") as pool:
+        with translated(reference.collection), ThreadPoolExecutor(1, "bank") as pool:
             # The context has the caller's deadline.
             counting = pool.submit(copy_context().run, self._count, reference.collection, where)
-            return self._scanned(
-                reference.collection, "vector", where=where, page=QUERIES_PER_PAGE, total=counting.result
-            )
+            schema = self.client.describe_collection(reference.collection)
+            keys: list[Key] = []
+            by_key: dict[Key, Row] = {}
+            for page_keys, page in self._pages(
+                reference.collection, "id", ["*"], QUERIES_PER_PAGE, where=where
+            ):
+                keys += page_keys
+                by_key |= page
+                if len(keys) == counting.result():  # The empty page after the last one need not be read.
+                    break
+        return self._batch(schema, "vector", keys, by_key)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
         with translated(reference.collection):
@@ -161,12 +169,6 @@ def put_samples(
 
 class MilvusQuerySamples(MilvusRequests):
     """The query-sample methods of the store."""
-
-    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
-        # As in `drop_state`, an empty property stands for a missing one.
-        with translated(collection):
-            said = OnlineBanks(banks=tuple(online_banks)).model_dump_json() if online_banks else ""
-            self._alter_properties(collection, {ONLINE_BANKS_PROPERTY: said})
 
     def create_query_samples(self, samples_collection: str, dim: int) -> None:
         with translated(samples_collection):

@@ -19,7 +19,7 @@ from milvus_hubness.banks.generations import Batch
 from milvus_hubness.errors import StoreError
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_banks import MilvusLedger
-from milvus_hubness.stores.milvus_server import imports_parquet, translated
+from milvus_hubness.stores.milvus_server import supports, translated
 from milvus_hubness.stores.records import CollectionInfo, ImportJob
 
 BULK_WRITER_NEEDS = ("minio", "azure.storage.blob", "requests", "pyarrow", "ml_dtypes")
@@ -77,7 +77,7 @@ class MilvusBulk(MilvusLedger):
     def import_obstacles(self, source: CollectionInfo) -> list[str]:
         if self.is_lite:
             return ["Milvus Lite imports no files"]
-        if not imports_parquet(self._version):
+        if not supports(self._version, "Parquet imports"):
             return [f"this server, {self._version}, imports no Parquet files: Milvus does from 2.3.4 on"]
         if missing := [name for name in BULK_WRITER_NEEDS if not _is_installed(name)]:
             return [f"pymilvus's bulk writer needs {', '.join(missing)}: pip install 'milvus-hubness[bulk]'"]

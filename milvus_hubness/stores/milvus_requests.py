@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from itertools import chain, repeat
@@ -19,6 +19,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import PENDING
 from milvus_hubness.codec.half_precision import unpacked
 from milvus_hubness.errors import LeaseLost, StoreError
+from milvus_hubness.state import FrozenModel
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import (
     DUPLICATES_PER_KEY,
@@ -26,7 +27,6 @@ from milvus_hubness.stores.milvus_server import (
     KEYS_PER_PAGE,
     PAUSES,
     ROWS_PER_REQUEST,
-    adds_fields,
     in_fitting_parts,
     is_missing,
     is_one_of,
@@ -59,7 +59,6 @@ class MilvusRequests:
         self.client = client
         self._version = str(client.get_server_version())
         self.is_lite = self._version.startswith("milvus_lite")
-        self.adds_fields = adds_fields(self._version)
         self._ready_ledgers: set[str] = set()
         self._fences: Fences | None = None
 
@@ -94,9 +93,6 @@ class MilvusRequests:
                 for alias in filter(is_fence, self._all_aliases(self.client.describe_collection(collection))):
                     self.unfence(alias)
             self.client.drop_collection(collection)
-
-    def replaces_rows(self) -> bool:
-        return True
 
     def _send(self, collection: str, write: Callable[..., T]) -> T:
         """Return `write(name, **options)`: one request of pymilvus, through the fencing alias if there is
@@ -142,9 +138,8 @@ class MilvusRequests:
         self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
     ) -> list[Key]:
         with translated(collection):
-            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
-            page = self._page(collection, key_field, [key_field], after, None, "", limit, partition)
-        return sorted({row[key_field] for row in page})
+            key_field = self._key_field(collection)
+            return next(self._pages(collection, key_field, [key_field], limit, after, None, partition))[0]
 
     def scan(
         self,
@@ -156,41 +151,43 @@ class MilvusRequests:
         limit: int | None = None,
         partition: str | None = None,
     ) -> Batch:
-        return self._scanned(collection, field, after, upto, limit, partition)
-
-    def _scanned(
-        self,
-        collection: str,
-        field: str,
-        after: Key | None = None,
-        upto: Key | None = None,
-        limit: int | None = None,
-        partition: str | None = None,
-        where: str = "",
-        page: int = ROWS_PER_REQUEST,
-        total: Callable[[], int] | None = None,
-    ) -> Batch:
-        """Return the rows with after < key ≤ upto that `where` picks, in pages of at most `page` rows.
-
-        total: returns how many rows there are; without it, the empty page after the last one is read too.
-        """
-        by_key: dict[Key, dict[str, Any]] = {}
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
-            while True:
-                size = min(limit or page, page)
-                rows = self._fitting_page(collection, key_field, after, upto, size, partition, where)
-                fresh = {row[key_field]: row for row in rows}
-                if not fresh:
-                    break
-                if after is not None and min(fresh) <= after:
-                    raise StoreError(f"the server did not page {collection!r} in key order")
-                by_key |= fresh
-                after = max(fresh)
-                if limit is not None or after == upto or (total is not None and len(by_key) == total()):
-                    break
-        return self._batch(schema, field, sorted(by_key), by_key)
+            size = min(limit or ROWS_PER_REQUEST, ROWS_PER_REQUEST)
+            pages = self._pages(collection, key_field, ["*"], size, after, upto, partition)
+            keys, by_key = next(pages)
+            for more_keys, more in () if limit is not None else pages:
+                keys += more_keys
+                by_key |= more
+        return self._batch(schema, field, keys, by_key)
+
+    def _pages(
+        self,
+        collection: str,
+        key_field: str,
+        output_fields: list[str],
+        size: int,
+        after: Key | None = None,
+        upto: Key | None = None,
+        partition: str | None = None,
+        where: str = "",
+    ) -> Iterator[tuple[list[Key], dict[Key, dict[str, Any]]]]:
+        """Yield the ordered keys and the rows of pages of at most `size` rows with after < key ≤ upto; the
+        last one is empty or ends with `upto`.
+        """
+        while True:
+            rows = self._fitting_page(
+                collection, key_field, output_fields, size, after, upto, partition, where
+            )
+            by_key = {row[key_field]: row for row in rows}
+            keys = sorted(by_key)
+            if keys and after is not None and keys[0] <= after:
+                raise StoreError(f"the server did not page {collection!r} in key order")
+            yield keys, by_key
+            if not keys or keys[-1] == upto:
+                return
+            after = keys[-1]
 
     def above(self, key: Key, step: int) -> Key | None:
         if isinstance(key, int):
@@ -269,7 +266,7 @@ class MilvusRequests:
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         with translated(collection):
-            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
+            key_field = self._key_field(collection)
             for start in range(0, len(keys), ROWS_PER_REQUEST):
                 # By ids, pymilvus would not escape text keys.
                 part = keys[start : start + ROWS_PER_REQUEST]
@@ -283,85 +280,62 @@ class MilvusRequests:
             ),
         )
 
+    def _key_field(self, collection: str) -> str:
+        return str(milvus_schema.key_field(self.client.describe_collection(collection))["name"])
+
     def _keys(self, collection: str, where: str, partition: str | None = None) -> list[Key]:
-        """Return keys in one request if they are few, or else in key-ordered pages, each starting after the
-        last key.
-        """
+        """Return keys in one request if they are few, or else in key-ordered pages."""
         self._ensure_loaded(collection)
-        found: list[Key] = []
         with translated(collection):
-            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
-            few = self._few(collection, key_field, where, partition)
-            if few is not None:
-                return few
+            key_field = self._key_field(collection)
+            few = self.client.query(
+                collection,
+                filter=where,
+                output_fields=[key_field],
+                partition_names=[partition] if partition else None,
+                limit=FEW_KEYS * DUPLICATES_PER_KEY,
+                consistency_level="Strong",
+            )
+            if len(few) < FEW_KEYS:
+                return sorted({row[key_field] for row in few})
             # Pages have the collection's consistency level, not that of the request: they show what the
             # request before them has seen.
-            while True:
-                after = found[-1] if found else None
-                page = self._page(
-                    collection, key_field, [key_field], after, None, where, KEYS_PER_PAGE, partition
-                )
-                fresh = sorted({row[key_field] for row in page})
-                if not fresh:
-                    return found
-                if found and fresh[0] <= found[-1]:
-                    raise StoreError(f"the server did not page {collection!r} in key order")
-                found += fresh
-
-    def _few(self, collection: str, key_field: str, where: str, partition: str | None) -> list[Key] | None:
-        """Return the keys of all rows that `where` picks; None if they may exceed one answer."""
-        rows = self.client.query(
-            collection,
-            filter=where,
-            output_fields=[key_field],
-            partition_names=[partition] if partition else None,
-            limit=FEW_KEYS * DUPLICATES_PER_KEY,
-            consistency_level="Strong",
-        )
-        return sorted({row[key_field] for row in rows}) if len(rows) < FEW_KEYS else None
-
-    def _page(
-        self,
-        collection: str,
-        key_field: str,
-        output_fields: list[str],
-        after: Key | None,
-        upto: Key | None,
-        where: str,
-        limit: int,
-        partition: str | None,
-    ) -> list[dict[str, Any]]:
-        """Return the first rows with after < key ≤ upto."""
-        bounds = [
-            f"{key_field} > {literal(after)}" if after is not None else "",
-            f"{key_field} <= {literal(upto)}" if upto is not None else "",
-        ]
-        return list(
-            self.client.query(
-                collection,
-                filter=" and ".join(filter(None, [*bounds, where])),
-                output_fields=output_fields,
-                partition_names=[partition] if partition else None,
-                limit=limit,
-                **_IN_KEY_ORDER,
-                **_AS_ARRAYS,
+            pages = self._pages(
+                collection, key_field, [key_field], KEYS_PER_PAGE, partition=partition, where=where
             )
-        )
+            return [key for keys, _ in pages for key in keys]
 
     def _fitting_page(
         self,
         collection: str,
         key_field: str,
+        output_fields: list[str],
+        limit: int,
         after: Key | None,
         upto: Key | None,
-        limit: int,
         partition: str | None,
         where: str,
     ) -> list[dict[str, Any]]:
-        """Return a page of whole rows, with its limit halved until it fits the message limit."""
+        """Return the first rows with after < key ≤ upto; the limit is halved until the page fits the message
+        limit.
+        """
+        bounds = [
+            f"{key_field} > {literal(after)}" if after is not None else "",
+            f"{key_field} <= {literal(upto)}" if upto is not None else "",
+        ]
         while True:
             try:
-                return self._page(collection, key_field, ["*"], after, upto, where, limit, partition)
+                return list(
+                    self.client.query(
+                        collection,
+                        filter=" and ".join(filter(None, [*bounds, where])),
+                        output_fields=output_fields,
+                        partition_names=[partition] if partition else None,
+                        limit=limit,
+                        **_IN_KEY_ORDER,
+                        **_AS_ARRAYS,
+                    )
+                )
             except (MilvusException, grpc.RpcError) as error:
                 if limit < 2 or not is_too_large(error):
                     raise
@@ -438,6 +412,11 @@ class MilvusRequests:
 
         with translated(collection):
             in_fitting_parts(upsert, rows)
+
+    def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
+        # Milvus 2.3 cannot drop a property; an empty one means the same.
+        with translated(collection):
+            self._alter_properties(collection, {name: record.model_dump_json() if record else ""})
 
     def _alter_properties(self, collection: str, properties: dict[str, str]) -> None:
         """Change these properties; all others stay."""

@@ -14,7 +14,7 @@ from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
-from milvus_hubness.stores.milvus_server import adds_vector_fields, drops_fields, translated, updates_fields
+from milvus_hubness.stores.milvus_server import supports, translated
 from milvus_hubness.stores.records import CollectionInfo
 
 NEEDED_VERSION = "2.6.18"
@@ -48,7 +48,7 @@ class MilvusSecondField(MilvusRequests):
             said.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(bare)}")
         else:
             said.append("rows that they insert are found by corrected searches after the next refresh")
-        if not updates_fields(self._version):
+        if not supports(self._version, "partial updates"):
             said.append(
                 "this server replaces whole rows: one that changes in the instant in which its second field "
                 "is filled may come back as it was"
@@ -84,7 +84,7 @@ class MilvusSecondField(MilvusRequests):
                 self.client.refresh_load(source.name)
 
     def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
-        if not drops_fields(self._version):
+        if not supports(self._version, "dropped fields"):
             return False
         with translated(collection):
             for name in state.hidden_fields:
@@ -94,11 +94,11 @@ class MilvusSecondField(MilvusRequests):
     def update(
         self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
     ) -> None:
-        if not updates_fields(self._version):
+        if not supports(self._version, "partial updates"):
             self.upsert(collection, batch, field, partition=partition)
             return
         with translated(collection):
-            key_field = milvus_schema.key_field(self.client.describe_collection(collection))["name"]
+            key_field = self._key_field(collection)
             rows = [{name: row[name] for name in (key_field, *changed)} for row in batch.rows]
         self._upsert(collection, rows, partition, partial_update=True)
 
@@ -115,7 +115,7 @@ class MilvusSecondField(MilvusRequests):
         if held != width and not found:
             found.append(f"field {second!r} has {held} dimensions, the augmented form has {width}")
         missing = [name for name in wanted if name not in there]
-        if missing and not adds_vector_fields(self._version):
+        if missing and not supports(self._version, "new vector fields"):
             kinds = [f"{name} ({kind.name})" for name, kind in wanted.items()]
             found.append(
                 f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection from "

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
@@ -179,39 +179,29 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
     return f"{field} in [{', '.join(map(literal, keys))}]"
 
 
-def runs_function_chains(server_version: str) -> bool:
-    """Whether a server of this version applies function chains to a search: Milvus from 3.0, Lite from 3.2.
-
-    Older servers do not refuse them; they ignore them.
-    """
-    return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (3, 0))
-
-
-def adds_fields(server_version: str) -> bool:
-    """Whether a server of this version can add fields to a live collection: Milvus from 2.6, Lite never."""
-    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6)
-
-
-def imports_parquet(server_version: str) -> bool:
-    """Whether a server of this version imports rows from Parquet files: Milvus from 2.3.4, Lite never."""
-    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 3, 4)
-
-
-def adds_vector_fields(server_version: str) -> bool:
-    """Whether a server of this version can add a vector field, null in all rows: Milvus from 2.6.18, Lite
-    never.
-    """
-    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (2, 6, 18)
+Feature = Literal[
+    "function chains",
+    "new fields",
+    "new vector fields",
+    "dropped fields",
+    "partial updates",
+    "Parquet imports",
+]
+NEVER = (99,)
+_SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "function chains": ((3, 0), (3, 2)),
+    "new fields": ((2, 6), NEVER),
+    "new vector fields": ((2, 6, 18), NEVER),
+    "dropped fields": ((3, 0), NEVER),
+    "partial updates": ((2, 6), (3, 2)),
+    "Parquet imports": ((2, 3, 4), NEVER),
+}
+"""The first versions of Milvus and of Milvus Lite with a feature. Older servers ignore function chains."""
 
 
-def drops_fields(server_version: str) -> bool:
-    """Whether a server of this version can drop a field of a live collection: Milvus from 3.0, Lite never."""
-    return not server_version.startswith("milvus_lite") and version_numbers(server_version) >= (3, 0)
-
-
-def updates_fields(server_version: str) -> bool:
-    """Whether a server of this version can update some fields of a row: Milvus from 2.6, Lite from 3.2."""
-    return version_numbers(server_version) >= ((3, 2) if server_version.startswith("milvus_lite") else (2, 6))
+def supports(server_version: str, feature: Feature) -> bool:
+    """Whether a server of this version has a feature."""
+    return version_numbers(server_version) >= _SINCE[feature][server_version.startswith("milvus_lite")]
 
 
 def version_numbers(server_version: str) -> tuple[int, ...]:

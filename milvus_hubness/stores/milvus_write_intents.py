@@ -79,12 +79,6 @@ def line(
 class MilvusWriteIntents(MilvusRequests):
     """The write-intent log methods of the store."""
 
-    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
-        # Milvus 2.3 cannot drop a property; an empty one means the same.
-        with translated(collection):
-            said = intent_log.model_dump_json() if intent_log else ""
-            self._alter_properties(collection, {WRITE_INTENTS_PROPERTY: said})
-
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         fits, made = _digest(source), _made()
         facts: dict[str, Any] = {
@@ -133,7 +127,7 @@ class MilvusWriteIntents(MilvusRequests):
         return True
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
-        self.write_intent_log(collection, None)
+        self.write_property(collection, WRITE_INTENTS_PROPERTY, None)
         if self.exists(intent_log.collection) and self.exists(intent_log.rows):
             self._forget_notes(intent_log, before=intent_log.made + _AFTER_ALL)
 
@@ -182,16 +176,13 @@ class MilvusWriteIntents(MilvusRequests):
             places: Sequence[Key] = self._keys(intent_log.collection, f"made == {literal(intent_log.made)}")
         else:
             places = [place_of(intent_log, key, partition) for key in keys]
-        found = []
-        for start in range(0, len(places), ROWS_PER_REQUEST):
-            lines = self.get(intent_log.collection, places[start : start + ROWS_PER_REQUEST], "vector").rows
-            found += [
-                Note(
-                    each["key"], each["partition"] or None, each["name"] or None, changed_in(each), each["id"]
-                )
-                for each in lines
-            ]
-        return found
+        return [
+            Note(row["key"], row["partition"] or None, row["name"] or None, changed_in(row), row["id"])
+            for row in self._lines(intent_log, places)
+        ]
+
+    def _lines(self, intent_log: WriteIntentLog, places: Sequence[Key]) -> list[Row]:
+        return self._whole(intent_log.collection, "vector", places)[1]
 
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
@@ -206,8 +197,8 @@ class MilvusWriteIntents(MilvusRequests):
 
     def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
         names = self._keys(intent_log.rows, "")
-        lines = self._scanned_names(intent_log)
-        spare = {str(name) for name in names if name not in lines}
+        lines = self._lines(intent_log, self._keys(intent_log.collection, ""))
+        spare = {str(name) for name in names} - {row["name"] for row in lines}
         gone = sorted(spare & unused)
         for start in range(0, len(gone), ROWS_PER_REQUEST):
             with translated(intent_log.rows):
@@ -217,15 +208,6 @@ class MilvusWriteIntents(MilvusRequests):
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         return sum(self.count(each) for each in (intent_log.collection, intent_log.rows) if self.exists(each))
-
-    def _scanned_names(self, intent_log: WriteIntentLog) -> set[str]:
-        """Return the names of all rows that a note names."""
-        places = self._keys(intent_log.collection, "")
-        found: set[str] = set()
-        for start in range(0, len(places), ROWS_PER_REQUEST):
-            part = places[start : start + ROWS_PER_REQUEST]
-            found |= {row["name"] for row in self.get(intent_log.collection, part, "vector").rows}
-        return found
 
     def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
         with translated(collection):
@@ -297,10 +279,6 @@ def _digest(source: CollectionInfo) -> str:
     facts = milvus_schema.facts(source)
     result = json.dumps([facts["fields"], facts["functions"], facts["dynamic"]])
     return hashlib.blake2b(result.encode(), digest_size=16).hexdigest()
-
-
-def _note(line: Row) -> Note:
-    return Note(line["key"], line["partition"] or None, line["name"] or None, changed_in(line), line["id"])
 
 
 def changed_in(line: Row) -> tuple[str, ...]:

@@ -1,16 +1,21 @@
-"""The protocol that a database implements for the jobs."""
+"""The protocols that a database implements for the jobs: `Store`, its parts, and optional capabilities.
+
+All reads except `scan` are strongly consistent. Every method may raise StoreError and its subclasses. A store
+declares a capability by having its methods; `capability` returns the store as one that has it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.job_properties import DualWrite, OnlineBank, TuningRecord, WriteIntentLog
-from milvus_hubness.state import BankReference, CollectionState
+from milvus_hubness.errors import UnsupportedOperation
+from milvus_hubness.job_properties import WriteIntentLog
+from milvus_hubness.state import BankReference, CollectionState, FrozenModel
 from milvus_hubness.stores.records import (
     CollectionInfo,
     Fences,
@@ -22,26 +27,33 @@ from milvus_hubness.stores.records import (
 )
 
 
-class Store(Protocol):
-    """A database for the jobs.
-
-    All reads except `scan` are strongly consistent. Every method may raise StoreError and its subclasses.
-    """
+class Collections(Protocol):
+    """Whole collections: their existence, aliases, properties and fences."""
 
     def server_version(self) -> str:
         """Return the version as the database reports it."""
-        ...
 
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
         """Describe a collection.
 
         counted: if false, `rows` is 0, which costs the database less. Raises CollectionNotFound.
         """
-        ...
 
     def exists(self, collection: str) -> bool:
         """Whether a collection or an alias of that name exists."""
-        ...
+
+    def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
+        """Write a record as the collection's property of that name; None drops it. Other properties stay."""
+
+    def drop(self, collection: str) -> None: ...
+
+    def alias_target(self, alias: str) -> str | None:
+        """Return the collection behind an alias; None if there is no such alias."""
+
+    def point_alias(self, alias: str, collection: str) -> None:
+        """Create or move the alias, in one step of the database."""
+
+    def drop_alias(self, alias: str) -> None: ...
 
     def fenced(self, fences: Fences) -> Store:
         """Return this store with fenced writes, which go through the aliases of `fences`.
@@ -49,71 +61,43 @@ class Store(Protocol):
         A failed write that may still arrive is sent again only through another alias. Fenced writes are those
         of rows, records and properties. When an alias no longer exists, they raise LeaseLost.
         """
-        ...
 
     def fence(self, collection: str, alias: str) -> None:
         """Create a fencing alias in one request. If the request fails, the alias may still appear later."""
-        ...
 
     def unfence(self, alias: str) -> None:
-        """Drop a fencing alias, so that the database accepts no more writes through it.
+        """Drop a fencing alias, so that the database accepts no more writes through it, if it exists."""
 
-        A missing alias is no error.
-        """
-        ...
 
-    def replaces_rows(self) -> bool:
-        """Whether `rewrite` replaces whole rows, so that it can undo any write and restore a deleted row.
-
-        Otherwise it changes only the named fields, and only in rows that still exist.
-        """
-        ...
+class Schemas(Protocol):
+    """What collections can be copied or hold biases, and how copies are created."""
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         """Return the reasons why `source` cannot be copied; empty if it can."""
-        ...
 
     def remarks(self, source: CollectionInfo, field: str) -> list[str]:
         """Return remarks for the user about changes that a copy brings."""
-        ...
 
     def width_multiple(self, field: VectorField) -> int:
         """Return a number of which the stored width must be a multiple, for the field's index."""
-        ...
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         """Raise InvalidParameter if a copy of the source's field cannot have the planned index."""
-        ...
 
     def takes_graph_hint(self, source: CollectionInfo, field: str) -> bool:
-        """Whether a graph hint column costs the field's index nothing. See Layout.
-
-        The numbers of such a column are far from those of the vector.
-        """
-        ...
+        """Whether a graph hint column, with its far numbers, costs the field's index nothing. See Layout."""
 
     def takes_locality_hints(self, source: CollectionInfo, field: str) -> bool:
         """Whether locality hint columns help the field's index and cost it nothing. See Layout."""
-        ...
 
     def units_moved(self) -> int:
-        """Return by how many units in the last place the database may change numbers of vectors under COSINE.
+        """Return by how many units in the last place the database may change numbers of a COSINE vector.
 
-        Some databases normalise such vectors to length 1 themselves. 0 if the database stores vectors as they
-        are.
+        Some databases normalise such vectors themselves; 0 if the database stores them as they are.
         """
-        ...
-
-    def renames(self) -> bool:
-        """Whether the database can rename collections."""
-        ...
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
-        """Return the parts of the schema that a copy depends on, as plain data.
-
-        Equal schemas give equal data.
-        """
-        ...
+        """Return the parts of the schema that a copy depends on; equal schemas give equal data."""
 
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         """Create an empty `target` with the fields, indexes, partitions and properties of `source`.
@@ -122,83 +106,31 @@ class Store(Protocol):
         part of it, the rest is created. Raises CollectionExists if `target` is not an unfilled copy of
         `source`.
         """
-        ...
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
         """Whether fields of the collection can hold biases."""
-        ...
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         """Return remarks for the user about the fields that hold biases."""
-        ...
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Add the fields that hold biases; every row has bias 0 and is pending."""
-        ...
 
-    def second_vector_field(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> Literal["there", "can be added"]:
-        """Whether `source` has a second vector field for the augmented vectors of `field`.
 
-        The field needs its hidden fields too. Raises CannotMigrate with the reason if it has none and cannot
-        get one.
-        """
-        ...
+class Rows(Protocol):
+    """Rows of one collection."""
 
-    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        """Return remarks for the user about a second vector field."""
-        ...
+    def chunk_rows(self, source: CollectionInfo) -> int:
+        """Return how many rows of this collection make a chunk of suitable size."""
 
-    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
-        """Add the second vector field and its hidden fields, as far as they are missing."""
-        ...
-
-    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
-        """Index the second field as the first one is indexed, but by inner product, and load it."""
-        ...
-
-    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
-        """Drop the second field and its hidden fields. Return whether the database can do that."""
-        ...
-
-    def update(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Replace the fields named `changed` of existing rows, acknowledged on return.
-
-        A database that only replaces whole rows uses the other fields of the batch too, with its vectors in
-        `field`.
-        """
-        ...
-
-    def rewrite(
-        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
-    ) -> None:
-        """Write rows that were read, with other biases, acknowledged on return.
-
-        A database that only replaces whole rows does the same as in `upsert`. Other databases change only the
-        fields named `changed`, and only in rows that still exist; `field` stands for the vectors.
-        """
-        ...
-
-    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
-        """Whether a side collection of that name exists that an unfinished `enable` of `source` left.
-
-        Raises CollectionExists if another collection has the name.
-        """
-        ...
-
-    def create_side(self, source: CollectionInfo, side: str) -> None:
-        """Create an empty side collection for the biases of `source`, with the same keys."""
-        ...
+    def count(self, collection: str) -> int:
+        """Return the number of rows as the database counts them, including duplicates."""
 
     def keys(self, collection: str, *, partition: str | None = None, pending: str | None = None) -> list[Key]:
         """Return all distinct keys in ascending order.
 
         pending: the name of an epoch field; only rows whose bias is not computed yet are included.
         """
-        ...
 
     def scan(
         self,
@@ -210,124 +142,91 @@ class Store(Protocol):
         limit: int | None = None,
         partition: str | None = None,
     ) -> Batch:
-        """Return the rows with after < key ≤ upto in key order, one row per key.
+        """Return the rows with after < key ≤ upto in key order, one row per key, at most the first `limit`.
 
-        limit: return the first rows, up to that many; the batch is empty only if there is no such row. The
-        rows include everything written before the last call of `count`, and perhaps more.
+        The rows include everything written before the last call of `count`, and perhaps more.
         """
-        ...
 
     def scan_keys(
         self, collection: str, *, after: Key | None = None, limit: int, partition: str | None = None
     ) -> list[Key]:
         """Return the keys alone, as `scan` does for rows."""
-        ...
 
     def above(self, key: Key, step: int) -> Key | None:
-        """Return a key from which greater keys continue.
+        """Return a key from which greater keys continue: `key` at step 0, a farther one at each next step.
 
-        It is `key` itself at step 0, and a farther one at each next step; None if no key can be greater.
+        None if no key can be greater.
         """
-        ...
 
     def get(self, collection: str, keys: Sequence[Key], field: str, *, partition: str | None = None) -> Batch:
         """Return the rows that exist, in the order of `keys`."""
-        ...
+
+    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
+        """Insert rows whose keys the collection has never had, for less than an `upsert` costs."""
 
     def upsert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
         """Insert or replace rows, acknowledged on return."""
-        ...
 
-    def insert(self, collection: str, batch: Batch, field: str, *, partition: str | None = None) -> None:
-        """Insert rows whose keys the collection has never had, acknowledged on return.
+    def update(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        """Replace the fields named `changed` of existing rows, acknowledged on return.
 
-        This costs less than `upsert`.
+        A database that replaces whole rows uses the rest of the batch too, with its vectors in `field`.
         """
-        ...
+
+    def rewrite(
+        self, collection: str, batch: Batch, field: str, changed: Sequence[str], *, partition: str | None
+    ) -> None:
+        """Write rows that were read, with other biases, acknowledged on return.
+
+        A database with `WholeRows` does the same as in `upsert`. Other databases change only the fields named
+        `changed`, and only in rows that still exist; `field` stands for the vectors.
+        """
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         """Delete rows; missing rows are no error. partition: the only one to look in."""
-        ...
-
-    def import_obstacles(self, source: CollectionInfo) -> list[str]:
-        """Return the reasons why rows of `source` cannot be written to import files; empty if they can."""
-        ...
-
-    def write_import_file(
-        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
-    ) -> str | None:
-        """Write rows, in the format of `collection`, to a file somewhere in `folder`, which is created.
-
-        Returns the path relative to the folder; None if there are no rows.
-        """
-        ...
-
-    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        """Ask the database to insert the rows of a file, and return the id of the job, which may still run.
-
-        file: the path as the database sees it. Existing rows stay.
-        """
-        ...
-
-    def import_job(self, job: str) -> ImportJob: ...
-
-    def import_jobs(self, collection: str) -> list[ImportJob]:
-        """Return all import jobs of this collection that the database remembers."""
-        ...
-
-    def show_imported(self, collection: str) -> None:
-        """Make the rows of finished jobs indexed and visible to every read on return."""
-        ...
-
-    def chunk_rows(self, source: CollectionInfo) -> int:
-        """Return how many rows of this collection make a chunk of suitable size."""
-        ...
-
-    def count(self, collection: str) -> int:
-        """Return the number of rows as the database counts them, including duplicates."""
-        ...
 
     def flush(self, collection: str) -> None:
         """Make all written rows durable, indexed and loaded on return."""
-        ...
 
     def load(self, collection: str) -> None:
         """Make all durable rows indexed and loaded on return."""
-        ...
 
     def wait_visible(self, collection: str) -> None:
         """Wait until every search sees all written rows."""
-        ...
 
-    def write_state(self, collection: str, state: CollectionState) -> None: ...
+    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+        """Return the keys of the k rows with the largest inner products for each query.
 
-    def drop_state(self, collection: str, state: CollectionState) -> None: ...
+        query_vectors: (m, width). The database's own search finds the rows.
+        """
 
-    def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
-        """Start dual writes of the collection's clients; None ends them."""
-        ...
+    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
+        """Return the vectors of any collection as a query bank."""
+
+
+class WriteIntents(Protocol):
+    """The logs in which clients note their writes while a job rewrites rows."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        """Create a write-intent log that can take the rows of `source`, without notes for its job.
-
-        If a log of this collection still fits, it is used again.
-        """
-        ...
-
-    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
-        """Start the notes of the collection's clients in this log; None ends them."""
-        ...
+        """Create a log that can take the rows of `source`, or use one again that still fits."""
 
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """End the notes of the collection's clients, and delete the notes for this job and earlier ones.
 
         If a log takes long to create, it stays for the next job.
         """
-        ...
 
     def intent_logs(self, collection: str) -> list[WriteIntentLog]:
         """Return all write-intent logs of this collection, complete or not; use them only to drop them."""
-        ...
+
+    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
+        """Drop a write-intent log.
+
+        check: raises LeaseLost; it is called when no other job can take this log any more. Raises
+        CollectionExists if something else has its name.
+        """
 
     def notes(
         self, intent_log: WriteIntentLog, keys: Sequence[Key] | None = None, *, partition: str | None = None
@@ -336,111 +235,42 @@ class Store(Protocol):
 
         Without keys, return all notes of all partitions.
         """
-        ...
-
-    def noted(
-        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
-    ) -> tuple[list[str], Batch]:
-        """Return all noted rows of these keys, as `get` returns rows, with their names.
-
-        They are the last row of each key and earlier ones. Only if `replaces_rows` is true.
-        """
-        ...
-
-    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        """Drop the noted rows of these names, unless a note names them by now.
-
-        Returns the names of all other rows that no note names.
-        """
-        ...
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         """Return how many rows the write-intent log holds in memory."""
-        ...
 
     def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
         """Replay notes whose writes the collection lacks, acknowledged on return.
 
         Returns the replayed notes, without those that another note has replaced meanwhile.
         """
-        ...
 
-    def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """Drop a write-intent log.
 
-        check: raises LeaseLost; it is called when no other job can take this log any more. Raises
-        CollectionExists if something else has its name.
-        """
-        ...
-
-    def write_tuning(self, collection: str, tuning: TuningRecord) -> None: ...
-
-    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
-        """Set the online banks in the collection's properties; they replace all others."""
-        ...
-
-    def create_query_samples(self, samples_collection: str, dim: int) -> None:
-        """Create a collection for samples of live queries, unless it exists.
-
-        Raises CollectionExists if the name is taken, DimensionMismatch if it has samples of another
-        dimension.
-        """
-        ...
-
-    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
-        """Return the samples of one profile; none if the collection does not exist."""
-        ...
-
-    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
-        """Drop the samples of these numbers; missing ones are no error."""
-        ...
-
-    def drop(self, collection: str) -> None: ...
-
-    def rename(self, collection: str, name: str) -> None:
-        """Rename a collection; only if `renames` is true."""
-        ...
-
-    def alias_target(self, alias: str) -> str | None:
-        """Return the collection behind an alias; None if there is no such alias."""
-        ...
-
-    def point_alias(self, alias: str, collection: str) -> None:
-        """Create or move the alias, in one step of the database."""
-        ...
-
-    def drop_alias(self, alias: str) -> None: ...
+class Ledger(Protocol):
+    """Records of jobs, kept in the database."""
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
-        """Insert or replace these records, acknowledged on return.
-
-        Creates the ledger if it does not exist.
-        """
-        ...
+        """Insert or replace these records, acknowledged on return; creates the ledger if it is missing."""
 
     def record(self, ledger: str, key: str) -> Record | None:
         """Return the record of that key; None if there is none, or no ledger."""
-        ...
 
     def records(self, ledger: str, group: str) -> list[Record]:
         """Return the records of a group in key order; none if there is no ledger."""
-        ...
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         """Delete these records of a group; all of them without `keys`. All keys must belong to the group."""
-        ...
+
+
+class Banks(Protocol):
+    """Query banks; `banks.generations.BankGenerations` implements this for any database."""
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
-        """Save `bank` as a generation of the bank collection.
-
-        Returns the reference to it and what was created. Its content names a generation: the same bank with
-        the same potentials is one generation, however many processes save it. Its rows are read back before
-        this returns.
+        """Save `bank` as a generation, read it back, and return its reference and what was created.
 
         Raises CollectionExists if the name is taken, DimensionMismatch, and StateError if another process
         keeps changing the rows.
         """
-        ...
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
         """Return the bank of a generation.
@@ -448,7 +278,6 @@ class Store(Protocol):
         checked: raise StateError if its rows are not those that the reference names; otherwise return them as
         they are. Raises EmptyBank if there are none.
         """
-        ...
 
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
@@ -457,22 +286,6 @@ class Store(Protocol):
 
         The rows that `reference` names stay as they are; the returned reference names the new ones.
         """
-        ...
-
-    def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
-        """Return the keys of the k rows with the largest inner products for each query.
-
-        query_vectors: (m, width). The database's own search finds the rows.
-        """
-        ...
-
-    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
-        """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k).
-
-        They are inner products, or −½ the squared distances under L2. The database's own search finds them,
-        with the bank's index. Raises BankTooSmall if it finds fewer.
-        """
-        ...
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         """Delete the rows of a generation, unless some collection state names it.
@@ -480,11 +293,147 @@ class Store(Protocol):
         If a job has saved a generation and names it in a state while it is dropped here, the rows come back,
         or the job finds them missing when it loads the bank after it wrote the state.
         """
-        ...
 
-    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
-        """Return the vectors of any collection as a query bank."""
-        ...
+
+class Store(Collections, Schemas, Rows, WriteIntents, Ledger, Banks, Protocol):
+    """A database for the jobs."""
+
+
+# -- optional capabilities ----------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Renaming(Protocol):
+    def rename(self, collection: str, name: str) -> None:
+        """Rename a collection."""
+
+
+@runtime_checkable
+class WholeRows(Protocol):
+    """`rewrite` replaces whole rows, so it can undo any write and restore a deleted row.
+
+    Without this capability it changes only the named fields, and only in rows that still exist.
+    """
+
+    def noted(
+        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
+    ) -> tuple[list[str], Batch]:
+        """Return all noted rows of these keys, as `get` returns rows, with their names.
+
+        They are the last row of each key and earlier ones.
+        """
+
+    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
+        """Drop the noted rows of these names, unless a note names them by now.
+
+        Returns the names of all other rows that no note names.
+        """
+
+
+@runtime_checkable
+class SecondVectors(Protocol):
+    """A second vector field for the augmented vectors of a field, with hidden fields of its own."""
+
+    def second_vector_field(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> Literal["there", "can be added"]:
+        """Whether `source` has the second field. Raises CannotMigrate if it cannot get one."""
+
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        """Return remarks for the user about a second vector field."""
+
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+        """Add the second vector field and its hidden fields, as far as they are missing."""
+
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
+        """Index the second field as the first one is indexed, but by inner product, and load it."""
+
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
+        """Drop the second field and its hidden fields. Return whether the database can do that."""
+
+
+@runtime_checkable
+class SideCollections(Protocol):
+    """Side collections, which hold the biases of another collection's rows."""
+
+    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
+        """Whether an unfinished `enable` of `source` left this side collection. Raises CollectionExists."""
+
+    def create_side(self, source: CollectionInfo, side: str) -> None:
+        """Create an empty side collection with the keys of `source`."""
+
+
+@runtime_checkable
+class BulkImport(Protocol):
+    """Rows from files that the database imports itself."""
+
+    def import_obstacles(self, source: CollectionInfo) -> list[str]:
+        """Return the reasons why rows of `source` cannot be written to import files; empty if they can."""
+
+    def write_import_file(
+        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
+    ) -> str | None:
+        """Write rows, in the format of `collection`, to a file somewhere in `folder`, which is created.
+
+        Returns the path relative to the folder; None if there are no rows.
+        """
+
+    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
+        """Ask the database to insert the rows of a file, and return the id of the job, which may still run.
+
+        file: the path as the database sees it. Existing rows stay.
+        """
+
+    def import_job(self, job: str) -> ImportJob: ...
+
+    def import_jobs(self, collection: str) -> list[ImportJob]:
+        """Return all import jobs of this collection that the database remembers."""
+
+    def show_imported(self, collection: str) -> None:
+        """Make the rows of finished jobs indexed and visible to every read on return."""
+
+
+@runtime_checkable
+class QuerySampling(Protocol):
+    """Samples of live queries for online banks."""
+
+    def create_query_samples(self, samples_collection: str, dim: int) -> None:
+        """Create a collection for samples, unless it exists. Raises CollectionExists, DimensionMismatch."""
+
+    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
+        """Return the samples of one profile; none if the collection does not exist."""
+
+    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
+        """Drop the samples of these numbers; missing ones are no error."""
+
+
+@runtime_checkable
+class BankSearch(Protocol):
+    def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
+        """Return the falling scores of `query_vectors` (m, d) with the nearest queries of a bank, (m, k).
+
+        They are inner products, or −½ the squared distances under L2. The database's own search finds them,
+        with the bank's index. Raises BankTooSmall if it finds fewer.
+        """
+
+
+_MISSING: dict[Any, str] = {
+    Renaming: "cannot rename collections: let applications read the collection by an alias",
+    WholeRows: "replaces no whole rows: every note is replayed",
+    SecondVectors: "has no second vector fields for augmented vectors: choose another bias location",
+    SideCollections: "has no side collections: keep the biases in fields",
+    BulkImport: "cannot import files: copy without --bulk",
+    QuerySampling: "keeps no query samples: refresh with a bank instead of an online bank",
+    BankSearch: "cannot compute biases by its own search: use the engine local",
+}
+Capability = TypeVar("Capability")
+
+
+def capability(store: Store, kind: Callable[..., Capability]) -> Capability:
+    """Return the store as one with an optional capability. Raises UnsupportedOperation if it lacks it."""
+    if not isinstance(store, cast(type, kind)):
+        raise UnsupportedOperation(f"this database {_MISSING[kind]}")
+    return cast(Capability, store)
 
 
 def undo_save_bank(store: Store, reference: BankReference, made: Made) -> None:

@@ -31,7 +31,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.codec.base import EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
-from milvus_hubness.job_properties import TuningRecord
+from milvus_hubness.job_properties import TUNING_PROPERTY, TuningRecord
 from milvus_hubness.quality.trials import raw_places
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
@@ -433,8 +433,9 @@ class TestWhatIsRefused:
 
     def test_what_tuning_advised_against(self, plain):
         store, name, bank = plain
-        store.write_tuning(
+        store.write_property(
             name,
+            TUNING_PROPERTY,
             TuningRecord(
                 verdict="leave it alone",
                 choice=None,

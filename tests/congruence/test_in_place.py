@@ -411,7 +411,7 @@ def test_an_interrupted_run_is_searched_raw_and_carried_on(untouched, monkeypatc
 @pytest.mark.parametrize("updates", [True, False], ids=["fields updated", "rows replaced"])
 def test_what_clients_write_while_it_is_filled_is_kept(untouched, monkeypatch, updates):
     """Between the reading of the rows and their writing, a client that has heard of it changes one."""
-    monkeypatch.setattr(milvus_second_vector, "updates_fields", lambda version: updates)
+    monkeypatch.setattr(milvus_second_vector, "supports", lambda version, feature: updates)
     update, new = untouched.store.update, vectors(np.random.default_rng(8), 2, DIM)
     pending = [{"id": 20, "vector": new[0], "group": 0, "note": "theirs"}]
 

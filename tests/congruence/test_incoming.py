@@ -14,6 +14,7 @@ from milvus_hubness.operations.engines import load_corrections
 from milvus_hubness.state import Incoming
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import width_for, with_second_field
+from tests.databases import write_state
 from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K, CENTRE, AN_HOUR = 10, 40, 30, 4, 0.25, 3_600.0
@@ -81,15 +82,15 @@ class Refreshed:
             "epoch": before.epoch + 1,
         }
         self.incoming = Incoming(name=name, profile=before.model_copy(update=change))
-        self.store.write_state(self.name, self.state.model_copy(update={"incoming": self.incoming}))
+        write_state(self.store, self.name, self.state.model_copy(update={"incoming": self.incoming}))
         return self
 
     def flip(self):
         done = self.state.with_profile(self.incoming.profile, self.incoming.name)
-        self.store.write_state(self.name, done)
+        write_state(self.store, self.name, done)
 
     def withdraw(self):
-        self.store.write_state(self.name, self.state)
+        write_state(self.store, self.name, self.state)
         self.store.drop_bank_generation(self.incoming.profile.bank)
 
     def slots(self, keys):

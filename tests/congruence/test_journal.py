@@ -23,7 +23,7 @@ from milvus_hubness import (
     plan_enable,
 )
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
-from milvus_hubness.job_properties import WriteIntentLog
+from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
@@ -411,7 +411,7 @@ def test_the_next_job_puts_right_what_a_killed_one_undid(backend):
 def test_what_a_killed_job_left_unannounced_is_never_done_again(lite):
     written = Written(lite)
     abandoned(written)
-    written.store.write_intent_log(written.name, None)
+    written.store.write_property(written.name, WRITE_INTENTS_PROPERTY, None)
     written.both("upsert", data=written.rows([3, 4]))
     with written.rewriting():
         written.assert_equal()

@@ -239,7 +239,7 @@ def test_whatever_a_killed_job_left_no_query_counts_twice(corrected, monkeypatch
     corrected.put(corrected.queries[:30])
     first = absorbed(store, name)
     with monkeypatch.context() as broken:
-        broken.setattr(type(store), "write_state", killed)
+        broken.setattr(type(store), "write_property", killed)
         with pytest.raises(KeyboardInterrupt):
             refresh(store, name, bank=first.bank)
     assert as_set(corrected.held().vectors) == as_set(corrected.bank)

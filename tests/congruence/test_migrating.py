@@ -24,6 +24,7 @@ from milvus_hubness.migration.ledger import Ledger
 from milvus_hubness.migration.run import run
 from milvus_hubness.migration.verify import verify
 from milvus_hubness.operations.lease_records import LEDGER
+from milvus_hubness.state import PROPERTY
 from tests.galleries import as_distance, nnn, similarity, vectors
 
 DIM, ITEMS, K = 8, 60, 4
@@ -128,7 +129,7 @@ def test_the_name_moves_over_and_back_with_what_was_written(database):
 
 @pytest.mark.lite_only
 @pytest.mark.parametrize(
-    ("at", "error"), [("upsert", StoreError), ("flush", KeyboardInterrupt), ("write_state", StoreError)]
+    ("at", "error"), [("upsert", StoreError), ("flush", KeyboardInterrupt), ("write_property", StoreError)]
 )
 def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
     class Failing(database.base):
@@ -140,9 +141,10 @@ def test_what_failed_carries_on_or_is_taken_back_whole(database, at, error):
             fail("upsert")
             super().upsert(*args, **options)
 
-        def write_state(self, *args):
-            fail("write_state")
-            super().write_state(*args)
+        def write_property(self, collection, name, record):
+            if name == PROPERTY:
+                fail("write_property")
+            super().write_property(collection, name, record)
 
     def fail(where):
         if where == at:

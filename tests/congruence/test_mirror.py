@@ -201,7 +201,7 @@ def test_odd_texts_as_keys_are_deleted_from_both(backend):
     client.insert(name, [{"id": key, "vector": row} for key, row in zip(keys, items, strict=True)])
     store = backend.store()
     done = migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(2)), no_writers=True)
-    store.write_dual_write(name, DualWrite(collection=done.target, required=True))
+    store.write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection=done.target, required=True))
     backend.hubness_client().delete(name, filter='id != "plain"')
     for there in (name, done.target):
         assert store.keys(there) == ["plain"]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, refresh, rollback
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration import ledger
 from milvus_hubness.refresh import write
 from milvus_hubness.stores import MilvusStore
@@ -152,10 +153,10 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
 @pytest.mark.lite_only
 def test_a_switch_of_which_only_the_alias_was_moved_is_finished(live):
     class Breaking(MilvusStore):
-        def write_dual_write(self, collection, dual_write):
-            if dual_write is None:
+        def write_property(self, collection, name, record):
+            if name == DUAL_WRITE_PROPERTY and record is None:
                 raise StoreError("the connection broke")
-            super().write_dual_write(collection, dual_write)
+            super().write_property(collection, name, record)
 
     with pytest.raises(StoreError):
         refresh(Breaking(live.backend.client()), live.alias, bank=QueryBank(live.other))

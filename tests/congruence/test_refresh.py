@@ -22,6 +22,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
+from tests.databases import write_state
 from tests.galleries import METRICS, as_distance, nnn, similarity, vectors
 
 ON_SERVERS = {"shared": ["COSINE"]}
@@ -102,7 +103,7 @@ def corrected(shared):
     client, everything = shared.database.application(), set(range(ITEMS))
     if added := shared.there() - everything:
         client.delete(shared.name, ids=shared.keys(added))
-    shared.store.write_state(shared.name, shared.state.model_copy(update={"phase": "ready"}))
+    write_state(shared.store, shared.name, shared.state.model_copy(update={"phase": "ready"}))
     if gone := everything - shared.there():
         client.insert(shared.name, [shared.row(i, i) for i in gone])
     if shared.state.profile != shared.profile:
@@ -336,7 +337,7 @@ def test_status_tells_what_there_is(corrected):
 def test_refreshes_that_cannot_be(corrected):
     state = corrected.state
     never = state.with_profile(state.profile.model_copy(update={"former": None}))
-    corrected.store.write_state(corrected.name, never)
+    write_state(corrected.store, corrected.name, never)
     with pytest.raises(InvalidInput, match="nothing to go back to"):
         refresh(corrected.store, corrected.name, revert=True)
     for change, error in (
@@ -351,6 +352,6 @@ def test_refreshes_that_cannot_be(corrected):
     with pytest.raises(NotCorrected):
         refresh(corrected.store, corrected.source)
     state = corrected.state
-    corrected.store.write_state(corrected.name, state.model_copy(update={"phase": "copying"}))
+    write_state(corrected.store, corrected.name, state.model_copy(update={"phase": "copying"}))
     with pytest.raises(UnfinishedMigration):
         refresh(corrected.store, corrected.name)

@@ -14,6 +14,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
+from milvus_hubness.state import CollectionState
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"gated": ["L2"], "dual": ["L2"]}
@@ -174,10 +175,14 @@ def test_until_a_refresh_ends_searches_keep_their_gate(lite, monkeypatch):
     left = gated.raw.copy()
     left[:, taken] = -np.inf
     earlier = np.array([best in gated.activated(gated.bank) for best in left.argmax(1)])
-    write_state, seen = gated.store.write_state, []
-    monkeypatch.setattr(
-        gated.store, "write_state", lambda *given: (seen.append(gated.found()), write_state(*given))
-    )
+    write_property, seen = gated.store.write_property, []
+
+    def write(collection, name, record):
+        if isinstance(record, CollectionState):
+            seen.append(gated.found())
+        write_property(collection, name, record)
+
+    monkeypatch.setattr(gated.store, "write_property", write)
     refresh(gated.store, gated.name)
     [between] = seen
     corrected = gated.corrected_by(gated.bank)

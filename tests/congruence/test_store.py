@@ -6,10 +6,11 @@ import pytest
 from milvus_hubness import NNN, CollectionExists, CollectionNotFound, Layout, QueryBank
 from milvus_hubness.banks.generations import Batch, StoredBank
 from milvus_hubness.correction import initial_state
-from milvus_hubness.job_properties import DualWrite
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.migration.survey import survey
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.records import Record
+from tests.databases import write_state
 from tests.galleries import vectors
 
 
@@ -147,13 +148,13 @@ def test_what_a_collection_is_told_it_says_by_any_name(database):
     alias = f"{name}_live"
     store.point_alias(alias, name)
     assert store.info(name).dual_write is None
-    store.write_dual_write(name, DualWrite(collection="other", required=True))
+    store.write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection="other", required=True))
     assert store.info(name).dual_write == DualWrite(collection="other", required=True)
     assert store.info(alias).dual_write == store.info(name).dual_write
     assert (store.info(alias).name, store.info(alias).aliases) == (name, (alias,))
-    store.write_dual_write(name, None)
+    store.write_property(name, DUAL_WRITE_PROPERTY, None)
     assert store.info(name).dual_write is None
-    store.write_dual_write(name, DualWrite(collection="other"))
+    store.write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection="other"))
     store.drop_alias(alias)
     store.drop(name)
     database.make(name, 4, "IP")
@@ -186,6 +187,6 @@ def test_a_copy_left_half_made_is_made_whole_and_gone_on_with_until_it_is_ready(
     store.create_copy(info, target, state)
     assert database.served(target) == database.served(name)
     assert list(store.info(target).states.values()) == [state]
-    store.write_state(target, state.model_copy(update={"phase": "ready"}))
+    write_state(store, target, state.model_copy(update={"phase": "ready"}))
     with pytest.raises(CollectionExists):
         store.create_copy(info, target, state)

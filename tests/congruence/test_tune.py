@@ -16,7 +16,7 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.job_properties import TuningRecord
+from milvus_hubness.job_properties import TUNING_PROPERTY, TuningRecord
 from milvus_hubness.quality.collections import diagnose, tune
 from tests.galleries import plain_collection
 
@@ -95,7 +95,7 @@ def test_without_labels_it_asks_the_bank(retrieval):
 
 def test_advice_against_holds_until_forced(retrieval):
     against = retrieval.tuned(verdict="leave it alone", choice=None, strength=0.0, reason="it hurts")
-    retrieval.store.write_tuning(retrieval.name, against)
+    retrieval.store.write_property(retrieval.name, TUNING_PROPERTY, against)
     bank = QueryBank(retrieval.bank)
     for estimator in (None, NNN(8)):
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
@@ -106,7 +106,9 @@ def test_advice_against_holds_until_forced(retrieval):
 
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
     store, bank = retrieval.store, QueryBank(retrieval.bank)
-    store.write_tuning(retrieval.name, retrieval.tuned(choice={"name": "NNN", "k": 8}, strength=0.5))
+    store.write_property(
+        retrieval.name, TUNING_PROPERTY, retrieval.tuned(choice={"name": "NNN", "k": 8}, strength=0.5)
+    )
     target = migrate(store, plan_migration(store, retrieval.name, bank)).target
     client = retrieval.backend.hubness_client()
     query = [retrieval.queries[0]]
@@ -114,13 +116,13 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
     by_name = client.search(target, data=query, limit=20, strength=0.5)
     assert [dict(hit) for hit in by_default[0]] == [dict(hit) for hit in by_name[0]]
 
-    store.write_tuning(target, retrieval.tuned(strength=0.75))
+    store.write_property(target, TUNING_PROPERTY, retrieval.tuned(strength=0.75))
     done = refresh(store, target)
     assert done.reason.startswith("the parameters changed; ")
     told = status(store, target)
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75
-    store.write_tuning(target, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"}))
+    store.write_property(target, TUNING_PROPERTY, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"}))
     assert refresh(store, target).action == "none"
 
     again = tune(store, target, queries=QueryBank(retrieval.queries), answers=retrieval.answers)

@@ -140,7 +140,7 @@ class MilvusDatabase(Database):
 
     def described(self, name: str) -> Any:
         """As Database.described. An empty property says as little as none, see
-        MilvusStore.write_dual_write."""
+        MilvusStore.write_property."""
         client, found = self.client, self.client.describe_collection(name)
         properties = {k: v for k, v in found["properties"].items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
         indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]

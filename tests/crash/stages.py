@@ -6,10 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY
 from milvus_hubness.migration import ledger
 from milvus_hubness.operations import lease, progress
 from milvus_hubness.refresh import run as refresh_run
 from milvus_hubness.refresh import write as refresh_write
+from milvus_hubness.state import CollectionState
 
 Enter = Callable[[str | None], None]
 
@@ -66,17 +68,16 @@ def follow_refresh(enter: Enter, store: Any) -> None:
     ):
         _begins(owner, name, stage, enter)
     _begins(lease.Lease, "_claim", "looking", enter, at_end=True)
-    write_state, write_intent_log = store.write_state, store.write_intent_log
+    write_property = store.write_property
 
-    def writing_state(self: Any, collection: str, state: Any) -> None:
-        enter("announcing" if state.incoming else "flipping")
-        write_state(self, collection, state)
+    def writing(self: Any, collection: str, name: str, record: Any) -> None:
+        if isinstance(record, CollectionState):
+            enter("announcing" if record.incoming else "flipping")
+        elif name == WRITE_INTENTS_PROPERTY:
+            enter("filling" if record else "cleaning up")
+        write_property(self, collection, name, record)
 
-    def writing_journal(self: Any, collection: str, intent_log: Any) -> None:
-        enter("filling" if intent_log else "cleaning up")
-        write_intent_log(self, collection, intent_log)
-
-    store.write_state, store.write_intent_log = writing_state, writing_journal
+    store.write_property = writing
 
 
 def follow_rebuild(enter: Enter, store: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from milvus_hubness import MilvusStore, connect
-from milvus_hubness.job_properties import DualWrite
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from tests import servers
 from tests.crash.trials import Runner, trials
 
@@ -52,7 +52,7 @@ def test_what_was_told_to_a_collection_outlives_the_server(mortal):
     told = DualWrite(collection="another", required=True)
     with closing(connect(mortal.uri)) as client:
         client.create_collection("told", dimension=4)
-        MilvusStore(client).write_dual_write("told", told)
+        MilvusStore(client).write_property("told", DUAL_WRITE_PROPERTY, told)
     mortal.kill()
     mortal.start()
     with closing(connect(mortal.uri)) as client:

@@ -11,7 +11,7 @@ import pytest
 
 from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
 from milvus_hubness.banks.generations import Batch
-from milvus_hubness.job_properties import DualWrite
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.operations import lease as lease_module
 from milvus_hubness.operations import lease_records
 from milvus_hubness.operations.lease import Lease, holder_of, read_entries
@@ -289,7 +289,7 @@ def test_a_former_holder_s_writes_are_refused_however_late_they_arrive(lite):
                 lambda: late.insert(name, row, "vector"),
                 lambda: late.rewrite(name, row, "vector", ["vector"], partition=None),
                 lambda: late.delete(name, [1]),
-                lambda: late.write_dual_write(name, DualWrite(collection="x")),
+                lambda: late.write_property(name, DUAL_WRITE_PROPERTY, DualWrite(collection="x")),
                 lambda: late.put_records(LEDGER, [Record("late", "late", "{}")]),
                 lambda: late.drop_records(LEDGER, f"{LEASES}/{name}"),
             ):

@@ -8,6 +8,15 @@ from milvus_hubness import NNN, CollectionNotFound, Layout, StoreError, Unsuppor
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.correction import initial_state
 from milvus_hubness.state import BankReference
+from milvus_hubness.stores.protocols import (
+    BulkImport,
+    QuerySampling,
+    Renaming,
+    SecondVectors,
+    SideCollections,
+    WholeRows,
+    capability,
+)
 from qdrant_hubness.store import schema
 from tests.galleries import vectors
 
@@ -67,9 +76,8 @@ def test_an_alias_moves_in_one_step(backend):
     assert store.alias_target("live") is None
     with pytest.raises(CollectionNotFound):
         store.info("live")
-    assert not store.renames()
     with pytest.raises(UnsupportedOperation):
-        store.rename(first, "another")
+        capability(store, Renaming)
 
 
 def test_a_copy_has_the_settings_of_its_source(backend):
@@ -106,13 +114,9 @@ def test_errors_are_ours_and_name_the_collection(backend):
     name = backend.fill(np.ones((1, 4), np.float32))
     with pytest.raises(StoreError, match=name):
         store.ask("upsert", name, points=[models.PointStruct(id=1, vector=[1.0, 2.0])])
-    for call in (
-        lambda: store.create_query_samples("t", 4),
-        lambda: store.create_side(store.info(name), "side"),
-        lambda: store.bulk_import(name, "file"),
-    ):
+    for kind in (BulkImport, QuerySampling, SecondVectors, SideCollections, WholeRows):
         with pytest.raises(UnsupportedOperation):
-            call()
+            capability(store, kind)
 
 
 def test_a_quantised_collection_goes_without_a_link_column_and_cell_columns(backend):

@@ -20,7 +20,7 @@ from milvus_hubness import (
 from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import StoredBank, generation_of, reference_to
 from milvus_hubness.stores.protocols import undo_save_bank
-from tests.databases import OnMilvus, OnQdrant
+from tests.databases import OnMilvus, OnQdrant, write_state
 from tests.galleries import vectors
 
 DIM = 8
@@ -217,7 +217,7 @@ class Shared:
         """Save the bank, name it, and load it."""
         reference, _ = self.database.store().save_bank(self.collection, self.bank, "IP")
         profile = self.state.profile.model_copy(update={"bank": reference})
-        self.store.write_state(self.name, self.state.with_profile(profile))
+        write_state(self.store, self.name, self.state.with_profile(profile))
         return self.database.store().load_bank(reference)
 
 
@@ -230,7 +230,7 @@ def test_a_generation_that_is_named_while_it_is_dropped_is_kept_or_missed(databa
     outcomes = []
     for n in range(1, 100):
         database.store().save_bank(shared.collection, bank, "IP")
-        shared.store.write_state(shared.name, before)
+        write_state(shared.store, shared.name, before)
         store, told = database.store(), []
 
         def rival(told=told):

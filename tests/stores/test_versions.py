@@ -2,13 +2,7 @@
 
 import pytest
 
-from milvus_hubness.stores.milvus_server import (
-    adds_fields,
-    adds_vector_fields,
-    drops_fields,
-    runs_function_chains,
-    updates_fields,
-)
+from milvus_hubness.stores.milvus_server import supports
 
 
 @pytest.mark.parametrize(
@@ -24,8 +18,8 @@ from milvus_hubness.stores.milvus_server import (
     ],
 )
 def test_versions(version, adds, chains):
-    assert adds_fields(version) == adds
-    assert runs_function_chains(version) == chains
+    assert supports(version, "new fields") == adds
+    assert supports(version, "function chains") == chains
 
 
 @pytest.mark.parametrize(
@@ -43,6 +37,6 @@ def test_versions(version, adds, chains):
     ],
 )
 def test_versions_for_a_second_vector_field(version, adds, drops, updates):
-    assert adds_vector_fields(version) == adds
-    assert drops_fields(version) == drops
-    assert updates_fields(version) == updates
+    assert supports(version, "new vector fields") == adds
+    assert supports(version, "dropped fields") == drops
+    assert supports(version, "partial updates") == updates

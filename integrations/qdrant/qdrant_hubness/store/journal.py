@@ -54,11 +54,6 @@ def line(field: str, key: Key, vector: Sequence[float], columns: dict[str, Any])
 class QdrantWriteIntents(QdrantBanks):
     """The write-intent log methods of the store."""
 
-    def write_intent_log(self, collection: str, intent_log: WriteIntentLog | None) -> None:
-        """As Store.write_intent_log."""
-        said = intent_log.model_dump_json() if intent_log else ""
-        self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: said})
-
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
         """As Store.create_intent_log."""
         name = intent_log_name(source.name)
@@ -79,7 +74,7 @@ class QdrantWriteIntents(QdrantBanks):
     def end_intent_log(self, collection: str, intent_log: WriteIntentLog) -> None:
         """As Store.end_intent_log, but that the write-intent log goes: Qdrant makes another in no time.
         Clients that have not heard of it yet find none, ask, and hear of it."""
-        self.write_intent_log(collection, None)
+        self.properties.alter(self._real_name(collection), {WRITE_INTENTS_PROPERTY: ""})
         self.drop_intent_log(intent_log, lambda: None)
 
     def intent_logs(self, collection: str) -> list[WriteIntentLog]:

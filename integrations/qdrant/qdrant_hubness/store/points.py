@@ -106,10 +106,6 @@ class QdrantPoints:
         if self._behind(alias):
             self.change_aliases([drop_alias(alias)], alias)
 
-    def replaces_rows(self) -> bool:
-        """As Store.replaces_rows: jobs change vectors and some of the payload."""
-        return False
-
     def change_aliases(self, changes: Sequence[models.AliasOperations], alias: str) -> None:
         """All in one step of the database."""
         with turn(self.client), translated(alias):

@@ -2,39 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 from qdrant_client import models
 from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.banks.generations import BANK_PROPERTY, Batch, Key
+from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.errors import (
-    CannotMigrate,
     CollectionExists,
     EmptyBank,
     InvalidInput,
     InvalidParameter,
-    UnsupportedOperation,
 )
 from milvus_hubness.job_properties import (
-    DUAL_WRITE_PROPERTY,
-    TUNING_PROPERTY,
-    DualWrite,
-    OnlineBank,
-    TuningRecord,
     WriteIntentLog,
     read_dual_write,
     read_intent_log,
     read_online_banks,
     read_tuning,
 )
-from milvus_hubness.state import CollectionState, read_states
-from milvus_hubness.stores.records import CollectionInfo, ImportJob, QuerySamples, VectorField, is_fence
+from milvus_hubness.state import CollectionState, FrozenModel, read_states
+from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.journal import QdrantWriteIntents
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
@@ -45,10 +36,6 @@ ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 200
 BIAS_METRICS = {"COSINE", "IP"}
 """Those whose score a formula can subtract a bias from."""
-_NO_SIDE = "payloads of Qdrant hold biases themselves: a collection beside is of no use"
-_NO_SECOND = "a second vector for the augmented form is not supported on Qdrant: migrate, or have a formula"
-_NO_IMPORT = "Qdrant imports no files of rows"
-_NO_ONLINE_BANK = "HubnessQdrantClient takes no samples of queries, so that no bank lives on Qdrant"
 
 
 class QdrantStore(QdrantWriteIntents):
@@ -99,9 +86,6 @@ class QdrantStore(QdrantWriteIntents):
 
     def units_moved(self) -> int:
         return self.units
-
-    def renames(self) -> bool:
-        return False
 
     def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
         return schema.facts(source)
@@ -170,51 +154,6 @@ class QdrantStore(QdrantWriteIntents):
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         """Payloads take any key."""
 
-    def is_left_side(self, source: CollectionInfo, side: str) -> bool:
-        raise UnsupportedOperation(_NO_SIDE)
-
-    def create_side(self, source: CollectionInfo, side: str) -> None:
-        raise UnsupportedOperation(_NO_SIDE)
-
-    def second_vector_field(
-        self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> Literal["there", "can be added"]:
-        raise CannotMigrate(_NO_SECOND)
-
-    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        return []
-
-    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
-        raise UnsupportedOperation(_NO_SECOND)
-
-    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
-        raise UnsupportedOperation(_NO_SECOND)
-
-    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
-        raise UnsupportedOperation(_NO_SECOND)
-
-    # -- rows from files --------------------------------------------------------------------------------
-
-    def import_obstacles(self, source: CollectionInfo) -> list[str]:
-        return [_NO_IMPORT]
-
-    def write_import_file(
-        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
-    ) -> str | None:
-        raise UnsupportedOperation(_NO_IMPORT)
-
-    def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        raise UnsupportedOperation(_NO_IMPORT)
-
-    def import_job(self, job: str) -> ImportJob:
-        raise UnsupportedOperation(_NO_IMPORT)
-
-    def import_jobs(self, collection: str) -> list[ImportJob]:
-        return []
-
-    def show_imported(self, collection: str) -> None:
-        raise UnsupportedOperation(_NO_IMPORT)
-
     # -- what is done to a whole collection -------------------------------------------------------------
 
     def flush(self, collection: str) -> None:
@@ -227,37 +166,16 @@ class QdrantStore(QdrantWriteIntents):
     def wait_visible(self, collection: str) -> None:
         """Every write was waited for."""
 
-    def write_state(self, collection: str, state: CollectionState) -> None:
-        self.properties.alter(self._real_name(collection), {state.property_name: state.to_json()})
-
-    def drop_state(self, collection: str, state: CollectionState) -> None:
-        self.properties.alter(self._real_name(collection), {state.property_name: ""})
-
-    def write_dual_write(self, collection: str, dual_write: DualWrite | None) -> None:
-        said = dual_write.model_dump_json() if dual_write else ""
-        self.properties.alter(self._real_name(collection), {DUAL_WRITE_PROPERTY: said})
-
-    def write_tuning(self, collection: str, tuning: TuningRecord) -> None:
-        self.properties.alter(self._real_name(collection), {TUNING_PROPERTY: tuning.model_dump_json()})
-
-    def noted(
-        self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
-    ) -> tuple[list[str], Batch]:
-        raise UnsupportedOperation("Qdrant replaces no whole points: every note is replayed")
-
-    def compact_notes(self, intent_log: WriteIntentLog, unused: frozenset[str]) -> frozenset[str]:
-        """As Store.compact_notes: a note takes the place of the one before it."""
-        return frozenset()
-
     def count_notes(self, intent_log: WriteIntentLog) -> int:
         return self.count(intent_log.collection) if self.exists(intent_log.collection) else 0
+
+    def write_property(self, collection: str, name: str, record: FrozenModel | None) -> None:
+        text = record.model_dump_json() if record else ""
+        self.properties.alter(self._real_name(collection), {name: text})
 
     def drop(self, collection: str) -> None:
         self.ask("delete_collection", collection)
         self.properties.forget(collection)
-
-    def rename(self, collection: str, name: str) -> None:
-        raise UnsupportedOperation("Qdrant cannot rename collections")
 
     def alias_target(self, alias: str) -> str | None:
         return self._behind(alias)
@@ -268,17 +186,3 @@ class QdrantStore(QdrantWriteIntents):
 
     def drop_alias(self, alias: str) -> None:
         self.change_aliases([drop_alias(alias)], alias)
-
-    # -- live queries -----------------------------------------------------------------------------------
-
-    def write_online_banks(self, collection: str, online_banks: Sequence[OnlineBank]) -> None:
-        raise UnsupportedOperation(_NO_ONLINE_BANK)
-
-    def create_query_samples(self, samples_collection: str, dim: int) -> None:
-        raise UnsupportedOperation(_NO_ONLINE_BANK)
-
-    def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
-        raise UnsupportedOperation(_NO_ONLINE_BANK)
-
-    def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
-        raise UnsupportedOperation(_NO_ONLINE_BANK)
