@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import Blend, Estimator, FittedBias, restore
+from milvus_hubness.estimators import Blend, Estimator, FittedBias
 from milvus_hubness.quality.trials import assess
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 
@@ -60,7 +60,7 @@ def fits(bank: QueryBank, gallery: npt.NDArray[np.float32]) -> dict[str, FittedB
     """The default Blend, and the Sinkhorn in it."""
     blend = Blend().fit(bank, gallery=gallery)
     mixed: Any = blend.estimator
-    return {"Sinkhorn": restore(mixed.estimators[1], bank, blend.potentials), "Blend": blend}
+    return {"Sinkhorn": mixed.estimators[1].restore(bank, blend.potentials), "Blend": blend}
 
 
 def measure(

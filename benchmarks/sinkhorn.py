@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators import Sinkhorn, restore
+from milvus_hubness.estimators import Sinkhorn
 from milvus_hubness.estimators.sinkhorn import balance, cached_steps, dense_steps, scores_for, sparse_steps
 from tests.real_data import load_task, recall_at_1
 
@@ -121,7 +121,7 @@ def main() -> int:
         began = time.perf_counter()
         potentials = run(bank, items).numpy()[:, None]
         seconds = time.perf_counter() - began
-        fitted = restore(Sinkhorn(TAU), kept, np.ascontiguousarray(potentials, np.float32))
+        fitted = Sinkhorn(TAU).restore(kept, np.ascontiguousarray(potentials, np.float32))
         cells[name] = {"seconds": seconds, "r1": recall_at_1(options.task, fitted)[0]}
         print(name, cells[name], flush=True)
     raw = recall_at_1(options.task, None)[0]

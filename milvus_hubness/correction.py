@@ -17,7 +17,7 @@ from milvus_hubness.codec.half_precision import Dtype, rounded
 from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import ZeroVectors
-from milvus_hubness.estimators import Estimator, FittedBias, Transport, restore, to_dict
+from milvus_hubness.estimators import Estimator, FittedBias, to_dict
 from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.kernels import topk
 from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
@@ -67,9 +67,8 @@ class Correction:
             "gallery": None if gallery is None else layout.reduce_items(_valid(layout, gallery)),
             "target_bank": None if target_bank is None else reduced_targets(layout, target_bank),
         }
-        if isinstance(estimator, Transport):
-            fits = start is not None and start.shape == (len(reduced), estimator.potentials)
-            others["start"] = start if fits else None
+        if start is not None and start.shape == (len(reduced), estimator.potentials):
+            others["start"] = start
         if fit is not None:
             return cls(layout, fit(estimator, reduced, **others))
         return cls(layout, estimator.fit(reduced, **others))
@@ -87,7 +86,7 @@ class Correction:
     ) -> Correction:
         """Restore an earlier fit from its bank and potentials, without the gallery. Raises as `fit` does."""
         targets = None if target_bank is None else reduced_targets(layout, target_bank)
-        fitted = restore(estimator, _reduced_bank(layout, bank), potentials, target_bank=targets)
+        fitted = estimator.restore(_reduced_bank(layout, bank), potentials, target_bank=targets)
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:

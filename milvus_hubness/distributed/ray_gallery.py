@@ -13,16 +13,8 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.distributed import shards as distributed_shards
 from milvus_hubness.distributed.shards import Shard, Sums
 from milvus_hubness.errors import InvalidInput, MissingExtra
-from milvus_hubness.estimators import Blend, DualBankSinkhorn, Estimator, FittedBias, Sinkhorn, restore
-from milvus_hubness.estimators.base import (
-    ITEMS,
-    check_potentials,
-    has_temperature,
-    measured,
-    no_potentials,
-    require_target_bank,
-    tau_of,
-)
+from milvus_hubness.estimators import Blend, Estimator, FittedBias, Sinkhorn
+from milvus_hubness.estimators.base import ITEMS, check_potentials, require_target_bank
 from milvus_hubness.kernels.operands import finite_number, whole_number
 
 RETRIES = 3
@@ -74,21 +66,23 @@ class RayGallery:
         bank = QueryBank.of(bank)
         if isinstance(estimator, Blend):
             before = None if start is None else check_potentials(bank, start, estimator.potentials)
-            parts = []
-            for part in estimator.estimators:
-                width = getattr(part, "potentials", 0)
-                own = None
-                if before is not None and width:
-                    own, before = before[:, :width], before[:, width:]
-                parts.append(self.fit(part, bank, target_bank=target_bank, start=own))
+            parts = [
+                self.fit(
+                    part,
+                    bank,
+                    target_bank=target_bank,
+                    start=before[:, columns] if before is not None and part.potentials else None,
+                )
+                for part, columns in estimator.parts()
+            ]
+            fitted = replace(estimator, estimators=tuple(part.estimator for part in parts))
             potentials = np.hstack([part.potentials for part in parts])
-            fitted = Blend([part.estimator for part in parts], estimator.weights)
-            return restore(fitted, bank, potentials, target_bank=target_bank)
-        if has_temperature(estimator):
-            estimator = measured(estimator, bank, self._sample(bank))
-        if not isinstance(estimator, Sinkhorn):
-            return restore(estimator, bank, no_potentials(bank), target_bank=target_bank)
-        return self._balanced(estimator, bank, target_bank, start)
+            return fitted.restore(bank, potentials, target_bank=target_bank)
+        if estimator.has_temperature:
+            estimator = estimator.measured(bank, self._sample(bank))
+        if isinstance(estimator, Sinkhorn):
+            return self._balanced(estimator, bank, target_bank, start)
+        return estimator.restore(bank, np.empty((len(bank), 0)), target_bank=target_bank)
 
     def biases(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> Iterator[Vectors]:
         """Yield biases of each shard's items, float32 (n,), in the order of the shards.
@@ -110,9 +104,9 @@ class RayGallery:
     ) -> FittedBias:
         """Run the iteration of `estimators.sinkhorn`, with a round of tasks per step."""
         shards = list(self._shards)
-        if isinstance(estimator, DualBankSinkhorn):
-            shards.append(self._ray.put(require_target_bank(bank, target_bank, "DualBankSinkhorn")))
-        kept, tau, m = self._ray.put(bank), tau_of(estimator), len(bank)
+        if estimator.needs_target_bank:
+            shards.append(self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__)))
+        kept, tau, m = self._ray.put(bank), estimator.tau_of(), len(bank)
         run = self._remote(distributed_shards.step)
 
         def sums(f: Vectors | None) -> list[Sums]:
@@ -132,7 +126,7 @@ class RayGallery:
                 break
             f = following
         estimator = replace(estimator, items=items)
-        fitted = restore(estimator, bank, f.astype(np.float32)[:, None])
+        fitted = estimator.restore(bank, f.astype(np.float32)[:, None])
         ended = {
             "items": items,
             "iterations": iteration,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
-from milvus_hubness.estimators import Estimator, restore
+from milvus_hubness.estimators import Estimator
 from milvus_hubness.estimators.base import require_gallery
 from milvus_hubness.kernels import logsumexp
 
@@ -69,5 +69,5 @@ def biases(
     shard: Shard, bank: QueryBank, estimator: Estimator, potentials: Vectors, targets: QueryBank | None
 ) -> Vectors:
     """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32 (n,)."""
-    fitted = restore(estimator, bank, potentials, target_bank=targets)
+    fitted = estimator.restore(bank, potentials, target_bank=targets)
     return fitted.bias(read(shard, bank))

@@ -1,6 +1,6 @@
 """Estimators: each method computes one number per item, which is subtracted from its scores."""
 
-from milvus_hubness.estimators.base import Estimator, FittedBias, Transport, restore
+from milvus_hubness.estimators.base import Estimator, FittedBias
 from milvus_hubness.estimators.blend import Blend
 from milvus_hubness.estimators.csls import CSLS
 from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
@@ -21,8 +21,6 @@ __all__ = [
     "FittedBias",
     "InvertedSoftmax",
     "Sinkhorn",
-    "Transport",
     "from_dict",
-    "restore",
     "to_dict",
 ]

@@ -7,9 +7,10 @@ with the biases, and the next fit measures the spread again.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,141 @@ TEMPERATURE_OF = {
 QUERIES, ITEMS = 1_000, 20_000
 """Largest numbers of queries and items that the spread is measured on."""
 
-Kind = TypeVar("Kind")
+
+class Estimator(ABC):
+    """One number per item, subtracted from its scores; a frozen dataclass of its parameters."""
+
+    @property
+    def needs_gallery(self) -> bool:
+        """Whether `fit` raises InvalidInput without a gallery: here, to measure the spread of its scores."""
+        return self.has_temperature
+
+    @property
+    def needs_target_bank(self) -> bool:
+        """Whether `fit` raises InvalidInput without a target bank."""
+        return False
+
+    @property
+    def potentials(self) -> int:
+        """How many numbers per bank query `fit` finds by iterating over the gallery."""
+        return 0
+
+    @property
+    @abstractmethod
+    def needs(self) -> Needs:
+        """The part of the bank that `from_nearest` needs."""
+
+    def fit(
+        self,
+        bank: BankLike,
+        *,
+        gallery: npt.ArrayLike | None = None,
+        target_bank: BankLike | None = None,
+        start: npt.ArrayLike | None = None,
+    ) -> FittedBias:
+        """Fit on the bank; gallery and target bank are used only if the estimator needs them.
+
+        start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point. Raises
+        BankTooSmall, DimensionMismatch, NonFiniteVectors, and InvalidInput for a missing argument.
+        """
+        bank = QueryBank.of(bank)
+        if not self.needs_gallery:
+            return self._fit(bank, gallery, target_bank, start)
+        items = require_gallery(bank, gallery, type(self).__name__)
+        return self.measured(bank, items)._fit(bank, items, target_bank, start)
+
+    @abstractmethod
+    def _fit(
+        self,
+        bank: QueryBank,
+        gallery: npt.ArrayLike | None,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
+    ) -> FittedBias:
+        """Fit with measured taus; the gallery is checked if the estimator needs it."""
+
+    def restore(
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
+    ) -> FittedBias:
+        """Return the fit that had these potentials (|bank|, p), without its gallery.
+
+        Raises InvalidParameter for an estimator with a temperature and no tau yet, InvalidInput for
+        potentials of another shape.
+        """
+        pairs = self._temperatures()
+        for tau, _ in pairs:
+            self.tau_of(tau)
+        absolute = self._replaced({temperature: None for _, temperature in pairs})
+        return replace(absolute.fit(bank, target_bank=target_bank), estimator=self)
+
+    @abstractmethod
+    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
+        """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
+
+        The bounds say by how much the biases may be too small; they are 0 if all rows were seen. Raises
+        BankTooSmall if there are fewer nearest rows than the formula takes, InvalidInput without targets if
+        `needs` asks for some.
+        """
+
+    def _fitted(
+        self, bank: QueryBank, formula: Callable[[Vectors], npt.NDArray[Any]], diagnostics: Any = None
+    ) -> FittedBias:
+        """Return a fit that needs the bank alone."""
+        diagnostics = diagnostics or BankDiagnostics(len(bank), bank.dim)
+        return FittedBias(self, bank, formula, diagnostics, np.empty((len(bank), 0), np.float32))
+
+    def _convert(self, convert: Callable[[str, Any], Any], *names: str) -> None:
+        """Check and convert parameters under construction; None stays where it is the default."""
+        for parameter in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, parameter.name)
+            if parameter.name in names and (value is not None or parameter.default is not None):
+                object.__setattr__(self, parameter.name, convert(parameter.name, value))
+
+    # -- temperatures -------------------------------------------------------------------------------
+
+    @property
+    def has_temperature(self) -> bool:
+        """Whether a fit has to measure the spread."""
+        return any(getattr(self, temperature) is not None for _, temperature in self._temperatures())
+
+    def tau_of(self, name: str = "tau") -> float:
+        """Return that tau. Raises InvalidParameter if no fit has measured it yet."""
+        tau: float | None = getattr(self, name)
+        if tau is None:
+            raise InvalidParameter(f"{self!r} has no {name} yet: fit it, or take the estimator of the fit")
+        return tau
+
+    def measured(self, bank: QueryBank, items: Vectors) -> Self:
+        """Return the estimator with the taus of its temperatures on this bank and items (n, d).
+
+        If all items score alike, every tau ranks them alike: then the unit is the root mean square score, or
+        1 if all scores are 0.
+        """
+        if not self.has_temperature:
+            return self
+        unit = score_spread(bank, items)
+        unit = unit or float(np.sqrt(np.mean((bank.vectors[:QUERIES] @ items[:QUERIES].T) ** 2))) or 1.0
+        temperatures = {tau: getattr(self, temperature) for tau, temperature in self._temperatures()}
+        return self._replaced({tau: value * unit for tau, value in temperatures.items() if value is not None})
+
+    def unmeasured(self) -> Self:
+        """Return the estimator as before its fit: without the number of items and the measured taus."""
+        measured = {tau for tau, name in self._temperatures() if getattr(self, name) is not None} | {"items"}
+        return self._replaced({name: None for name in measured if getattr(self, name, None) is not None})
+
+    def _set_temperatures(self, **defaults: float) -> None:
+        """Check each tau and temperature under construction; without either, set the default temperature."""
+        for tau, temperature in self._temperatures():
+            if getattr(self, tau) is None and getattr(self, temperature) is None:
+                object.__setattr__(self, temperature, defaults[temperature])
+            self._convert(positive_number, tau, temperature)
+
+    def _temperatures(self) -> list[tuple[str, str]]:
+        """Return the names of each tau and its temperature."""
+        return [pair for pair in TEMPERATURE_OF.items() if hasattr(self, pair[0])]
+
+    def _replaced(self, changes: Mapping[str, float | None]) -> Self:
+        return replace(self, **changes) if changes else self  # type: ignore[type-var]
 
 
 def score_spread(bank: QueryBank, gallery: Vectors) -> float:
@@ -45,164 +180,9 @@ def score_spread(bank: QueryBank, gallery: Vectors) -> float:
     return float(spread) if spread > 1e-6 * largest else 0.0
 
 
-def set_temperatures(estimator: Any, defaults: Mapping[str, float]) -> None:
-    """Check each tau and temperature of a dataclass under construction.
-
-    If neither is set, set the default of that temperature. Raises InvalidParameter.
-    """
-    for tau, temperature in _pairs(estimator):
-        given = [name for name in (tau, temperature) if getattr(estimator, name) is not None]
-        for name in given:
-            object.__setattr__(estimator, name, positive_number(name, getattr(estimator, name)))
-        if not given:
-            object.__setattr__(estimator, temperature, defaults[temperature])
-
-
-def has_temperature(estimator: Any) -> bool:
-    """Return whether a fit has to measure the spread."""
-    return any(getattr(estimator, temperature) is not None for _, temperature in _pairs(estimator))
-
-
-def measured(estimator: Kind, bank: QueryBank, gallery: npt.ArrayLike | None) -> Kind:
-    """Return the estimator with the taus of its temperatures on this bank and gallery (n, d).
-
-    If all items score alike, every tau ranks them alike: then the unit is the root mean square score, or 1 if
-    all scores are 0. Raises InvalidInput if there is a temperature but no gallery.
-    """
-    if not has_temperature(estimator):
-        return estimator
-    if gallery is None:
-        raise InvalidInput(
-            f"{type(estimator).__name__} with a temperature measures the gallery's scores: "
-            "pass gallery=…, or an absolute tau"
-        )
-    items = as_vectors(gallery, "the gallery")
-    bank.expect_dim(items.shape[1], "the gallery")
-    unit = score_spread(bank, items)
-    unit = unit or float(np.sqrt(np.mean((bank.vectors[:QUERIES] @ items[:QUERIES].T) ** 2))) or 1.0
-    return _replaced(
-        estimator,
-        {
-            tau: value * unit
-            for tau, temperature in _pairs(estimator)
-            if (value := getattr(estimator, temperature))
-        },
-    )
-
-
-def unmeasured(estimator: Kind) -> Kind:
-    """Return the estimator as before its fit: without the number of items and the taus that follow from
-    temperatures.
-    """
-    pairs, counted = _pairs(estimator), getattr(estimator, "items", None) is not None
-    changes = {tau: None for tau, name in pairs if getattr(estimator, name) is not None}
-    return _replaced(estimator, changes | ({"items": None} if counted else {}))
-
-
-def at_its_tau(estimator: Kind) -> Kind:
-    """Return the estimator without its temperatures. Raises InvalidParameter if one has no tau yet."""
-    for tau, _ in _pairs(estimator):
-        tau_of(estimator, tau)
-    return _replaced(estimator, {temperature: None for _, temperature in _pairs(estimator)})
-
-
-def tau_of(estimator: Any, name: str = "tau") -> float:
-    """Return that tau. Raises InvalidParameter if no fit has measured it yet."""
-    tau: float | None = getattr(estimator, name)
-    if tau is None:
-        raise InvalidParameter(f"{estimator!r} has no {name} yet: fit it, or take the estimator of the fit")
-    return tau
-
-
-def _pairs(estimator: Any) -> list[tuple[str, str]]:
-    """Return the names of each tau and its temperature."""
-    names = {field.name for field in fields(estimator)}
-    return [pair for pair in TEMPERATURE_OF.items() if pair[0] in names]
-
-
-def _replaced(estimator: Kind, changes: Mapping[str, float | None]) -> Kind:
-    changed: Any = estimator
-    return cast(Kind, replace(changed, **changes) if changes else estimator)
-
-
 def _evenly(rows: Vectors, most: int) -> npt.NDArray[np.float64]:
     places = np.linspace(0, len(rows) - 1, min(most, len(rows)), dtype=np.int64)
     return rows[places].astype(np.float64)
-
-
-@runtime_checkable
-class Estimator(Protocol):
-    """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
-
-    needs_gallery, needs_target_bank: whether `fit` raises InvalidInput without one.
-    """
-
-    @property
-    def needs_gallery(self) -> bool: ...
-    @property
-    def needs_target_bank(self) -> bool: ...
-
-    def fit(
-        self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-    ) -> FittedBias:
-        """Fit the estimator.
-
-        Raises BankTooSmall, DimensionMismatch or NonFiniteVectors for invalid arguments.
-        """
-        ...
-
-
-@runtime_checkable
-class Transport(Estimator, Protocol):
-    """An estimator that computes `potentials` numbers per bank query by iterating over the gallery."""
-
-    @property
-    def potentials(self) -> int: ...
-
-    def fit(
-        self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-        start: npt.ArrayLike | None = None,
-    ) -> FittedBias:
-        """Fit as any estimator does.
-
-        start: potentials (|bank|, p) of an earlier fit on this bank, as a starting point.
-        """
-        ...
-
-    def restore(
-        self,
-        bank: BankLike,
-        potentials: npt.ArrayLike,
-        *,
-        target_bank: BankLike | None = None,
-    ) -> FittedBias:
-        """Restore the fit that had these potentials, without its gallery."""
-        ...
-
-
-@runtime_checkable
-class FromNearest(Estimator, Protocol):
-    """An estimator whose bias follows, up to a known error, from an item's nearest bank rows."""
-
-    @property
-    def needs(self) -> Needs: ...
-
-    def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
-
-        The bounds say by how much the biases may be too small; they are 0 if all rows were seen. Raises
-        BankTooSmall if there are fewer nearest rows than the formula takes, InvalidInput without targets if
-        `needs` asks for some.
-        """
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,7 +206,7 @@ class FittedBias:
 
         Raises InvalidInput (not 2-D, not numbers), DimensionMismatch and NonFiniteVectors.
         """
-        return self._told(self.formula, vectors)
+        return self._evaluated(self.formula, vectors)
 
     def new_bias(self, vectors: npt.ArrayLike) -> Vectors:
         """Return biases as `bias` does, of items that were added together after the fit.
@@ -234,9 +214,9 @@ class FittedBias:
         For an estimator that balances the bank against its items, the new items leave room for each other, in
         any order.
         """
-        return self._told(self.new_formula or self.formula, vectors)
+        return self._evaluated(self.new_formula or self.formula, vectors)
 
-    def _told(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
+    def _evaluated(self, formula: Callable[[Vectors], npt.NDArray[Any]], vectors: npt.ArrayLike) -> Vectors:
         items = as_vectors(vectors, "the vectors")
         self.bank.expect_dim(items.shape[1], "a vector")
         if not len(items):
@@ -245,38 +225,11 @@ class FittedBias:
 
 
 class BankDiagnostics(NamedTuple):
-    """Diagnostics of an estimator that needs only its bank."""
+    """Diagnostics of an estimator that needs only its bank, or its bank and a target bank."""
 
     bank_size: int
     dim: int
-
-
-class TwoBankDiagnostics(NamedTuple):
-    """Diagnostics of an estimator that needs a target bank and its bank."""
-
-    bank_size: int
-    target_bank_size: int
-    dim: int
-
-
-def no_potentials(bank: QueryBank) -> Vectors:
-    return np.empty((len(bank), 0), np.float32)
-
-
-def restore(
-    estimator: Estimator,
-    bank: BankLike,
-    potentials: npt.ArrayLike,
-    *,
-    target_bank: BankLike | None = None,
-) -> FittedBias:
-    """Return the `FittedBias` of an earlier fit, from its bank and its potentials, without the gallery.
-
-    estimator: that of the fit. Raises InvalidParameter for an estimator with a temperature and no tau yet.
-    """
-    if isinstance(estimator, Transport):
-        return estimator.restore(bank, potentials, target_bank=target_bank)
-    return replace(at_its_tau(estimator).fit(bank, target_bank=target_bank), estimator=estimator)
+    target_bank_size: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,32 +251,32 @@ def check_potentials(bank: QueryBank, potentials: npt.ArrayLike, columns: int) -
     shape = np.shape(potentials)
     if shape != (len(bank), columns):
         raise InvalidInput(f"potentials must have shape ({len(bank)}, {columns}), not {shape}")
-    return as_vectors(potentials, "the potentials") if columns else no_potentials(bank)
+    return as_vectors(potentials, "the potentials") if columns else np.empty(shape, np.float32)
 
 
 def require_gallery(bank: QueryBank, gallery: npt.ArrayLike | None, who: str) -> Vectors:
     """Return the gallery as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
     if gallery is None:
-        raise InvalidInput(f"{who} is fitted on the gallery: pass gallery=…")
-    return _beside(bank, as_vectors(gallery, "the gallery"), "the gallery")
+        raise InvalidInput(f"{who} is fitted on the gallery, or takes its scale from it: pass gallery=…")
+    return _fitting(bank, as_vectors(gallery, "the gallery"), "the gallery")
 
 
-def require_target_bank(bank: QueryBank, target_bank: BankLike | None, who: str) -> Vectors:
-    """Return the target bank as float32 (n, d), n ≥ 1. Raises InvalidInput without one, DimensionMismatch."""
+def require_target_bank(
+    bank: QueryBank, target_bank: BankLike | None, who: str, *, as_queries: bool = False
+) -> Vectors:
+    """Return the target bank as float32 (n, d), n ≥ 1, as items or as queries. Raises InvalidInput without
+    one, DimensionMismatch.
+    """
     if target_bank is None:
         raise InvalidInput(f"{who} needs a bank of items beside that of queries: pass target_bank=…")
-    if isinstance(target_bank, QueryBank):
+    if as_queries and isinstance(target_bank, TargetBank):
+        target_bank = target_bank.asking
+    elif isinstance(target_bank, QueryBank):
         target_bank = target_bank.vectors
-    return _beside(bank, as_vectors(target_bank, "the target bank"), "the target bank")
+    return _fitting(bank, as_vectors(target_bank, "the target bank"), "the target bank")
 
 
-def require_asking_targets(bank: QueryBank, target_bank: BankLike | None, who: str) -> Vectors:
-    """Return the targets as queries; otherwise as `require_target_bank`."""
-    items = require_target_bank(bank, target_bank, who)
-    return target_bank.asking if isinstance(target_bank, TargetBank) else items
-
-
-def _beside(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:
+def _fitting(bank: QueryBank, vectors: Vectors, what: str) -> Vectors:
     bank.expect_dim(vectors.shape[1], what)
     if len(vectors) == 0:
         raise InvalidInput(f"{what} is empty")

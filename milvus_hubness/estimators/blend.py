@@ -12,14 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import (
-    Estimator,
-    FittedBias,
-    FromNearest,
-    Transport,
-    check_potentials,
-    restore,
-)
+from milvus_hubness.estimators.base import Estimator, FittedBias, check_potentials
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
@@ -33,7 +26,7 @@ class BlendDiagnostics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blend:
+class Blend(Estimator):
     """b(r) = Σ_e w_e · b_e(r) over fitted estimators e.
 
     estimators: at least one. weights: one each, not negative, with sum 1. The default, ½ NNN(16, 0.85) + ½
@@ -71,80 +64,75 @@ class Blend:
 
     @property
     def potentials(self) -> int:
-        return sum(_potentials(part) for part in self.estimators)
+        return sum(part.potentials for part in self.estimators)
 
     @property
     def needs(self) -> Needs:
-        """The largest needs of the parts. Raises InvalidParameter if a part is not `FromNearest`."""
-        each = [_from_nearest(part).needs for part in self.estimators]
+        parts = [part.needs for part in self.estimators]
         return Needs(
-            queries=max(needs.queries for needs in each),
-            targets=max(needs.targets for needs in each),
-            mean=any(needs.mean for needs in each),
-            temperatures=tuple(tau for needs in each for tau in needs.temperatures),
-            tolerance=min(needs.tolerance for needs in each),
+            queries=max(needs.queries for needs in parts),
+            targets=max(needs.targets for needs in parts),
+            mean=any(needs.mean for needs in parts),
+            temperatures=tuple(tau for needs in parts for tau in needs.temperatures),
+            tolerance=min(needs.tolerance for needs in parts),
         )
 
-    def fit(
+    def _fit(
         self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-        start: npt.ArrayLike | None = None,
+        bank: QueryBank,
+        gallery: npt.ArrayLike | None,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
     ) -> FittedBias:
-        """Fit every part; start: potentials (|bank|, p) of an earlier fit. Raises the errors of the parts."""
-        bank = QueryBank.of(bank)
         before = None if start is None else check_potentials(bank, start, self.potentials)
-        parts = []
-        for part, columns in self._parts():
-            if isinstance(part, Transport):
-                own = None if before is None else before[:, columns]
-                parts.append(part.fit(bank, gallery=gallery, target_bank=target_bank, start=own))
-            else:
-                parts.append(part.fit(bank, gallery=gallery, target_bank=target_bank))
-        return self._fitted(bank, parts)
+        return self._mixed(
+            bank,
+            [
+                part.fit(
+                    bank,
+                    gallery=gallery,
+                    target_bank=target_bank,
+                    start=before[:, columns] if before is not None and part.potentials else None,
+                )
+                for part, columns in self.parts()
+            ],
+        )
 
     def restore(
-        self,
-        bank: BankLike,
-        potentials: npt.ArrayLike,
-        *,
-        target_bank: BankLike | None = None,
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
     ) -> FittedBias:
-        """Restore the fit that had these potentials (|bank|, p). Raises the errors of the parts."""
         bank = QueryBank.of(bank)
-        kept = check_potentials(bank, potentials, self.potentials)
-        parts = [
-            restore(part, bank, kept[:, columns], target_bank=target_bank) for part, columns in self._parts()
-        ]
-        return self._fitted(bank, parts)
+        whole = check_potentials(bank, potentials, self.potentials)
+        return self._mixed(
+            bank,
+            [
+                part.restore(bank, whole[:, columns], target_bank=target_bank)
+                for part, columns in self.parts()
+            ],
+        )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return Σ_e w_e of the parts' biases, and of their errors.
-
-        Raises the errors of the parts, and InvalidParameter if one is not `FromNearest`.
-        """
-        parts = [
-            _from_nearest(part).from_nearest(queries.with_columns(columns), targets)
-            for part, columns in self._parts()
-        ]
+        """Return Σ_e w_e of the parts' biases, and of their errors."""
+        parts = [part.from_nearest(queries.with_columns(columns), targets) for part, columns in self.parts()]
         weights = np.asarray(self.weights)
         return Bounded(
             weights @ np.stack([part.biases for part in parts]),
             weights @ np.stack([part.errors for part in parts]),
         )
 
-    def _parts(self) -> Iterator[tuple[Estimator, slice]]:
+    def unmeasured(self) -> Blend:
+        return replace(self, estimators=tuple(part.unmeasured() for part in self.estimators))
+
+    def parts(self) -> Iterator[tuple[Estimator, slice]]:
         """Yield each estimator with its columns of the potentials."""
         start = 0
         for part in self.estimators:
-            end = start + _potentials(part)
+            end = start + part.potentials
             yield part, slice(start, end)
             start = end
 
-    def _fitted(self, bank: QueryBank, parts: Sequence[FittedBias]) -> FittedBias:
-        def mixed(biases: Sequence[Vectors]) -> npt.NDArray[np.float64]:
+    def _mixed(self, bank: QueryBank, parts: Sequence[FittedBias]) -> FittedBias:
+        def weighted(biases: Sequence[Vectors]) -> npt.NDArray[np.float64]:
             return np.asarray(self.weights) @ np.stack(biases).astype(np.float64)
 
         diagnostics = BlendDiagnostics(tuple(part.diagnostics for part in parts))
@@ -152,18 +140,8 @@ class Blend:
         return FittedBias(
             fitted,
             bank,
-            lambda items: mixed([part.bias(items) for part in parts]),
+            lambda items: weighted([part.bias(items) for part in parts]),
             diagnostics,
             np.hstack([part.potentials for part in parts]),
-            lambda items: mixed([part.new_bias(items) for part in parts]),
+            lambda items: weighted([part.new_bias(items) for part in parts]),
         )
-
-
-def _potentials(part: Estimator) -> int:
-    return part.potentials if isinstance(part, Transport) else 0
-
-
-def _from_nearest(part: Estimator) -> FromNearest:
-    if not isinstance(part, FromNearest):
-        raise InvalidParameter(f"{part!r} cannot tell biases from the nearest queries")
-    return part

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators.base import (
-    FittedBias,
-    TwoBankDiagnostics,
-    has_temperature,
-    measured,
-    no_potentials,
-    require_asking_targets,
-    set_temperatures,
-    tau_of,
-)
+from milvus_hubness.estimators.base import BankDiagnostics, Estimator, FittedBias, require_target_bank
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
 from milvus_hubness.kernels import logsumexp
 
 
 @dataclass(frozen=True)
-class DualInvertedSoftmax:
+class DualInvertedSoftmax(Estimator):
     """b(r) = λ · ( log Σ_i exp(s(q_i, r) / tau_query) + log Σ_j exp(s(t_j, r) / tau_target) ).
 
     q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query + tau_target): the
@@ -41,52 +32,32 @@ class DualInvertedSoftmax:
     temperature_target: float | None = None
     device: str = field(default="auto", repr=False, compare=False)
 
-    needs_target_bank: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
-        set_temperatures(self, {"temperature_query": 0.5, "temperature_target": 25.0})
+        self._set_temperatures(temperature_query=0.5, temperature_target=25.0)
 
     @property
-    def needs_gallery(self) -> bool:
-        """True only to measure the spread of scores."""
-        return has_temperature(self)
+    def needs_target_bank(self) -> bool:
+        return True
 
     @property
     def needs(self) -> Needs:
-        """The nearest queries and the nearest targets, as many as the error requires."""
         least = ACCURACY * min(self._taus[:2])
         return Needs(queries=LEADING, targets=LEADING, tolerance=least)
 
-    def fit(
-        self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
+    def _fit(
+        self, bank: QueryBank, gallery: npt.ArrayLike | None, target_bank: BankLike | None, start: Any
     ) -> FittedBias:
-        """Fit on the bank and the target bank.
-
-        Raises InvalidInput without a target bank, or without a gallery if there is a temperature, and
-        DimensionMismatch if one does not fit the bank.
-        """
-        bank = QueryBank.of(bank)
-        targets = require_asking_targets(bank, target_bank, "DualInvertedSoftmax")
-        fitted = measured(self, bank, gallery)
-        by_query, by_target, share = fitted._taus
+        targets = require_target_bank(bank, target_bank, type(self).__name__, as_queries=True)
+        by_query, by_target, share = self._taus
 
         def formula(items: Vectors) -> npt.NDArray[Any]:
             to_queries = logsumexp(items, bank.vectors, by_query, device=self.device)
             to_targets = logsumexp(items, targets, by_target, device=self.device)
             return share * to_queries + (1 - share) * to_targets
 
-        diagnostics = TwoBankDiagnostics(len(bank), len(targets), bank.dim)
-        return FittedBias(fitted, bank, formula, diagnostics, no_potentials(bank))
+        return self._fitted(bank, formula, BankDiagnostics(len(bank), bank.dim, len(targets)))
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return bounded biases over both banks, as in `InvertedSoftmax.from_nearest`.
-
-        Raises InvalidInput without targets.
-        """
         if targets is None:
             raise InvalidInput("DualInvertedSoftmax needs the nearest of a target bank too: pass targets=…")
         query, target, share = self._taus
@@ -100,5 +71,5 @@ class DualInvertedSoftmax:
     @property
     def _taus(self) -> tuple[float, float, float]:
         """tau_query, tau_target, and λ / tau_query; the share of the targets is the rest of 1."""
-        query, target = tau_of(self, "tau_query"), tau_of(self, "tau_target")
+        query, target = self.tau_of("tau_query"), self.tau_of("tau_target")
         return query, target, target / (query + target)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.banks.bank import BankLike, QueryBank
+from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import FittedBias, no_potentials, require_gallery
+from milvus_hubness.estimators.base import Estimator, FittedBias, require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import ApproximateBank, kernel_on, resolve_device, topk_mean
 from milvus_hubness.kernels.operands import finite_number, whole_number
@@ -33,13 +33,17 @@ class NNNDiagnostics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NNN:
+class NNN(Estimator):
     """b(r) = alpha · mean of the k largest inner products of r with the bank.
 
     k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain. alpha: share
     of that mean to subtract; the paper sweeps 0.25 … 1.5. kernel: "dense" is exact; "approximate" searches an
     index of the bank, tuned on the gallery until the mean error of the biases is 1% of their standard
     deviation, or is exact if that is faster.
+
+    The fit raises BankTooSmall if the bank has fewer than k queries. It learns nothing from the gallery, so
+    new items never need a refit; an approximate kernel is tuned on at least 32 items of the gallery, or on
+    the bank if there is none, and its error is in the diagnostics.
     """
 
     k: int = 128
@@ -47,57 +51,32 @@ class NNN:
     kernel: Literal["dense", "approximate"] = "dense"
     device: str = field(default="auto", repr=False, compare=False)
 
-    needs_gallery: ClassVar[bool] = False
-    needs_target_bank: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", whole_number("k", self.k))
-        object.__setattr__(self, "alpha", finite_number("alpha", self.alpha))
+        self._convert(whole_number, "k")
+        self._convert(finite_number, "alpha")
         if self.kernel not in ("dense", "approximate"):
             raise InvalidParameter(f'kernel must be "dense" or "approximate", not {self.kernel!r}')
 
     @property
     def needs(self) -> Needs:
-        """The k nearest queries."""
         return Needs(queries=self.k)
 
-    def fit(
-        self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-    ) -> FittedBias:
-        """Fit on the bank. The fit learns nothing from the gallery, so new items never need a refit.
-
-        The error of an approximate kernel is measured on the gallery, or on the bank if there is none. Raises
-        BankTooSmall if the bank has fewer than k queries, InvalidInput for fewer than 32 items to tune on.
-        """
-        bank = QueryBank.of(bank)
+    def _fit(self, bank: QueryBank, gallery: npt.ArrayLike | None, *others: Any) -> FittedBias:
         bank.require(at_least=self.k)
         if self.kernel == "approximate":
-            return self._fit_approximate(bank, gallery)
-        diagnostics = NNNDiagnostics(len(bank), bank.dim, kernel_on(resolve_device(self.device)), 0.0, 0.0, 0)
-        return FittedBias(
-            self,
+            items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
+            near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
+            tuned, share = near.tuned, abs(self.alpha)
+            diagnostics = NNNDiagnostics(
+                len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,
+                near.measured, tuned.recall,
+            )  # fmt: skip
+            return self._fitted(bank, lambda items: self.alpha * near.values(items), diagnostics)
+        return self._fitted(
             bank,
             lambda items: self.alpha * topk_mean(items, bank.vectors, self.k, device=self.device),
-            diagnostics,
-            no_potentials(bank),
+            NNNDiagnostics(len(bank), bank.dim, kernel_on(resolve_device(self.device)), 0.0, 0.0, 0),
         )
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return exact biases. Raises BankTooSmall for fewer than k nearest."""
         return Bounded(self.alpha * mean_of_largest(queries, self.k), np.zeros(len(queries.scores)))
-
-    def _fit_approximate(self, bank: QueryBank, gallery: npt.ArrayLike | None) -> FittedBias:
-        items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
-        near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
-        tuned, share = near.tuned, abs(self.alpha)
-        diagnostics = NNNDiagnostics(
-            len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,
-            near.measured, tuned.recall,
-        )  # fmt: skip
-        return FittedBias(
-            self, bank, lambda items: self.alpha * near.values(items), diagnostics, no_potentials(bank)
-        )

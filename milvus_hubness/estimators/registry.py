@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import TEMPERATURE_OF, Estimator, FromNearest, unmeasured
+from milvus_hubness.estimators.base import TEMPERATURE_OF, Estimator
 from milvus_hubness.estimators.blend import Blend
 from milvus_hubness.estimators.csls import CSLS
 from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
@@ -71,12 +71,11 @@ def to_dict(estimator: Estimator) -> dict[str, Any]:
     }
 
 
-def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest:
+def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
     """Return the estimator that `to_dict` described, to run on `device`.
 
-    Missing parameters have their defaults.
-
-        Raises InvalidParameter for an unknown name, an unknown parameter or a value out of range.
+    Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown parameter
+    or a value out of range.
     """
     if not isinstance(values, Mapping):
         raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
@@ -96,13 +95,13 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> FromNearest
         parameters["estimators"] = tuple(from_dict(part, device=device) for part in parts)
     elif "device" in kind.__dataclass_fields__:
         parameters["device"] = device
-    estimator: FromNearest = kind(**parameters)
+    estimator: Estimator = kind(**parameters)
     return estimator
 
 
 def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
     """Return whether `to_dict` described this estimator, apart from values measured in a fit."""
-    return _unmeasured(estimator) == _unmeasured(from_dict(values))
+    return estimator.unmeasured() == from_dict(values).unmeasured()
 
 
 def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,12 +121,6 @@ def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> di
             changed.pop(tau, None)
             changed.pop(temperature, None)
     return changed | dict(changes)
-
-
-def _unmeasured(estimator: Estimator) -> Estimator:
-    if isinstance(estimator, Blend):
-        return replace(estimator, estimators=tuple(map(_unmeasured, estimator.estimators)))
-    return unmeasured(estimator)
 
 
 def _parameters(kind: type[Any]) -> list[str]:

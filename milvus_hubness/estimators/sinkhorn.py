@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,10 @@ import torch
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import (
+    Estimator,
     FittedBias,
     check_potentials,
-    measured,
-    require_gallery,
     require_target_bank,
-    set_temperatures,
-    tau_of,
 )
 from milvus_hubness.estimators.nearest import (
     ACCURACY,
@@ -196,7 +193,7 @@ class SinkhornDiagnostics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sinkhorn:
+class Sinkhorn(Estimator):
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
     f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every
@@ -220,67 +217,54 @@ class Sinkhorn:
     items: int | None = None
     device: str = field(default="auto", repr=False, compare=False)
 
-    needs_gallery: ClassVar[bool] = True
-    needs_target_bank: ClassVar[bool] = False
-    potentials: ClassVar[int] = 1
-
     def __post_init__(self) -> None:
-        set_temperatures(self, {"temperature": 0.5})
-        object.__setattr__(self, "iterations", whole_number("iterations", self.iterations))
-        object.__setattr__(self, "tol", finite_number("tol", self.tol))
-        if self.neighbors is not None:
-            object.__setattr__(self, "neighbors", whole_number("neighbors", self.neighbors))
-        if self.items is not None:
-            object.__setattr__(self, "items", whole_number("items", self.items))
+        self._set_temperatures(temperature=0.5)
+        self._convert(whole_number, "iterations", "neighbors", "items")
+        self._convert(finite_number, "tol")
+
+    @property
+    def needs_gallery(self) -> bool:
+        return True
+
+    @property
+    def potentials(self) -> int:
+        return 1
 
     @property
     def needs(self) -> Needs:
-        """The nearest queries with their potentials, as many as the error requires."""
-        tau = tau_of(self)
+        tau = self.tau_of()
         return Needs(queries=LEADING, temperatures=(tau,), tolerance=ACCURACY * tau)
 
-    def fit(
+    def _fit(
         self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-        start: npt.ArrayLike | None = None,
+        bank: QueryBank,
+        gallery: npt.ArrayLike | None,
+        target_bank: BankLike | None,
+        start: npt.ArrayLike | None,
     ) -> FittedBias:
-        """Fit on the bank and the gallery.
-
-        start: potentials (|bank|, 1) of an earlier fit on this bank, as a starting point. Raises InvalidInput
-        without a gallery or for a start of another shape, DimensionMismatch.
-        """
-        bank = QueryBank.of(bank)
-        items = require_gallery(bank, gallery, "Sinkhorn")
-        return measured(self, bank, items)._balanced(bank, items, start)
+        items = np.asarray(gallery, np.float32)
+        if self.needs_target_bank:
+            targets = require_target_bank(bank, target_bank, type(self).__name__)
+            items = np.concatenate([items, targets])
+        return self._balanced(bank, items, start)
 
     def restore(
-        self,
-        bank: BankLike,
-        potentials: npt.ArrayLike,
-        *,
-        target_bank: BankLike | None = None,
+        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
     ) -> FittedBias:
-        """Restore the fit that had these potentials (|bank|, 1). Raises InvalidInput for another shape."""
         bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
-        return self._fitted(bank, check_potentials(bank, potentials, 1), diagnostics)
+        return self._with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
-        """Return the log-sum-exp over the nearest, less the room of a new item.
-
-        The error bound assumes that all others score as the last of these.
-        """
-        found = bounded_logsumexp(queries, tau_of(self))
+        """Return the log-sum-exp over the nearest, less the room of a new item."""
+        found = bounded_logsumexp(queries, self.tau_of())
         if not queries.are_new:
             return found
         size = queries.scores.shape[1] + queries.rest
-        return found._replace(biases=found.biases - own_room(queries, tau_of(self), size / self._fitted_on))
+        return found._replace(biases=found.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
 
     def _balanced(self, bank: QueryBank, items: Vectors, start: npt.ArrayLike | None) -> FittedBias:
-        tau = tau_of(self)
+        tau = self.tau_of()
         queries, columns, scores, steps = self._steps(bank, items)
         device = queries.device
         g = columns.new_zeros(len(columns))
@@ -301,14 +285,14 @@ class Sinkhorn:
             scores,
         )
         fitted = replace(self, items=len(items))
-        return fitted._fitted(bank, result.f.cpu().numpy()[:, None], diagnostics)
+        return fitted._with_potentials(bank, result.f.cpu().numpy()[:, None], diagnostics)
 
     def _steps(
         self, bank: QueryBank, items: Vectors
     ) -> tuple[torch.Tensor, torch.Tensor, Scores, tuple[Step, Step]]:
         """Return bank and items on the device, the way to get their scores, and the steps over all of
         these."""
-        device, tau = resolve_device(self.device), tau_of(self)
+        device, tau = resolve_device(self.device), self.tau_of()
         queries, columns = (as_tensor(part, torch.float32, device) for part in (bank.vectors, items))
         scores: Scores = "sparse" if self.neighbors else scores_for(len(queries), len(columns), device)
         if scores in KEPT:
@@ -321,8 +305,10 @@ class Sinkhorn:
             raise InvalidParameter(f"{self!r} does not say how many items it was fitted on: pass items=…")
         return self.items
 
-    def _fitted(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
-        tau = tau_of(self)
+    def _with_potentials(
+        self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics
+    ) -> FittedBias:
+        tau = self.tau_of()
 
         def biases(items: Vectors, f: Vectors) -> npt.NDArray[np.float32]:
             return logsumexp(items, bank.vectors, tau, f, device=self.device)
@@ -345,18 +331,6 @@ class DualBankSinkhorn(Sinkhorn):
     The target bank has items of the gallery's kind, ideally those that the bank's queries ask for.
     """
 
-    needs_target_bank: ClassVar[bool] = True
-
-    def fit(
-        self,
-        bank: BankLike,
-        *,
-        gallery: npt.ArrayLike | None = None,
-        target_bank: BankLike | None = None,
-        start: npt.ArrayLike | None = None,
-    ) -> FittedBias:
-        """Fit as `Sinkhorn.fit` does; raises InvalidInput without a target bank too."""
-        bank = QueryBank.of(bank)
-        items = require_gallery(bank, gallery, "DualBankSinkhorn")
-        targets = require_target_bank(bank, target_bank, "DualBankSinkhorn")
-        return measured(self, bank, items)._balanced(bank, np.concatenate([items, targets]), start)
+    @property
+    def needs_target_bank(self) -> bool:
+        return True

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.errors import BankTooSmall, InvalidInput, InvalidParameter
+from milvus_hubness.errors import BankTooSmall, InvalidInput
 from milvus_hubness.estimators import (
     CSLS,
     NNN,
@@ -184,20 +184,6 @@ def test_what_is_missing_is_named():
             estimator.from_nearest(few)
     with pytest.raises(InvalidInput, match="target"):
         DualInvertedSoftmax().from_nearest(few)
-
-
-def test_a_blend_with_a_stranger():
-    class Stranger:
-        needs_gallery = needs_target_bank = False
-
-        def fit(self, bank, *, gallery=None, target_bank=None):
-            """Of no use here."""
-
-        def __repr__(self):
-            return "Stranger()"
-
-    with pytest.raises(InvalidParameter, match=r"Stranger\(\) cannot"):
-        _ = Blend([NNN(2), Stranger()], [0.5, 0.5]).needs
 
 
 def test_masses_join():

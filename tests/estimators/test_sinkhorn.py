@@ -8,7 +8,7 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
-from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, restore, sinkhorn
+from milvus_hubness.estimators import NNN, Blend, DualBankSinkhorn, Sinkhorn, sinkhorn
 from milvus_hubness.estimators.nearest import Nearest, masses
 from milvus_hubness.estimators.sinkhorn import scores_for, sparse_steps
 from milvus_hubness.kernels import operands
@@ -52,7 +52,7 @@ def test_a_fit_is_restored_from_bank_and_potentials():
     assert fitted.potentials.shape == (60, 1)
     assert fitted.potentials.dtype == np.float32
     for again in (
-        restore(estimator, BANK, fitted.potentials),
+        estimator.restore(BANK, fitted.potentials),
         estimator.restore(BANK, fitted.potentials.tolist()),
     ):
         np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
@@ -63,7 +63,7 @@ def test_a_dual_bank_fit_is_restored_without_the_target_bank():
     estimator = DualBankSinkhorn(0.05)
     fitted = estimator.fit(BANK, gallery=GALLERY, target_bank=GALLERY[:7] + 1)
     assert fitted.diagnostics.items == 52
-    again = restore(estimator, BANK, fitted.potentials)
+    again = estimator.restore(BANK, fitted.potentials)
     np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
 
 
@@ -205,11 +205,11 @@ def test_new_items_leave_room_for_each_other_in_any_order(grown):
     np.testing.assert_allclose(fitted.new_bias(new), by_definition(fitted, new), atol=1e-5)
     order = np.random.default_rng(0).permutation(NEW)
     np.testing.assert_allclose(fitted.new_bias(new[order]), fitted.new_bias(new)[order], atol=1e-6)
-    again = restore(fitted.estimator, fitted.bank, fitted.potentials)
+    again = fitted.estimator.restore(fitted.bank, fitted.potentials)
     np.testing.assert_array_equal(again.new_bias(new), fitted.new_bias(new))
     assert fitted.new_bias(new[:0]).shape == (0,)
     with pytest.raises(InvalidParameter, match="how many items"):
-        restore(Sinkhorn(0.1), fitted.bank, fitted.potentials).new_bias(new)
+        Sinkhorn(0.1).restore(fitted.bank, fitted.potentials).new_bias(new)
 
 
 def test_a_blend_leaves_room_in_the_parts_that_balance(grown):
