@@ -81,11 +81,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
 
-    def remarks(self, source: CollectionInfo, field: str) -> list[str]:
-        return milvus_schema.remarks(source, field)
-
-    def width_multiple(self, field: VectorField) -> int:
-        return milvus_schema.width_multiple(field)
+    remarks = staticmethod(milvus_schema.remarks)
+    width_multiple = staticmethod(milvus_schema.width_multiple)
+    schema_facts = staticmethod(milvus_schema.facts)
+    bias_remarks = staticmethod(milvus_schema.bias_remarks)
 
     def validate_index(self, planned: VectorField, source: VectorField) -> None:
         milvus_server.validate_index(planned, source, self._version)
@@ -148,13 +147,17 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
 
     # -- the corrected copy ---------------------------------------------------------------------------
 
-    def schema_facts(self, source: CollectionInfo) -> dict[str, Any]:
-        return milvus_schema.facts(source)
-
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         with translated(target):
             if not self.client.has_collection(target):
-                self._create_copy(source, target, state)
+                kept = ["num_shards", "consistency_level"]
+                kept += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+                self.client.create_collection(
+                    target,
+                    schema=milvus_schema.copy_schema(source, state),
+                    properties=milvus_schema.copy_properties(source, state),
+                    **{name: source.schema[name] for name in kept},
+                )
             else:
                 found = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
                 if found is None or (found.migration, found.phase) != (state.migration, "copying"):
@@ -169,21 +172,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
 
-    def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
-        bias_location = (
-            {"num_partitions": source.schema["num_partitions"]}
-            if milvus_schema.has_partition_key(source.schema)
-            else {}
-        )
-        self.client.create_collection(
-            target,
-            schema=milvus_schema.copy_schema(source, state),
-            properties=milvus_schema.copy_properties(source, state),
-            num_shards=source.schema["num_shards"],
-            consistency_level=source.schema["consistency_level"],
-            **bias_location,
-        )
-
     # -- side biases ------------------------------------------------------------------------------------
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
@@ -193,9 +181,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             return "there"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
         return "can be added" if supports(self._version, "new fields") and not auto_id else "none"
-
-    def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        return milvus_schema.bias_remarks(source.schema, suffix)
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
         with translated(collection):

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
@@ -24,7 +23,7 @@ from milvus_hubness.banks.generations import (
     Row,
 )
 from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.errors import CollectionExists, DimensionMismatch
+from milvus_hubness.errors import DimensionMismatch
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
@@ -61,7 +60,35 @@ def _rows_of(reference: BankReference, parts: Sequence[str] = ()) -> str:
     return f"{rows} and {is_one_of('part', parts)}" if parts else rows
 
 
-class MilvusBanks(MilvusRequests, BankGenerations):
+class OwnCollections(MilvusRequests):
+    """Collections that this package creates for itself."""
+
+    def _ensure(self, collection: str, schema: Any, property_name: str, kind: str) -> dict[str, Any]:
+        """Create, index and load a collection of the package, whatever an interrupted call left of it, and
+        return its description.
+        """
+        with translated(collection):
+            if not self.client.has_collection(collection):
+                properties = {property_name: "1"}
+                self.client.create_collection(
+                    collection, schema=schema, properties=properties, consistency_level="Strong"
+                )
+            described: dict[str, Any] = self.client.describe_collection(collection)
+            if property_name not in described["properties"]:
+                raise CollectionExists(f"{collection!r} is there already and is no {kind}: rename it first")
+            self._serve_flat(collection, "IP")
+        return described
+
+    def _serve_flat(self, collection: str, metric: str) -> None:
+        """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
+        if not self.client.list_indexes(collection):
+            index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
+            self.client.create_index(collection, index)
+        if self.client.get_load_state(collection)["state"].name != "Loaded":
+            self.client.load_collection(collection)
+
+
+class MilvusBanks(OwnCollections, BankGenerations):
     """The bank methods of the store."""
 
     database = "milvus"
@@ -133,7 +160,6 @@ class MilvusBanks(MilvusRequests, BankGenerations):
 
 
 QUERY_SAMPLES_PROPERTY = "hubness_query_samples"
-_METRIC = "IP"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,30 +193,24 @@ def put_samples(
     client.upsert(samples_collection, list(rows.values()), timeout=timeout)
 
 
-class MilvusQuerySamples(MilvusRequests):
+class MilvusQuerySamples(OwnCollections):
     """The query-sample methods of the store."""
 
     def create_query_samples(self, samples_collection: str, dim: int) -> None:
-        with translated(samples_collection):
-            if not self.client.has_collection(samples_collection):
-                self.client.create_collection(
-                    samples_collection,
-                    schema=_schema(dim),
-                    properties={QUERY_SAMPLES_PROPERTY: "1"},
-                    consistency_level="Strong",
-                )
-            described = self.client.describe_collection(samples_collection)
-            if QUERY_SAMPLES_PROPERTY not in described["properties"]:
-                raise CollectionExists(
-                    f"{samples_collection!r} is there already and holds no samples of queries: rename it "
-                    "first"
-                )
-            [stored] = [_dim(field) for field in described["fields"] if field["name"] == "vector"]
-            if stored != dim:
-                raise DimensionMismatch(
-                    f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}"
-                )
-            self._serve_flat(samples_collection, _METRIC)
+        schema = MilvusClient.create_schema(
+            description="live queries sampled by milvus_hubness", enable_dynamic_field=False
+        )
+        schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
+        schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
+        schema.add_field("sample", DataType.INT64)
+        schema.add_field("asked_at", DataType.INT64, description="Unix time, seconds")
+        described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples")
+        [stored] = [int(f["params"]["dim"]) for f in described["fields"] if f["name"] == "vector"]
+        if stored != dim:
+            raise DimensionMismatch(
+                f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}"
+            )
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         if not self.exists(samples_collection):
@@ -209,24 +229,7 @@ class MilvusQuerySamples(MilvusRequests):
                 self.client.delete(samples_collection, filter=is_one_of("sample", part))
 
 
-def _schema(dim: int) -> Any:
-    schema = MilvusClient.create_schema(
-        description="live queries sampled by milvus_hubness", enable_dynamic_field=False
-    )
-    schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
-    schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
-    schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
-    schema.add_field("sample", DataType.INT64)
-    schema.add_field("asked_at", DataType.INT64, description="Unix time, seconds")
-    return schema
-
-
-def _dim(field: dict[str, Any]) -> int:
-    return int(field["params"]["dim"])
-
-
 LEDGER_PROPERTY = "hubness_ledger"
-MAX_BODY = 60_000
 _RECORDS_PER_REQUEST = 500
 _FEW = 64
 """Largest number of records read with one request."""
@@ -266,12 +269,8 @@ class MilvusLedger(MilvusBanks):
         if len(few) < _FEW:
             rows = sorted(few, key=lambda row: str(row["key"]))
             return [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
-        keys = self._keys(ledger, where)
-        found: list[Record] = []
-        for start in range(0, len(keys), _RECORDS_PER_REQUEST):
-            batch = self.get(ledger, keys[start : start + _RECORDS_PER_REQUEST], "vector")
-            found += [Record(row["key"], row["belongs_to"], row["body"]) for row in batch.rows]
-        return found
+        _, rows = self._whole(ledger, "vector", self._keys(ledger, where))
+        return [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
         if not self.exists(ledger):
@@ -286,18 +285,10 @@ class MilvusLedger(MilvusBanks):
         """Create, index and load the ledger, whatever an interrupted call left."""
         if ledger in self._ready_ledgers:
             return
-        with translated(ledger):
-            if not self.client.has_collection(ledger):
-                schema = MilvusClient.create_schema(description="ledger of milvus_hubness")
-                schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=1_024)
-                schema.add_field("belongs_to", DataType.VARCHAR, max_length=512)
-                schema.add_field("body", DataType.VARCHAR, max_length=65_535)
-                schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
-                properties = {LEDGER_PROPERTY: "1"}
-                self.client.create_collection(
-                    ledger, schema=schema, properties=properties, consistency_level="Strong"
-                )
-            elif LEDGER_PROPERTY not in self.client.describe_collection(ledger)["properties"]:
-                raise CollectionExists(f"{ledger!r} is there already and is no ledger: rename it first")
-            self._serve_flat(ledger, "IP")
+        schema = MilvusClient.create_schema(description="ledger of milvus_hubness")
+        schema.add_field("key", DataType.VARCHAR, is_primary=True, max_length=1_024)
+        schema.add_field("belongs_to", DataType.VARCHAR, max_length=512)
+        schema.add_field("body", DataType.VARCHAR, max_length=65_535)
+        schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
+        self._ensure(ledger, schema, LEDGER_PROPERTY, "ledger")
         self._ready_ledgers.add(ledger)

@@ -427,14 +427,6 @@ class MilvusRequests:
                 lambda name, **options: self.client.alter_collection_properties(name, properties, **options),
             )
 
-    def _serve_flat(self, collection: str, metric: str) -> None:
-        """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
-        if not self.client.list_indexes(collection):
-            index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
-            self.client.create_index(collection, index)
-        if self.client.get_load_state(collection)["state"].name != "Loaded":
-            self.client.load_collection(collection)
-
     def _ensure_loaded(self, collection: str) -> None:
         with translated(collection):
             state = self.client.get_load_state(collection)["state"].name

@@ -223,12 +223,12 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
     )
 
 
-def bias_remarks(schema: dict[str, Any], suffix: str) -> list[str]:
+def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
     """Return remarks about writes to bias fields that have no default value."""
     ours = {name + suffix for name in BIAS_FIELDS}
     bare = [
         field["name"]
-        for field in schema["fields"]
+        for field in source.schema["fields"]
         if field["name"] in ours and field.get("default_value") is None
     ]
     if not bare:
@@ -283,8 +283,8 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
 def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSchema:
     """Return the source's schema with its vector field in augmented width, unless it has that already."""
     schema = CollectionSchema.construct_from_dict(source.schema)
-    there = source.states.get(state.field)
-    if there is None or there.leaves_vectors:
+    before = source.states.get(state.field)
+    if before is None or before.leaves_vectors:
         widen(schema, state)
     return schema
 

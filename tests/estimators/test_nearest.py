@@ -16,10 +16,10 @@ from milvus_hubness.estimators import (
     DistributionNormalization,
     DualBankSinkhorn,
     DualInvertedSoftmax,
+    Estimator,
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.estimators.base import FromNearest
 from milvus_hubness.estimators.nearest import Nearest, Needs, masses
 
 ITEMS, BANK, TARGETS = 7, 40, 25
@@ -174,7 +174,7 @@ def test_what_estimators_need():
     assert DualInvertedSoftmax(0.3, 0.6).needs == Needs(queries=64, targets=64, tolerance=0.001)
     assert DualBankSinkhorn(0.3).needs == Needs(queries=64, temperatures=(0.3,), tolerance=0.001)
     assert EVERY[-1].needs == Needs(64, 64, True, (0.3, 0.1), 0.1 / 300)
-    assert all(isinstance(estimator, FromNearest) for estimator in EVERY)
+    assert all(isinstance(estimator, Estimator) for estimator in EVERY)
 
 
 def test_what_is_missing_is_named():
