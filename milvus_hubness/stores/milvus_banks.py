@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pymilvus import DataType, MilvusClient
@@ -23,7 +24,7 @@ from milvus_hubness.banks.generations import (
     Row,
 )
 from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.errors import DimensionMismatch
+from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
