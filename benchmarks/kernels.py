@@ -115,7 +115,7 @@ def approximate(k: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
     with threadpool_limits(threads):
         started = time.perf_counter()
-        near = ApproximateBank(task.bank, gallery, k, kinds=("routed", "ivf"))
+        near = ApproximateBank(task.bank, gallery, k)
         built = time.perf_counter() - started
         runs = {name.split()[0]: run for name, run in contenders(gallery, task.bank, k).items()}
         runs = {"exact": runs["milvus_hubness,"], "approximate": lambda: near.values(gallery)} | {
@@ -172,7 +172,7 @@ def approximate_part(threads: list[int], keep: bool) -> bool:
     near = [approximate(k, number) for number in threads for k in (16, K)]
     rows = [
         [str(each["threads"]), str(each["k"]),
-         f"{each['kind']}, {each['width']}{', moved' if each['moved'] else ''}",
+         f"{each['kind']}, {each['width']}",
          f"{each['recall']:.3f}", f"{100 * each['error_as_share_of_std']:.2f}%",
          *(f"{each['times_as_fast'].get(peer, np.nan):.1f}" for peer in PEERS),
          f"{each['seconds_to_build_and_tune']:.0f}"]

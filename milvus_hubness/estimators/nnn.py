@@ -65,7 +65,7 @@ class NNN(Estimator):
         bank.require(at_least=self.k)
         if self.kernel == "approximate":
             items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
-            near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
+            near = ApproximateBank(bank.vectors, items, self.k)
             tuned, share = near.tuned, abs(self.alpha)
             diagnostics = NNNDiagnostics(
                 len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,

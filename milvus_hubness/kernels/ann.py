@@ -99,16 +99,18 @@ class AnnIndex:
     def __init__(
         self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]
     ) -> None:
-        self._faiss = import_faiss()
-        self._metric = self._faiss.METRIC_INNER_PRODUCT if metric == "IP" else self._faiss.METRIC_L2
-        self.spec = spec
+        self._faiss, self.spec = import_faiss(), spec
         rows = np.ascontiguousarray(rows, np.float32)
         width, m = rows.shape[1], spec.params.get("m", 1)
         if width % m:
             raise InvalidParameter(f"m = {m} of {spec.kind} does not divide the width {width}")
-        build = {"ef": self._graph, "nprobe": self._inverted_file, None: self._flat}[spec.search_parameter]
-        self._kept: tuple[Any, ...] = ()
-        self._index = build(rows)
+        faiss_metric = getattr(self._faiss, {"IP": "METRIC_INNER_PRODUCT", "L2": "METRIC_L2"}[metric])
+        self._codes: Any = None
+        self._index = self._empty(width, faiss_metric)
+        self._index.train(rows)
+        self._index.add(rows)
+        if spec.kind == "HNSW_PQ":
+            self._search_on_codes(rows, faiss_metric)
 
     def search(
         self, queries: npt.NDArray[np.float32], k: int, value: int | None = None
@@ -117,70 +119,49 @@ class AnnIndex:
 
         value: of the search parameter, by default that of Milvus; ef is at least k.
         """
-        if value is None:
-            value = self.spec.default_value(k)
+        value = self.spec.default_value(k) if value is None else value
         params = None
-        if self.spec.search_parameter == "ef" and value is not None:
+        if value is not None and self.spec.search_parameter == "ef":
             params = self._faiss.SearchParametersHNSW(efSearch=max(k, value))
         elif self.spec.search_parameter == "nprobe":
             params = self._faiss.SearchParametersIVF(nprobe=value)
-        found: npt.NDArray[np.int64] = self._index.search(
+        rows: npt.NDArray[np.int64] = self._index.search(
             np.ascontiguousarray(queries, np.float32), k, params=params
         )[1]
-        return found
+        return rows
 
-    def _flat(self, rows: npt.NDArray[np.float32]) -> Any:
-        index = self._faiss.IndexFlat(rows.shape[1], self._metric)
-        index.add(rows)
-        return index
-
-    def _graph(self, rows: npt.NDArray[np.float32]) -> Any:
-        params, width = self.spec.params, rows.shape[1]
-        if self.spec.kind == "HNSW_SQ":
+    def _empty(self, width: int, metric: int) -> Any:
+        params, kind = self.spec.params, self.spec.kind
+        if self.spec.search_parameter is None:
+            return self._faiss.IndexFlat(width, metric)
+        if self.spec.search_parameter == "nprobe":
+            codes = {"IVF_SQ8": "SQ8", "IVF_PQ": "PQ{m}x{nbits}"}.get(kind, "Flat").format(**params)
+            index = self._faiss.index_factory(width, f"IVF{params['nlist']},{codes}", metric)
+            index.cp.min_points_per_centroid = 1
+            if kind == "IVF_PQ":
+                _shorten_training(index.pq.cp)
+            return index
+        if kind == "HNSW_SQ":
             quantizer = getattr(self._faiss.ScalarQuantizer, SCALAR_QUANTIZERS[params["sq_type"]])
-            index = self._faiss.IndexHNSWSQ(width, quantizer, params["M"], self._metric)
+            index = self._faiss.IndexHNSWSQ(width, quantizer, params["M"], metric)
         else:
-            index = self._faiss.IndexHNSWFlat(width, params["M"], self._metric)
+            index = self._faiss.IndexHNSWFlat(width, params["M"], metric)
         index.hnsw.efConstruction = params["efConstruction"]
-        index.train(rows)
-        index.add(rows)
-        if self.spec.kind == "HNSW_PQ":
-            self._search_on_codes(index, rows)
         return index
 
-    def _search_on_codes(self, graph: Any, rows: npt.NDArray[np.float32]) -> None:
+    def _search_on_codes(self, rows: npt.NDArray[np.float32], metric: int) -> None:
         """Make the graph link exact vectors but search on codes, as in Knowhere.
 
         FAISS's own IndexHNSWPQ links by distances between codes, which it supports for L2 only.
         """
         params = self.spec.params
-        codes = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], self._metric)
-        _shorten_training(codes.pq.cp)
-        codes.train(rows)
-        codes.add(rows)
-        exact = graph.storage
-        exact.thisown = True
-        graph.own_fields = False
-        graph.storage = codes
-        self._kept = (codes,)
-
-    def _inverted_file(self, rows: npt.NDArray[np.float32]) -> Any:
-        params, width, metric = self.spec.params, rows.shape[1], self._metric
-        coarse = self._faiss.IndexFlat(width, metric)
-        if self.spec.kind == "IVF_PQ":
-            index = self._faiss.IndexIVFPQ(
-                coarse, width, params["nlist"], params["m"], params["nbits"], metric
-            )
-            _shorten_training(index.pq.cp)
-        elif self.spec.kind == "IVF_SQ8":
-            quantizer = self._faiss.ScalarQuantizer.QT_8bit
-            index = self._faiss.IndexIVFScalarQuantizer(coarse, width, params["nlist"], quantizer, metric)
-        else:
-            index = self._faiss.IndexIVFFlat(coarse, width, params["nlist"], metric)
-        index.cp.min_points_per_centroid = 1
-        index.train(rows)
-        index.add(rows)
-        return index
+        self._codes = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], metric)
+        _shorten_training(self._codes.pq.cp)
+        self._codes.train(rows)
+        self._codes.add(rows)
+        self._index.storage.thisown = True
+        self._index.own_fields = False
+        self._index.storage = self._codes
 
 
 def _relative(name: str) -> str:

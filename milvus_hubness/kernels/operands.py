@@ -123,12 +123,6 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
-def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise InvalidParameter unless `value` is one of `known`."""
-    if value not in known:
-        raise InvalidParameter(f"{name} are among {', '.join(known)}, not {value!r}")
-
-
 Kernel: TypeAlias = Literal["fused", "screened", "dense"]
 
 ALL_DEVICES = "cuda:all"

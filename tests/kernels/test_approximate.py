@@ -18,7 +18,6 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import NNN, from_dict, to_dict
 from milvus_hubness.kernels import ApproximateBank, topk_mean
-from milvus_hubness.kernels.approximate import Tuned
 from milvus_hubness.kernels.operands import import_faiss
 
 
@@ -37,17 +36,16 @@ def slow_exact(monkeypatch):
     """So slow that any index is faster."""
     real = ApproximateBank._seconds
     monkeypatch.setattr(
-        ApproximateBank, "_seconds", lambda self, how: real(self, how) + 5 * (how.kind == "exact")
+        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._routing is None)
     )
 
 
-@pytest.mark.parametrize("kind", ["routed", "ivf", "hnsw"])
-def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact, kind):
+def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact):
     X, B = vectors
-    near = ApproximateBank(B, X, 8, kinds=(kind,))
+    near = ApproximateBank(B, X, 8)
     exact = topk_mean(X, B, 8)
     off = np.abs(near.values(X) - exact)
-    assert near.tuned.kind == kind
+    assert near.tuned.kind == "routed"
     assert near.tuned.width > 0
     assert off.mean() <= 0.012 * exact.std()
     assert near.tuned.share == pytest.approx(off.mean() / exact.std(), abs=0.01)
@@ -58,42 +56,19 @@ def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact, kind):
 
 def test_a_stricter_error_takes_a_wider_search(vectors, slow_exact):
     X, B = vectors
-    loose, strict = (ApproximateBank(B, X, 8, error=error, kinds=("ivf",)).tuned for error in (0.2, 1e-6))
+    loose, strict = (ApproximateBank(B, X, 8, error=error).tuned for error in (0.2, 0.01))
     assert loose.width < strict.width
-    assert strict.recall == pytest.approx(1, abs=1e-3)
-    assert strict.mean_error < 1e-6
-
-
-@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
-@pytest.mark.parametrize("moved", [False, True])
-def test_moving_the_bank_changes_no_mean(vectors, kind, moved):
-    X, B = vectors
-    near = ApproximateBank(B, X, 8, kinds=())
-    near._index = near._built(kind, moved)
-    whole = 3000 if kind == "hnsw" else near._lists
-    means, columns = near._means(X[:50], Tuned(kind, moved, whole, 0, 0, 0, 0, 0))
-    np.testing.assert_allclose(means, topk_mean(X[:50], B, 8), rtol=0, atol=1e-6)
-    assert columns.shape == (50, 8)
-
-
-def test_rows_that_find_too_few_are_exact(vectors):
-    X, B = vectors
-    near = ApproximateBank(B, X, 200, kinds=())
-    near._index = near._built("ivf", True)
-    means, columns = near._means(X, Tuned("ivf", True, 1, 0, 0, 0, 0, 0))
-    short = (columns < 0).any(1)
-    assert short.any()
-    np.testing.assert_allclose(means[short], topk_mean(X[short], B, 200), rtol=0, atol=1e-6)
+    assert strict.mean_error < loose.mean_error
 
 
 def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch):
     X, B = vectors
     real = ApproximateBank._seconds
     monkeypatch.setattr(
-        ApproximateBank, "_seconds", lambda self, how: real(self, how) + 5 * (how.kind != "exact")
+        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._routing is not None)
     )
     near = ApproximateBank(B, X[:40], 8, error=1.0)
-    assert near.tuned == ("exact", False, 0, 1.0, 0.0, 0.0, 0.0, 1.0)
+    assert near.tuned == ("exact", 0, 1.0, 0.0, 0.0, 0.0, 1.0)
     np.testing.assert_allclose(near.values(X), topk_mean(X, B, 8), rtol=0, atol=1e-6)
 
 
@@ -101,7 +76,7 @@ def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch
 def test_nnn_says_what_it_cost(vectors, slow_exact, alpha):
     X, B = vectors
     fitted = NNN(8, alpha, kernel="approximate").fit(QueryBank.of(B), gallery=X)
-    assert fitted.diagnostics.kernel in ("routed", "ivf", "hnsw")
+    assert fitted.diagnostics.kernel == "routed"
     assert fitted.diagnostics.sampled == 200
     exact = alpha * topk_mean(X, B, 8)
     off = np.abs(fitted.bias(X) - exact)
@@ -138,8 +113,6 @@ def test_bad_input(vectors):
         ApproximateBank(B, X[:, :3], 8)
     with pytest.raises(InvalidParameter, match="error"):
         ApproximateBank(B, X, 8, error=0)
-    with pytest.raises(InvalidParameter, match="kinds are among routed, ivf, hnsw, not 'flat'"):
-        ApproximateBank(B, X, 8, kinds=("flat",))
 
 
 @pytest.mark.parametrize("gpu", ["faiss-gpu", "faiss_gpu_cu12"])
