@@ -159,9 +159,7 @@ def absorbed(
     if not len(samples.origins):
         seeds = int(origins.are_seeds.sum())
         return Absorbed(None, online_bank.samples_collection, (), seeds, len(origins) - seeds, 0, 0, 0)
-    stored.queries.expect_dim(
-        samples.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}"
-    )
+    stored.queries.expect_dim(samples.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}")
     merged = merge(
         stored.queries,
         origins,

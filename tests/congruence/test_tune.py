@@ -122,7 +122,9 @@ def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrie
     told = status(store, target)
     assert told.estimator == {"name": "InvertedSoftmax", "tau": 0.1}
     assert told.strength == 0.75
-    store.write_property(target, TUNING_PROPERTY, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"}))
+    store.write_property(
+        target, TUNING_PROPERTY, retrieval.tuned(tuned_at="2000-01-01T00:00:00Z", choice={"name": "NNN"})
+    )
     assert refresh(store, target).action == "none"
 
     again = tune(store, target, queries=QueryBank(retrieval.queries), answers=retrieval.answers)
