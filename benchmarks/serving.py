@@ -249,10 +249,10 @@ def systems(uri: str, store: MilvusStore, target: str, taken: int) -> Iterator[S
                 store.write_property(collection, state.property_name, changed)
         client = remembering(uri, candidates, PLAIN, WITH_FIELDS)
         yield System(SIDE, candidates, searching(client, PLAIN))
-        if client._operations._chains:
+        if client._operations.states.chains:
             yield System(CHAINED, candidates, searching(client, WITH_FIELDS))
             client = remembering(uri, candidates, WITH_FIELDS)
-            client._operations._chains = False
+            client._operations.states.chains = False
         yield System(FIELDS, candidates, searching(client, WITH_FIELDS))
 
 

@@ -12,7 +12,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.messages import Question
 from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
-from milvus_hubness.client.operations import PagedOperations
+from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import (
     Ask,
@@ -23,6 +23,7 @@ from milvus_hubness.client.steps import (
     raising_as_milvus,
     refusing,
 )
+from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL
 from milvus_hubness.stores.milvus_banks import Sample, put_samples
@@ -58,7 +59,7 @@ class Methods(EscapedKeys):
     ) -> None:
         with refusing():
             self._sampler = sampler_for(sample_queries, self._put_samples)
-            self._operations = PagedOperations(strength, state_ttl, bank_budget, self._sampler)
+            self._operations = Operations(strength, state_ttl, bank_budget, self._sampler)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
         self._plain = PlainConnection(
             uri, user=user, password=password, db_name=db_name, token=token, timeout=timeout, **kwargs
@@ -87,7 +88,7 @@ class Methods(EscapedKeys):
         if self._sampler is not None:
             self._sampler.discard()
         self._plain.use_database(new_database)
-        self._operations.forget()
+        self._operations.states.forget()
 
     # -- writes ---------------------------------------------------------------------------------------
 
@@ -107,9 +108,8 @@ class Methods(EscapedKeys):
         neither fits into bank_budget nor can be searched on the server, and DimensionMismatch,
         NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
         """
-        return self._run(
-            self._operations.write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
-        )
+        write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
+        return self._run(self._operations.dual_writes.write(write))
 
     def upsert(
         self,
@@ -125,9 +125,8 @@ class Methods(EscapedKeys):
 
         A partial update without a vector leaves the vector and the bias as they are. Raises as `insert` does.
         """
-        return self._run(
-            self._operations.write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
-        )
+        write = Write("upsert", collection_name, data, timeout, partition_name, bias, kwargs)
+        return self._run(self._operations.dual_writes.write(write))
 
     def write_import_files(
         self,
@@ -144,7 +143,7 @@ class Methods(EscapedKeys):
         collection or a job works on the collection.
         """
         return self._run(
-            self._operations.write_import_files(collection_name, data, Path(folder), bias, timeout)
+            self._operations.writes.write_import_files(collection_name, data, Path(folder), bias, timeout)
         )
 
     def delete(
@@ -157,9 +156,8 @@ class Methods(EscapedKeys):
         **kwargs: Any,
     ) -> Any:
         """Delete rows as pymilvus does."""
-        return self._run(
-            self._operations.delete(collection_name, ids, timeout, filter, partition_name, kwargs)
-        )
+        deletion = Deletion(collection_name, ids, timeout, filter, partition_name, kwargs)
+        return self._run(self._operations.dual_writes.delete(deletion))
 
     # -- searches and reads -----------------------------------------------------------------------------
 
@@ -220,7 +218,9 @@ class Methods(EscapedKeys):
         }
         if highlighter is not None:
             options["highlighter"] = highlighter
-        return self._run(self._operations.search(collection_name, question, filter, options, ids=ids))
+        return self._run(
+            self._operations.searches.search(collection_name, question, filter, options, ids=ids)
+        )
 
     def query(
         self,
@@ -233,11 +233,9 @@ class Methods(EscapedKeys):
         **kwargs: Any,
     ) -> Any:
         """Query as pymilvus does."""
-        return self._run(
-            self._operations.query(
-                collection_name, filter, output_fields, timeout, ids, partition_names, kwargs
-            )
-        )
+        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names}
+        request = Ask("query", (collection_name, filter), {"ids": ids, **options, **kwargs})
+        return self._run(self._operations.reads.read(request))
 
     def get(
         self,
@@ -249,9 +247,9 @@ class Methods(EscapedKeys):
         **kwargs: Any,
     ) -> Any:
         """Get rows as pymilvus does."""
-        return self._run(
-            self._operations.get(collection_name, ids, output_fields, timeout, partition_names, kwargs)
-        )
+        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names}
+        request = Ask("get", (collection_name, ids), {**options, **kwargs})
+        return self._run(self._operations.reads.read(request))
 
     def hybrid_search(
         self,
@@ -275,7 +273,7 @@ class Methods(EscapedKeys):
         """
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
         return self._run(
-            self._operations.hybrid_search(
+            self._operations.searches.hybrid_search(
                 collection_name, reqs, ranker, limit, output_fields, options, strength, profile
             )
         )
@@ -288,21 +286,21 @@ class Methods(EscapedKeys):
         anns_field: the field; it may be None if only one field is corrected. Returns None if the field is not
         corrected, and if no field is named but several are corrected.
         """
-        return self._run(self._operations.hubness_state(collection_name, anns_field))
+        return self._run(self._operations.reads.hubness_state(collection_name, anns_field))
 
     def describe_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Describe the collection as pymilvus does, as the user created it."""
-        return self._run(self._operations.describe_collection(collection_name, timeout, kwargs))
+        return self._run(self._operations.reads.describe_collection(collection_name, timeout, kwargs))
 
     def describe_index(
         self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
         """Describe an index as pymilvus does, with the user's metric."""
-        return self._run(self._operations.describe_index(collection_name, index_name, timeout, kwargs))
+        return self._run(self._operations.reads.describe_index(collection_name, index_name, timeout, kwargs))
 
     def list_indexes(self, collection_name: str, field_name: str | None = "", **kwargs: Any) -> Any:
         """List indexes as pymilvus does, without that of a hidden vector field."""
-        return self._run(self._operations.list_indexes(collection_name, field_name, kwargs))
+        return self._run(self._operations.reads.list_indexes(collection_name, field_name, kwargs))
 
     def list_aliases(
         self,
@@ -317,7 +315,7 @@ class Methods(EscapedKeys):
         include_internal: list these too.
         """
         call = Ask("list_aliases", (collection_name, timeout), kwargs)
-        return self._run(self._operations.list_aliases(call, include_internal))
+        return self._run(self._operations.catalog.list_aliases(call, include_internal))
 
     # -- operations that invalidate the cached state ------------------------------------------------------
 
@@ -344,7 +342,9 @@ class Methods(EscapedKeys):
         """
         quick_form = (dimension, primary_field_name, id_type, vector_field_name, metric_type, auto_id)
         new = NewCollection(*quick_form, schema, index_params)
-        return self._run(self._operations.create_collection(collection_name, new, hubness, timeout, kwargs))
+        return self._run(
+            self._operations.writes.create_collection(collection_name, new, hubness, timeout, kwargs)
+        )
 
     def create_index(
         self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
@@ -353,11 +353,12 @@ class Methods(EscapedKeys):
 
         Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
         """
-        return self._run(self._operations.create_index(collection_name, index_params, timeout, kwargs))
+        return self._run(self._operations.writes.create_index(collection_name, index_params, timeout, kwargs))
 
     def load_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Load a collection as pymilvus does; load_fields need not name the hidden fields."""
-        return self._run(self._operations.load("load_collection", (collection_name,), timeout, kwargs))
+        call = Ask("load_collection", (collection_name, timeout), kwargs)
+        return self._run(self._operations.catalog.load(call, timeout))
 
     def load_partitions(
         self,
@@ -367,8 +368,8 @@ class Methods(EscapedKeys):
         **kwargs: Any,
     ) -> Any:
         """Load partitions as pymilvus does; load_fields need not name the hidden fields."""
-        args = (collection_name, partition_names)
-        return self._run(self._operations.load("load_partitions", args, timeout, kwargs))
+        call = Ask("load_partitions", (collection_name, partition_names, timeout), kwargs)
+        return self._run(self._operations.catalog.load(call, timeout))
 
     def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Drop a collection as pymilvus does.
@@ -377,7 +378,7 @@ class Methods(EscapedKeys):
         and UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
-        return self._run(self._operations.drop_collection(collection_name, call, timeout))
+        return self._run(self._operations.catalog.drop_collection(collection_name, call, timeout))
 
     def truncate_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Truncate a collection as pymilvus does, with its biases.
@@ -386,14 +387,14 @@ class Methods(EscapedKeys):
         rows.
         """
         call = Ask("truncate_collection", (collection_name, timeout), kwargs)
-        return self._run(self._operations.truncate_collection(collection_name, call, timeout))
+        return self._run(self._operations.catalog.truncate_collection(collection_name, call, timeout))
 
     def drop_partition(
         self, collection_name: str, partition_name: str, timeout: float | None = None, **kwargs: Any
     ) -> Any:
         """Drop a partition as pymilvus does. Raises as `truncate_collection` does."""
         call = Ask("drop_partition", (collection_name, partition_name, timeout), kwargs)
-        return self._run(self._operations.drop_partition(collection_name, call, timeout))
+        return self._run(self._operations.catalog.drop_partition(collection_name, call, timeout))
 
     def rename_collection(
         self,
@@ -409,7 +410,7 @@ class Methods(EscapedKeys):
         database.
         """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
-        return self._run(self._operations.rename_collection(old_name, target_db, call, timeout))
+        return self._run(self._operations.catalog.rename_collection(old_name, target_db, call, timeout))
 
     def restore_snapshot(
         self,
@@ -429,15 +430,17 @@ class Methods(EscapedKeys):
         names = (snapshot_name, source_collection_name, target_collection_name)
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
         database = target_db_name if target_db_name != source_db_name else ""
-        return self._run(self._operations.restore_snapshot(source_collection_name, database, call, timeout))
+        return self._run(
+            self._operations.catalog.restore_snapshot(source_collection_name, database, call, timeout)
+        )
 
     def alter_alias(self, *args: Any, **kwargs: Any) -> Any:
         """Alter an alias as pymilvus does."""
-        return self._run(self._operations.forgetting(Ask("alter_alias", args, kwargs)))
+        return self._run(self._operations.states.forgetting(Ask("alter_alias", args, kwargs)))
 
     def drop_alias(self, *args: Any, **kwargs: Any) -> Any:
         """Drop an alias as pymilvus does."""
-        return self._run(self._operations.forgetting(Ask("drop_alias", args, kwargs)))
+        return self._run(self._operations.states.forgetting(Ask("drop_alias", args, kwargs)))
 
     @property
     def hubness_samples(self) -> Sampled:

@@ -61,7 +61,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         include_internal: list the collections that this package created for its own use too.
         """
         names: list[str] = await self._run(
-            self._operations.list_collections((timeout,), kwargs, include_internal)
+            self._operations.catalog.list_collections((timeout,), kwargs, include_internal)
         )
         return names
 
@@ -84,7 +84,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         """
         with refusing():
             return AsyncQueryIterator(
-                self._operations,
+                self._operations.pages,
                 self._run,
                 collection_name,
                 batch_size,
@@ -106,7 +106,7 @@ class AsyncHubnessClient(Methods, AsyncMilvusClient):
         if self._sampler is not None:
             await asyncio.to_thread(self._sampler.close)
         await super().close()
-        self._operations.forget()
+        self._operations.states.forget()
         await asyncio.to_thread(self._plain.close)
 
 

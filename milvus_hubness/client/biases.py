@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.client.state_cache import BankSummary, Name, StateCache
+from milvus_hubness.client.state_cache import BankCache, BankSummary, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, InvalidParameter, StateError
@@ -34,94 +34,6 @@ WHOLE = 2**20
 
 NUMBERS_PER_PAGE = 2**20
 """Numbers of a bank that are read at once: Python takes some 30 bytes for each."""
-
-
-class BankSearching(StateCache):
-    """Biases of vectors from searches for their nearest bank rows."""
-
-    def _biases_by_search(
-        self,
-        collection: str,
-        state: CollectionState,
-        profile: Profile,
-        vectors: Floats,
-        timeout: float | None,
-        *,
-        are_new: bool,
-    ) -> Operation[Floats]:
-        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance.
-
-        The search requests more and more of a vector's nearest rows, until the others can add no more than
-        the tolerance. The bank's index is exact. are_new: whether the rows came after the fit; each is then
-        treated as the only new one. Raises BankTooLarge if that takes all rows of a bank of more than WHOLE,
-        and EmptyBank if the bank has no rows.
-        """
-        estimator = from_dict(profile.estimator)
-        yield from self._ensure_loaded(profile.bank.collection, timeout)
-        tolerance, of = estimator.needs.tolerance, (collection, state.field, profile.slot)
-        summary = yield from self._summary(of, state, profile, estimator.needs, timeout)
-        rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
-        if not rounds:
-            raise self._too_large(profile, f"the {estimator.needs.queries:,} nearest")
-        biases = np.full(len(vectors), profile.mean_bias)
-        left = np.flatnonzero(~state.layout.invalid(vectors))
-        for needs in rounds:
-            uncertain = [left[:0]]
-            at_once = max(1, min(VECTORS_PER_REQUEST, WINDOW // max(needs.queries, needs.targets, 1)))
-            for start in range(0, len(left), at_once):
-                rows = left[start : start + at_once]
-                nearest = yield from _nearest(state, profile.bank, needs, summary, vectors[rows], timeout)
-                queries, targets = nearest
-                found = estimator.from_nearest(replace(queries, are_new=are_new), targets)
-                if needs is rounds[-1] and found.errors.max() > tolerance:
-                    raise self._too_large(
-                        profile,
-                        f"more of it: the {WINDOW:,} nearest tell a bias to {found.errors.max():.1e} and "
-                        f"not to {tolerance:.0e}",
-                    )
-                biases[rows] = found.biases
-                uncertain.append(rows[found.errors > tolerance])
-            left = np.concatenate(uncertain)
-        return (biases - profile.mean_bias).astype(np.float32)
-
-    def _too_large(self, profile: Profile, needed: str) -> BankTooLarge:
-        return BankTooLarge(
-            f"the bank {profile.bank.collection!r} of {profile.bank.count:,} queries is larger than "
-            f"bank_budget, {self._banks.budget:,} bytes, and {profile.estimator['name']} needs {needed}. "
-            'Give a larger budget, or write with bias="pending" and refresh'
-        )
-
-    def _summary(
-        self, of: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
-    ) -> Operation[BankSummary]:
-        """Return the part of the whole bank that the estimator needs, read once, page by page."""
-        kept = self._banks.summary(of, profile)
-        if kept is not None:
-            return kept
-        bank = profile.bank
-        yield from _expect_queries(bank, timeout)
-        total: Doubles | None = None
-        mass = np.full(len(needs.temperatures), -np.inf)
-        fields = ["vector"] * needs.mean + ["potentials"] * bool(needs.temperatures)
-        numbers = needs.mean * state.dim + len(needs.temperatures)
-        rows = min(WINDOW, NUMBERS_PER_PAGE // max(1, numbers))
-        for start in range(0, bank.count if fields else 0, rows):
-            page = yield _query(bank, queries_between(bank, start, start + rows), fields, timeout)
-            if needs.mean and page:
-                queries = state.layout.reduce_queries([row["vector"] for row in page])
-                sums = queries.sum(0, dtype=np.float64)
-                total = sums if total is None else total + sums
-            if needs.temperatures and page:
-                mass = masses(_kept_potentials(page, bank, len(mass)), needs.temperatures, mass)
-        targets = 0
-        if needs.targets:
-            [counted] = yield _query(bank, all_targets(bank), ["count(*)"], timeout)
-            targets = counted["count(*)"]
-            if not targets:
-                raise EmptyBank(f"{bank.collection!r} holds no targets of generation {bank.generation}")
-        summary = BankSummary(None if total is None else total / bank.count, mass, targets)
-        self._banks.keep_summary(of, profile, summary)
-        return summary
 
 
 def _rounds(needs: Needs, queries: int, targets: int) -> Iterator[Needs]:
@@ -247,14 +159,23 @@ Bias = Literal["compute", "pending"]
 """Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
 
 
-class Biasing(BankSearching):
-    """Biases of vectors in every profile of their field."""
+def _size(state: CollectionState, profile: Profile) -> int:
+    """Return the bytes of a profile's queries."""
+    return 4 * state.dim * profile.bank.count
 
-    def _bank(self, collection: str, state: CollectionState, name: str) -> Operation[StoredBank]:
+
+class Biases:
+    """Banks, and the biases of vectors in every profile of their field.
+
+    bank_budget: bytes of banks in memory; larger banks are searched on the server.
+    """
+
+    def __init__(self, states: StateCache, bank_budget: int) -> None:
+        self._states = states
+        self._banks = BankCache(bank_budget)
+
+    def bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         """Return the bank of a profile, from the cache or the database."""
-        return self._bank_of(collection, state, state.profiles[name])
-
-    def _bank_of(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         of = (collection, state.field, profile.slot)
         bank = self._banks.bank(of, profile)
         if bank is None:
@@ -262,7 +183,7 @@ class Biasing(BankSearching):
             self._banks.keep(of, profile, bank)
         return bank
 
-    def _biases(
+    def of_rows(
         self,
         collection: str,
         state: CollectionState,
@@ -287,7 +208,7 @@ class Biasing(BankSearching):
         left = self._banks.budget
         for profile in state.profiles.values():
             room = are_new and state.phase == "ready"
-            found = yield from self._biases_of(
+            found = yield from self._in_profile(
                 collection, state, profile, vectors, left, timeout, are_new=room
             )
             biases |= {profile.slot: found, profile.standby: found}
@@ -299,12 +220,12 @@ class Biasing(BankSearching):
             other = state.profiles.get(moving.name)
             left -= _size(state, other) if other and _size(state, other) <= left else 0
             slot = moving.profile.slot
-            biases[slot] = yield from self._biases_of(
+            biases[slot] = yield from self._in_profile(
                 collection, state, moving.profile, vectors, left, timeout, are_new=False
             )
         return biases
 
-    def _locality_hints(
+    def locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
     ) -> Operation[Floats]:
         """Return the numbers of the locality hint columns for vectors (n, d), (n, c).
@@ -315,14 +236,14 @@ class Biasing(BankSearching):
         profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
             return np.zeros((len(vectors), columns), np.float32)
-        bank = yield from self._bank_of(collection, state, profile)
+        bank = yield from self.bank(collection, state, profile)
         of = (collection, state.field, profile.slot)
         found: Floats = yield Compute(
             lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors)
         )
         return found
 
-    def _biases_of(
+    def _in_profile(
         self,
         collection: str,
         state: CollectionState,
@@ -335,12 +256,8 @@ class Biasing(BankSearching):
     ) -> Operation[Floats]:
         """Return biases in one profile. budget: bytes that the bank may take."""
         if _size(state, profile) > budget:
-            return (
-                yield from self._biases_by_search(
-                    collection, state, profile, vectors, timeout, are_new=are_new
-                )
-            )
-        bank = yield from self._bank_of(collection, state, profile)
+            return (yield from self._by_search(collection, state, profile, vectors, timeout, are_new=are_new))
+        bank = yield from self.bank(collection, state, profile)
 
         def compute() -> Floats:
             of = (collection, state.field, profile.slot)
@@ -350,7 +267,86 @@ class Biasing(BankSearching):
         found: Floats = yield Compute(compute)
         return found
 
+    def _by_search(
+        self,
+        collection: str,
+        state: CollectionState,
+        profile: Profile,
+        vectors: Floats,
+        timeout: float | None,
+        *,
+        are_new: bool,
+    ) -> Operation[Floats]:
+        """Return biases (n,) of vectors (n, d) in a profile, within the estimator's tolerance.
 
-def _size(state: CollectionState, profile: Profile) -> int:
-    """Return the bytes of a profile's queries."""
-    return 4 * state.dim * profile.bank.count
+        The search requests more and more of a vector's nearest rows, until the others can add no more than
+        the tolerance. The bank's index is exact. are_new: whether the rows came after the fit; each is then
+        treated as the only new one. Raises BankTooLarge if that takes all rows of a bank of more than WHOLE,
+        and EmptyBank if the bank has no rows.
+        """
+        estimator = from_dict(profile.estimator)
+        yield from self._states.ensure_loaded(profile.bank.collection, timeout)
+        tolerance, of = estimator.needs.tolerance, (collection, state.field, profile.slot)
+        summary = yield from self._summary(of, state, profile, estimator.needs, timeout)
+        rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
+        if not rounds:
+            raise self._too_large(profile, f"the {estimator.needs.queries:,} nearest")
+        biases = np.full(len(vectors), profile.mean_bias)
+        left = np.flatnonzero(~state.layout.invalid(vectors))
+        for needs in rounds:
+            uncertain = [left[:0]]
+            at_once = max(1, min(VECTORS_PER_REQUEST, WINDOW // max(needs.queries, needs.targets, 1)))
+            for start in range(0, len(left), at_once):
+                rows = left[start : start + at_once]
+                nearest = yield from _nearest(state, profile.bank, needs, summary, vectors[rows], timeout)
+                queries, targets = nearest
+                found = estimator.from_nearest(replace(queries, are_new=are_new), targets)
+                if needs is rounds[-1] and found.errors.max() > tolerance:
+                    raise self._too_large(
+                        profile,
+                        f"more of it: the {WINDOW:,} nearest tell a bias to {found.errors.max():.1e} and "
+                        f"not to {tolerance:.0e}",
+                    )
+                biases[rows] = found.biases
+                uncertain.append(rows[found.errors > tolerance])
+            left = np.concatenate(uncertain)
+        return (biases - profile.mean_bias).astype(np.float32)
+
+    def _too_large(self, profile: Profile, needed: str) -> BankTooLarge:
+        return BankTooLarge(
+            f"the bank {profile.bank.collection!r} of {profile.bank.count:,} queries is larger than "
+            f"bank_budget, {self._banks.budget:,} bytes, and {profile.estimator['name']} needs {needed}. "
+            'Give a larger budget, or write with bias="pending" and refresh'
+        )
+
+    def _summary(
+        self, of: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
+    ) -> Operation[BankSummary]:
+        """Return the part of the whole bank that the estimator needs, read once, page by page."""
+        kept = self._banks.summary(of, profile)
+        if kept is not None:
+            return kept
+        bank = profile.bank
+        yield from _expect_queries(bank, timeout)
+        total: Doubles | None = None
+        mass = np.full(len(needs.temperatures), -np.inf)
+        fields = ["vector"] * needs.mean + ["potentials"] * bool(needs.temperatures)
+        numbers = needs.mean * state.dim + len(needs.temperatures)
+        rows = min(WINDOW, NUMBERS_PER_PAGE // max(1, numbers))
+        for start in range(0, bank.count if fields else 0, rows):
+            page = yield _query(bank, queries_between(bank, start, start + rows), fields, timeout)
+            if needs.mean and page:
+                queries = state.layout.reduce_queries([row["vector"] for row in page])
+                sums = queries.sum(0, dtype=np.float64)
+                total = sums if total is None else total + sums
+            if needs.temperatures and page:
+                mass = masses(_kept_potentials(page, bank, len(mass)), needs.temperatures, mass)
+        targets = 0
+        if needs.targets:
+            [counted] = yield _query(bank, all_targets(bank), ["count(*)"], timeout)
+            targets = counted["count(*)"]
+            if not targets:
+                raise EmptyBank(f"{bank.collection!r} holds no targets of generation {bank.generation}")
+        summary = BankSummary(None if total is None else total / bank.count, mass, targets)
+        self._banks.keep_summary(of, profile, summary)
+        return summary

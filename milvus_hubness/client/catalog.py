@@ -5,7 +5,7 @@ The operations list, load, rename, truncate, restore and drop collections.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -34,72 +34,40 @@ from milvus_hubness.stores.milvus_write_intents import WRITE_INTENTS_OF_PROPERTY
 from milvus_hubness.stores.records import is_fence
 
 
-class Reads(StateCache):
+class Reads:
     """Reads and descriptions of a collection in the user's form."""
 
-    def query(
-        self,
-        collection: str,
-        filter: str,
-        output_fields: list[str] | None,
-        timeout: float | None,
-        ids: Any,
-        partition_names: list[str] | None,
-        options: Mapping[str, Any],
-    ) -> Operation[Any]:
-        """Query rows, in the user's form."""
+    def __init__(self, states: StateCache) -> None:
+        self._states = states
 
-        def ask(requested: list[str] | None) -> Ask:
-            return Ask("query", (collection, filter, requested, timeout, ids, partition_names), dict(options))
+    def read(self, request: Ask) -> Operation[Any]:
+        """Run a `query` or a `get`; its rows have the user's form.
 
-        strict = bool(options.get("strict_float32"))
-        return self._read(collection, output_fields, timeout, ask, strict)
+        request: the collection is its first argument, and output_fields and timeout are among its options.
+        """
+        collection, timeout = request.args[0], request.options["timeout"]
+        output_fields = request.options["output_fields"]
 
-    def get(
-        self,
-        collection: str,
-        ids: Any,
-        output_fields: list[str] | None,
-        timeout: float | None,
-        partition_names: list[str] | None,
-        options: Mapping[str, Any],
-    ) -> Operation[Any]:
-        """Get rows, in the user's form."""
-
-        def ask(requested: list[str] | None) -> Ask:
-            return Ask("get", (collection, ids, requested, timeout, partition_names), dict(options))
-
-        strict = bool(options.get("strict_float32"))
-        return self._read(collection, output_fields, timeout, ask, strict)
-
-    def _read(
-        self,
-        collection: str,
-        output_fields: list[str] | None,
-        timeout: float | None,
-        ask: Callable[[list[str] | None], Ask],
-        strict_float32: bool,
-    ) -> Operation[Any]:
         def call(cached: CachedState) -> Operation[Any]:
             if not cached.states:
-                rows = yield ask(output_fields)
+                rows = yield request
                 if not any(name.startswith("hubness_epoch") for row in rows[:1] for name in row):
                     return rows
                 # These are augmented vectors: the collection was corrected after its state was last read.
-                self.forget(collection)
-                now = yield from self.cached_state(collection, timeout)
+                now = yield from self._states.read_again(collection, timeout)
                 return (yield from call(now)) if now.states else rows
             fields = cached.reading.fields(output_fields, default_all=True)
-            rows = yield ask(fields.requested)
-            cached.reading.rows_out(rows, fields, strict_float32=strict_float32)
+            options = {**request.options, "output_fields": fields.requested}
+            rows = yield Ask(request.method, request.args, options)
+            strict = bool(options.get("strict_float32"))
+            cached.reading.rows_out(rows, fields, strict_float32=strict)
             return rows
 
-        return self._as_it_is(collection, timeout, call)
+        return self._states.retrying(collection, timeout, call)
 
     def hubness_state(self, collection: str, anns_field: str | None) -> Operation[CollectionState | None]:
         """Read the state of a corrected field from the collection."""
-        self.forget(collection)
-        return (yield from self.cached_state(collection)).state_of(anns_field)
+        return (yield from self._states.read_again(collection)).state_of(anns_field)
 
     def describe_collection(
         self, collection: str, timeout: float | None, options: Mapping[str, Any]
@@ -114,7 +82,7 @@ class Reads(StateCache):
     ) -> Operation[Any]:
         """Describe the index with the user's metric."""
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
-        cached = yield from self.cached_state(collection, timeout)
+        cached = yield from self._states.cached_state(collection, timeout)
         return cached.reading.index_out(index)
 
     def list_indexes(
@@ -122,7 +90,7 @@ class Reads(StateCache):
     ) -> Operation[list[str]]:
         """List the indexes of the user's fields, or of the named field."""
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
-        cached = yield from self.cached_state(collection)
+        cached = yield from self._states.cached_state(collection)
         for state in cached.states.values():
             if state.second_vector and not field_name:
                 ours = yield Ask("list_indexes", (collection, state.second_vector), dict(options))
@@ -175,11 +143,14 @@ class Whole:
             )
 
 
-class Catalog(StateCache):
+class Catalog:
     """Operations on whole collections, which change or spare their helper collections.
 
     call: the user's own call; the operations act before and after it.
     """
+
+    def __init__(self, states: StateCache) -> None:
+        self._states = states
 
     def list_collections(
         self, args: tuple[Any, ...], options: Mapping[str, Any], include_internal: bool
@@ -210,7 +181,7 @@ class Catalog(StateCache):
         outcome = yield call
         if whole.states or whole.intent_log:
             yield InStore(partial(_drop_helpers, whole))
-        self.forget()
+        self._states.forget()
         return outcome
 
     def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
@@ -253,7 +224,7 @@ class Catalog(StateCache):
                 f"collection {collection!r} is corrected and cannot move to database {database!r}, where its "
                 "bank is missing: copy the rows to a collection there and correct that one"
             )
-        return (yield from self.forgetting(call))
+        return (yield from self._states.forgetting(call))
 
     def restore_snapshot(
         self, source: str, database: str | None, call: Ask, timeout: float | None = None
@@ -276,23 +247,21 @@ class Catalog(StateCache):
             )
         return (yield call)
 
-    def load(
-        self, method: str, args: tuple[Any, ...], timeout: float | None, options: Mapping[str, Any]
-    ) -> Operation[Any]:
+    def load(self, call: Ask, timeout: float | None) -> Operation[Any]:
         """Load a collection or partitions.
 
         The fields to load include the hidden fields of the corrected fields among them.
         """
-        further = dict(options)
-        for name in {"load_fields", "_load_fields"} & set(further):
-            further[name] = yield from self.fields_loaded(args[0], further[name], timeout)
-        return (yield Ask(method, (*args, timeout), further))
+        options = dict(call.options)
+        for name in {"load_fields", "_load_fields"} & set(options):
+            options[name] = yield from self.fields_loaded(call.args[0], options[name], timeout)
+        return (yield Ask(call.method, call.args, options))
 
     def fields_loaded(
         self, collection: str, names: Iterable[str], timeout: float | None = None
     ) -> Operation[list[str]]:
         """Return the names with those of their hidden fields."""
-        cached = yield from self.cached_state(collection, timeout)
+        cached = yield from self._states.cached_state(collection, timeout)
         wanted = list(names)
         hidden = [
             name for state in cached.states.values() if state.field in wanted for name in state.hidden_fields
@@ -305,7 +274,7 @@ class Catalog(StateCache):
         A missing collection has none: the call that follows reports it in Milvus's own words. Raises
         LeaseHeld while a job works on the collection.
         """
-        self.forget(collection)
+        self._states.forget(collection)
         try:
             description = yield Ask("describe_collection", (collection, timeout))
         except MilvusException as error:

@@ -20,22 +20,21 @@ from pymilvus.client.constants import (
 from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIteratorV2
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
-from milvus_hubness.client.catalog import Catalog
-from milvus_hubness.client.dual_write import DualWriting
+from milvus_hubness.client.biases import Biases
+from milvus_hubness.client.catalog import Catalog, Reads
+from milvus_hubness.client.dual_write import DualWrites
 from milvus_hubness.client.messages import Question, SearchRequest, expect_question, expect_whole_hits
 from milvus_hubness.client.other_locations import rewrite_of
-from milvus_hubness.client.searches import Searching
-from milvus_hubness.client.state_cache import CachedState, naming
+from milvus_hubness.client.query_samples import Sampler
+from milvus_hubness.client.searches import Searches
+from milvus_hubness.client.state_cache import CachedState, StateCache, naming
 from milvus_hubness.client.steps import Ask, Operation, refusing
+from milvus_hubness.client.write_intents import WriteIntents
+from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import StoreError, UnsupportedOperation
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import escaped, literal
-
-
-class Operations(DualWriting, Searching, Catalog):
-    """All operations that answer at once, over one state cache."""
-
 
 Row = dict[str, Any]
 Key = int | str
@@ -104,17 +103,20 @@ def _escaped_in(keys: Any) -> Any:
     return escaped(keys) if isinstance(keys, str) else keys
 
 
-class PagedOperations(Operations):
-    """All operations, including those that answer page by page.
+class Pages:
+    """Operations that answer page by page, by the collection state that they read at the start."""
 
-    An iterator keeps the collection state that it read when it was opened.
-    """
+    def __init__(self, states: StateCache, biases: Biases, reads: Reads, searches: Searches) -> None:
+        self._states = states
+        self._biases = biases
+        self._reads = reads
+        self._searches = searches
 
     def query_iterator(
         self, collection: str, output_fields: list[str] | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
         """Open a query_iterator whose rows have the user's form. options: its further arguments, by name."""
-        cached = yield from self._cached_now(collection, options)
+        cached = yield from self._states.read_again(collection, options["timeout"])
         fields = cached.reading.fields(output_fields)
         further = {**options, "output_fields": fields.requested}
         to_skip = further.get(OFFSET, 0)
@@ -152,7 +154,7 @@ class PagedOperations(Operations):
         options: its further arguments, by name. Raises as `search` does, and UnsupportedOperation if the
         collection needs candidate re-ranking.
         """
-        cached = yield from self._cached_now(collection, options)
+        cached = yield from self._states.read_again(collection, options["timeout"])
         further = {**options, "output_fields": output_fields, "search_params": search_params}
         if not cached.states:
             return escaping((yield Ask("search_iterator", (collection, data), further)))
@@ -173,7 +175,7 @@ class PagedOperations(Operations):
             search_params=search_params,
             output_fields=output_fields,
             round_decimal=options["round_decimal"],
-            strength=self._strength if strength is None else strength,
+            strength=self._searches.strength if strength is None else strength,
             profile=profile,
             with_raw_score=with_raw_score,
         )
@@ -209,7 +211,7 @@ class PagedOperations(Operations):
             )
         if not rewrite.is_gated(question):
             return rewrite.ask(question)
-        bank = yield from self._bank(collection, state, question.profile or state.active)
+        bank = yield from self._biases.bank(collection, state, rewrite.profile(question))
         search_request = rewrite.ask(replace(question, strength=0.0))
         args = (
             collection,
@@ -283,15 +285,15 @@ class PagedOperations(Operations):
         return list(rows.values())[:size]
 
     def _rows(
-        self, asked: RowsRequest, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
+        self, request: RowsRequest, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
     ) -> Operation[Any]:
-        return self.query(
-            asked.collection, where, output_fields, asked.timeout, None, asked.partition_names, options
-        )
-
-    def _cached_now(self, collection: str, options: Mapping[str, Any]) -> Operation[CachedState]:
-        self.forget(collection)
-        return self.cached_state(collection, options["timeout"])
+        further = {
+            "output_fields": output_fields,
+            "timeout": request.timeout,
+            "partition_names": request.partition_names,
+            **options,
+        }
+        return self._reads.read(Ask("query", (request.collection, where), further))
 
 
 def _opened(
@@ -333,7 +335,7 @@ class AsyncQueryIterator:
 
     def __init__(
         self,
-        operations: PagedOperations,
+        pages: Pages,
         run: Callable[[Operation[Any]], Awaitable[Any]],
         collection: str,
         batch_size: int,
@@ -352,7 +354,7 @@ class AsyncQueryIterator:
             raise UnsupportedOperation("a query iterator for asyncio keeps no checkpoint file")
         if filter and "element_filter" in filter.lower():
             raise UnsupportedOperation("a query iterator for asyncio gives whole rows, not their elements")
-        self._operations = operations
+        self._pages = pages
         self._run = run
         further = {name: value for name, value in options.items() if name != OFFSET}
         self._asked = RowsRequest(collection, filter, partition_names, timeout, further)
@@ -375,7 +377,7 @@ class AsyncQueryIterator:
             if self._closed:
                 return []
             if not self._key_field:
-                self._asked, self._key_field = await self._run(self._operations.begin(self._asked))
+                self._asked, self._key_field = await self._run(self._pages.begin(self._asked))
             while self._to_skip > 0 and (skipped := await self._page(self._to_skip, [self._key_field])):
                 self._to_skip -= len(skipped)
             if self._left is None:
@@ -401,10 +403,31 @@ class AsyncQueryIterator:
         if size <= 0:
             return []
         page: list[Row] = await self._run(
-            self._operations.page(
+            self._pages.page(
                 self._asked, self._key_field, self._behind, min(size, self._batch_size), output_fields
             )
         )
         if page:
             self._behind = page[-1][self._key_field]
         return page
+
+
+class Operations:
+    """The operations of a client: parts over one cache of collection states.
+
+    strength: w of searches that name none. state_ttl: TTL of a cached state, in seconds. bank_budget: bytes
+    of banks in memory. sampler: takes samples of queries; None for no samples. Raises InvalidParameter.
+    """
+
+    def __init__(
+        self, strength: float | None, state_ttl: float, bank_budget: int, sampler: Sampler | None = None
+    ) -> None:
+        self.states = StateCache(state_ttl)
+        self.biases = Biases(self.states, bank_budget)
+        self.reads = Reads(self.states)
+        self.catalog = Catalog(self.states)
+        self.intents = WriteIntents(self.states)
+        self.writes = Writes(self.states, self.biases, self.intents)
+        self.dual_writes = DualWrites(self.states, self.reads, self.writes, self.intents)
+        self.searches = Searches(self.states, self.biases, self.reads, strength, sampler)
+        self.pages = Pages(self.states, self.biases, self.reads, self.searches)

@@ -10,7 +10,7 @@ from typing import Any
 from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.client import ranking
-from milvus_hubness.client.biases import Biasing
+from milvus_hubness.client.biases import Biases
 from milvus_hubness.client.catalog import Reads
 from milvus_hubness.client.messages import (
     Kind,
@@ -18,13 +18,15 @@ from milvus_hubness.client.messages import (
     SearchRequest,
     expect_candidates,
     expect_question,
+    expect_strength,
     expect_whole_hits,
     kind_of,
     looked_at,
 )
+from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.ranking import adapted
 from milvus_hubness.client.rewrite import Rewrite
-from milvus_hubness.client.state_cache import CachedState, PreparedSearch, naming
+from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache, naming
 from milvus_hubness.client.steps import Ask, Compute, Operation
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
@@ -37,8 +39,27 @@ MAX_PREPARED = 256
 """Largest number of prepared searches in the cached state of a collection."""
 
 
-class Searching(Biasing, Reads):
-    """Methods `search` and `hybrid_search`."""
+class Searches:
+    """Methods `search` and `hybrid_search`.
+
+    strength: w of searches that name none. sampler: takes samples of queries; None for no samples. Raises
+    InvalidParameter.
+    """
+
+    def __init__(
+        self,
+        states: StateCache,
+        biases: Biases,
+        reads: Reads,
+        strength: float | None,
+        sampler: Sampler | None,
+    ) -> None:
+        expect_strength(strength)
+        self.strength = strength
+        self._states = states
+        self._biases = biases
+        self._reads = reads
+        self._sampler = sampler
 
     def search(
         self, collection: str, question: Question, filter: str, options: Mapping[str, Any], *, ids: Any = None
@@ -60,10 +81,10 @@ class Searching(Biasing, Reads):
                 "search", *_request(collection, prepared.state, filter, search_request, options)
             )
             answered = search_request.answer(results)
-            self._sample(cached, prepared.state, question.profile, question.data)
+            self.sample(cached, prepared.state, question.profile, question.data)
             return answered
 
-        return self._as_it_is(collection, options.get("timeout"), call)
+        return self._states.retrying(collection, options.get("timeout"), call)
 
     def _search(
         self,
@@ -82,17 +103,17 @@ class Searching(Biasing, Reads):
         if state is None:
             return (yield from _uncorrected(collection, cached, question, filter, options, ids))
         expect_question(question.data, ids, question.output_fields, question.search_params, options)
-        rewrite = yield from self._rewrite(cached, state)
+        rewrite = yield from self._states.rewrite(cached, state)
         further, params = dict(options), dict(question.search_params or {})
         question = replace(
             question,
             offset=further.pop("offset", None) or params.pop("offset", None) or 0,
             search_params=params,
             round_decimal=further.pop("round_decimal", -1),
-            strength=self._strength if question.strength is None else question.strength,
+            strength=self.strength if question.strength is None else question.strength,
         )
         if ids is not None:
-            vectors = yield from self._vectors(collection, cached, state, ids, options)
+            vectors = yield from self.vectors(collection, cached, state, ids, options)
             question = replace(question, data=vectors)
         rewrite.expect_answerable(question, further)
         if further.get("search_aggregation") is not None:
@@ -100,7 +121,7 @@ class Searching(Biasing, Reads):
             further["round_decimal"] = question.round_decimal
             question = replace(question, round_decimal=-1)
         if isinstance(question.rerank, GloballyCorrected) or rewrite.is_gated(question):
-            bank = yield from self._bank(collection, state, question.profile or state.active)
+            bank = yield from self._biases.bank(collection, state, rewrite.profile(question))
             question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
         results: Any = None
         parts = rewrite.apart(question)
@@ -117,10 +138,10 @@ class Searching(Biasing, Reads):
             if many := rewrite.asking(like_it):
                 cached.prepared[kind] = PreparedSearch(state, many, rewrite.asking_one(like_it))
         if ids is None:
-            self._sample(cached, state, question.profile, question.data)
+            self.sample(cached, state, question.profile, question.data)
         return results
 
-    def _sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
+    def sample(self, cached: CachedState, state: CollectionState, profile: str | None, data: Any) -> None:
         """Offer the queries of an answered search to the sampler, if the profile has an online bank.
 
         Searches by ids use vectors of the gallery, which are not queries; they are not sampled.
@@ -143,10 +164,10 @@ class Searching(Biasing, Reads):
         if search_request.biases_of is None:
             return (yield from _finished(search_request, results))
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
-        biases = yield from self._side_biases(search_request.biases_of, cached.key_field, keys, options)
+        biases = yield from self.side_biases(search_request.biases_of, cached.key_field, keys, options)
         return (yield from _finished(search_request, results, biases))
 
-    def _side_biases(
+    def side_biases(
         self, side: str, key_field: str, keys: Sequence[Any], options: Mapping[str, Any]
     ) -> Operation[dict[Any, Sequence[float]]]:
         """Return the biases in every slot by key, read with the consistency level of the search.
@@ -154,7 +175,7 @@ class Searching(Biasing, Reads):
         options: those of the search.
         """
         timeout = options.get("timeout")
-        yield from self._ensure_loaded(side, timeout)
+        yield from self._states.ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
             wanted = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
@@ -162,7 +183,7 @@ class Searching(Biasing, Reads):
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
         return biases
 
-    def _vectors(
+    def vectors(
         self,
         collection: str,
         cached: CachedState,
@@ -173,9 +194,8 @@ class Searching(Biasing, Reads):
         """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
         keys = ids if isinstance(ids, list) else [ids]
         wanted, timeout = is_one_of(cached.key_field, keys), options.get("timeout")
-        rows = yield from self.query(
-            collection, wanted, [state.field], timeout, None, None, _routing(options)
-        )
+        further = {"output_fields": [state.field], "timeout": timeout, **_routing(options)}
+        rows = yield from self._reads.read(Ask("query", (collection, wanted), further))
         by_key = {row[cached.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
@@ -198,7 +218,7 @@ class Searching(Biasing, Reads):
         corrected field of the requests has the profile, and UnsupportedOperation if the client must merge the
         answers and cannot.
         """
-        weight = self._strength if strength is None else strength
+        weight = self.strength if strength is None else strength
 
         def call(cached: CachedState) -> Operation[Any]:
             expect_whole_hits(output_fields, cached.states, options)
@@ -217,7 +237,7 @@ class Searching(Biasing, Reads):
                     strength=weight,
                     profile=named,
                 )
-                asked.append(((yield from self._rewrite(cached, state)), question))
+                asked.append(((yield from self._states.rewrite(cached, state)), question))
             result = ranking.Ranker.of(ranker)
             if ranking.must_merge(result, [each for each in asked if each]):
                 return (
@@ -234,10 +254,10 @@ class Searching(Biasing, Reads):
             results = yield Ask("hybrid_search", args, dict(options))
             for each, state in zip(asked, states, strict=True):
                 if each is not None and state is not None:
-                    self._sample(cached, state, each[1].profile, each[1].data)
+                    self.sample(cached, state, each[1].profile, each[1].data)
             return cached.reading.hits_out(results, fields)
 
-        return self._as_it_is(collection, options.get("timeout"), call)
+        return self._states.retrying(collection, options.get("timeout"), call)
 
     def _merged(
         self,
@@ -283,22 +303,14 @@ class Searching(Biasing, Reads):
             if state:
                 metrics.append(state.metric)
                 continue
-            named, timeout = (request.param or {}).get("metric_type"), options.get("timeout")
-            metrics.append((yield from self._metric(collection, request.anns_field, named, timeout)))
+            metric = (request.param or {}).get("metric_type")
+            if not metric:
+                timeout = options.get("timeout")
+                metric = yield from self._states.metric(collection, request.anns_field, timeout)
+            metrics.append(str(metric).upper())
         offset = int(options.get("offset") or 0)
         page = slice(offset, offset + limit)
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
-
-    def _metric(self, collection: str, field: str, named: Any, timeout: float | None) -> Operation[str]:
-        """Return the metric that the search parameters name, or else the metric of the field's index."""
-        if named:
-            return str(named).upper()
-        of = (collection, field)
-        if of not in self._metrics:
-            names = yield Ask("list_indexes", of)
-            index = yield Ask("describe_index", (collection, names[0], timeout))
-            self._metrics[of] = str(index["metric_type"]).upper()
-        return self._metrics[of]
 
 
 def _routing(options: Mapping[str, Any]) -> dict[str, Any]:

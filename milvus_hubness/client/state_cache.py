@@ -20,10 +20,9 @@ from milvus_hubness.client.messages import (
     Reading,
     SearchRequest,
     expect_state_ttl,
-    expect_strength,
 )
 from milvus_hubness.client.other_locations import rewrite_of
-from milvus_hubness.client.query_samples import Sampler, online_banks_in
+from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause, held_errors
 from milvus_hubness.correction import Correction
@@ -226,33 +225,22 @@ NOTHING = CachedState("", {})
 
 
 class StateCache:
-    """The cache of collection states and banks.
+    """The cache of collection states.
 
-    strength: w of every search that names none. state_ttl: TTL of the cached collection state, in seconds.
-    bank_budget: bytes of banks in memory. sampler: takes samples of queries; None for no samples. Raises
-    InvalidParameter.
+    state_ttl: TTL of a state, in seconds. Raises InvalidParameter.
     """
 
-    def __init__(
-        self,
-        strength: float | None,
-        state_ttl: float,
-        bank_budget: int,
-        sampler: Sampler | None = None,
-    ) -> None:
-        expect_strength(strength)
+    def __init__(self, state_ttl: float) -> None:
         expect_state_ttl(state_ttl)
-        self._strength = strength
-        self._sampler = sampler
         self._state_ttl = state_ttl
         self._known: dict[str, tuple[float, CachedState]] = {}
         self._last: dict[str, CachedState] = {}
         self._changed: dict[str, float] = {}
-        self._banks = BankCache(bank_budget)
-        self._metrics: dict[tuple[str, str], str] = {}
-        self._chains: bool | None = None
         self._loaded: set[str] = set()
+        self._metrics: dict[tuple[str, str], str] = {}
         self._forgotten = 0
+        self.chains: bool | None = None
+        """Whether the server runs function chains; None before the first search that needs to know."""
 
     def forget(self, collection: str | None = None) -> None:
         """Drop the cached state of a collection, or of all collections."""
@@ -272,7 +260,8 @@ class StateCache:
         finally:
             self.forget()
 
-    def _remembered(self, collection: str) -> CachedState | None:
+    def remembered(self, collection: str) -> CachedState | None:
+        """Return the state if it is cached and not older than the TTL."""
         remembered = self._known.get(collection)
         return remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
 
@@ -283,7 +272,7 @@ class StateCache:
         the missing collection had a copy, the cutover may be moving its name to the copy: the operation waits
         for it.
         """
-        if remembered := self._remembered(collection):
+        if remembered := self.remembered(collection):
             return remembered
         until = time.monotonic() + CUT_OVER_SECONDS
         while True:
@@ -305,7 +294,7 @@ class StateCache:
             key_field,
             read_states(properties),
             dual_write=read_dual_write(properties),
-            online_banks=online_banks_in(properties) if self._sampler else {},
+            online_banks=online_banks_in(properties),
             intent_log=read_intent_log(properties),
         )
         if cached.states and self._last.get(collection, NOTHING).states != cached.states:
@@ -320,20 +309,20 @@ class StateCache:
             self._known[collection] = (asked + self._state_ttl, cached)
         return cached
 
-    def _as_it_is(
+    def retrying(
         self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
         """Run `call` on the cached state, and again if it fails and the collection has changed."""
         with held_errors(collection) as recovered:
-            cached = self._remembered(collection) or (yield from self.cached_state(collection, timeout))
+            cached = self.remembered(collection) or (yield from self.cached_state(collection, timeout))
             try:
                 return (yield from call(cached))
             except PERHAPS_OUTDATED as error:
-                now = yield from self._read_again(collection, timeout)
+                now = yield from self.read_again(collection, timeout)
                 if now == cached and cached.dual_write is not None and isinstance(error, MilvusException):
                     # The name may be moving: Milvus Lite closes a collection before it renames it.
                     yield Pause(CLOSING_SECONDS)
-                    now = yield from self._read_again(collection, timeout)
+                    now = yield from self.read_again(collection, timeout)
                 was_away = cached.dual_write is not None and _code(error) == COLLECTION_NOT_FOUND
                 if now == cached and not was_away and not self._met_another(collection, cached, error):
                     raise
@@ -348,14 +337,15 @@ class StateCache:
                     may_go_on = cached.dual_write is not None and _code(error) == COLLECTION_NOT_LOADED
                     if not may_go_on:
                         # A switch has several steps: the next may have come after the state was read.
-                        now = yield from self._read_again(collection, timeout)
+                        now = yield from self.read_again(collection, timeout)
                         may_go_on = now != used or self._met_another(collection, now, error)
                     if not may_go_on or time.monotonic() > until:
                         raise
                     recovered.append(error)
                 yield Pause(CUT_OVER_PAUSE)
 
-    def _read_again(self, collection: str, timeout: float | None) -> Operation[CachedState]:
+    def read_again(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
+        """Return the state as the collection has it now."""
         self.forget(collection)
         return self.cached_state(collection, timeout)
 
@@ -370,13 +360,14 @@ class StateCache:
         # pymilvus raises its own refusals as subclasses.
         return is_moving and type(error) is MilvusException and bool(_OTHER_WIDTH.search(str(error)))
 
-    def _rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
+    def rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
+        """Return the rewrite of a corrected field, with function chains if the server runs them."""
         in_fields = state.reranking is not None and not state.reranking.side
-        if in_fields and self._chains is None:
-            self._chains = supports((yield Ask("get_server_version")), "function chains")
-        return rewrite_of(state, cached.reading, chains=bool(self._chains))
+        if in_fields and self.chains is None:
+            self.chains = supports((yield Ask("get_server_version")), "function chains")
+        return rewrite_of(state, cached.reading, chains=bool(self.chains))
 
-    def _ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
+    def ensure_loaded(self, collection: str, timeout: float | None) -> Operation[None]:
         """Load a collection if it is not loaded.
 
         The user may have loaded the main collection without its side collection or its bank.
@@ -385,6 +376,15 @@ class StateCache:
             if (yield Ask("get_load_state", (collection,)))["state"].name != "Loaded":
                 yield Ask("load_collection", (collection, timeout))
             self._loaded.add(collection)
+
+    def metric(self, collection: str, field: str, timeout: float | None) -> Operation[str]:
+        """Return the metric of a field's index."""
+        of = (collection, field)
+        if of not in self._metrics:
+            names = yield Ask("list_indexes", of)
+            index = yield Ask("describe_index", (collection, names[0], timeout))
+            self._metrics[of] = str(index["metric_type"]).upper()
+        return self._metrics[of]
 
 
 def _code(error: Exception) -> Any:

@@ -50,7 +50,7 @@ class HubnessClient(Methods, MilvusClient):
 
         include_internal: list the collections that this package created for its own use too.
         """
-        names: list[str] = self._run(self._operations.list_collections((), kwargs, include_internal))
+        names: list[str] = self._run(self._operations.catalog.list_collections((), kwargs, include_internal))
         return names
 
     def search_iterator(
@@ -90,7 +90,7 @@ class HubnessClient(Methods, MilvusClient):
             **kwargs,
         }
         return self._run(
-            self._operations.search_iterator(
+            self._operations.pages.search_iterator(
                 collection_name,
                 data,
                 output_fields,
@@ -122,7 +122,7 @@ class HubnessClient(Methods, MilvusClient):
             "timeout": timeout,
             **kwargs,
         }
-        return self._run(self._operations.query_iterator(collection_name, output_fields, options))
+        return self._run(self._operations.pages.query_iterator(collection_name, output_fields, options))
 
     def use_database(self, db_name: str, **kwargs: Any) -> None:
         """Switch the database as MilvusClient.use_database does."""

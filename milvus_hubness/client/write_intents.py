@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ import grpc
 from pymilvus.client.types import OmitZeroDict
 from pymilvus.exceptions import MilvusException
 
+from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, WriteIntentFailed
@@ -46,44 +48,6 @@ STRONG = {"consistency_level": "Strong"}
 _IN_KEY_ORDER = {"iterator": "True", "reduce_stop_for_best": "True"}
 
 
-class Matching(StateCache):
-    """Keys that match a filter, read page by page."""
-
-    def _matching(
-        self,
-        collection: str,
-        key_field: str,
-        where: str,
-        timeout: float | None,
-        partition_name: str | None,
-        options: Mapping[str, Any],
-    ) -> Operation[list[Key]]:
-        """Return the keys of the rows that a filter matches, in key order.
-
-        Raises StoreError if the server pages in another order.
-        """
-        partitions = [partition_name] if partition_name else None
-        template = {name: options[name] for name in ("filter_params",) if name in options}
-
-        def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
-            args = (collection, filter, [key_field], timeout, None, partitions)
-            return Ask("query", args, {**template, **how, "limit": limit})
-
-        # Pages have the consistency level of the collection, not of the request; they show what this strongly
-        # consistent query has shown.
-        yield ask(where, 1, STRONG)
-        found: list[Key] = []
-        while True:
-            cursor = f"{key_field} > {literal(found[-1])} and " if found else ""
-            page = yield ask(f"{cursor}({where})", KEYS_PER_PAGE, _IN_KEY_ORDER)
-            fresh = sorted({row[key_field] for row in page})
-            if not fresh:
-                return found
-            if found and fresh[0] <= found[-1]:
-                raise StoreError(f"the server did not page {collection!r} in key order")
-            found += fresh
-
-
 def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
     """Return an iterator over `items` in lists of at most `size`."""
     return (list(items[start : start + size]) for start in range(0, len(items), size))
@@ -96,10 +60,61 @@ names.
 Row = dict[str, Any]
 
 
-class NotesWrites(Matching):
+@dataclass(frozen=True)
+class Write:
+    """An insert or an upsert, as the caller requested it.
+
+    method: "insert" or "upsert". data: rows, or a single row. options: further arguments of the method.
+    """
+
+    method: str
+    collection: str
+    data: Any
+    timeout: float | None = None
+    partition_name: str | None = ""
+    bias: Bias = "compute"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> Any:
+        """The rows, as a list if the data are valid."""
+        return [self.data] if isinstance(self.data, dict) else self.data
+
+    @property
+    def adds(self) -> bool:
+        """Whether it may add to existing values, so that it must not run twice."""
+        return bool(self.options.get("field_ops"))
+
+    @property
+    def in_part(self) -> bool:
+        """Whether it changes only some fields of existing rows."""
+        return self.adds or bool(self.options.get("partial_update"))
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A deletion, as the caller requested it. options: further arguments of MilvusClient.delete."""
+
+    collection: str
+    ids: Any = None
+    timeout: float | None = None
+    filter: str | None = None
+    partition_name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def ask(self) -> Ask:
+        """Return the request."""
+        args = (self.collection, self.ids, self.timeout, self.filter, self.partition_name)
+        return Ask("delete", args, dict(self.options))
+
+
+class WriteIntents:
     """Notes of writes. A collection without a write-intent log costs no further request."""
 
-    def _noted(
+    def __init__(self, states: StateCache) -> None:
+        self._states = states
+
+    def noted(
         self,
         collection: str,
         timeout: float | None,
@@ -113,21 +128,21 @@ class NotesWrites(Matching):
         collection state of the last run. If that state has no copy, the newest state is returned instead.
         """
 
-        def keeping(
+        def with_state(
             call: Callable[[CachedState], Operation[T]],
         ) -> Callable[[CachedState], Operation[tuple[T, CachedState]]]:
-            def kept(cached: CachedState) -> Operation[tuple[T, CachedState]]:
+            def run(cached: CachedState) -> Operation[tuple[T, CachedState]]:
                 return (yield from call(cached)), cached
 
-            return kept
+            return run
 
-        first, cached = yield from self._as_it_is(collection, timeout, keeping(write))
+        first, cached = yield from self._states.retrying(collection, timeout, with_state(write))
         last = first
         while True:
             now = yield from self._cached_after(collection, cached, timeout)
             if now.intent_log in (None, cached.intent_log):
                 return first, last, cached if cached.dual_write else now
-            last, cached = yield from self._as_it_is(collection, timeout, keeping(again))
+            last, cached = yield from self._states.retrying(collection, timeout, with_state(again))
 
     def _cached_after(
         self, collection: str, cached: CachedState, timeout: float | None
@@ -137,40 +152,30 @@ class NotesWrites(Matching):
         Returns `cached` itself if the state cannot be read, and if the collection has a copy, which may be
         taking its name.
         """
-        if now := self._remembered(collection):
+        if now := self._states.remembered(collection):
             return now
         if cached.dual_write is not None:
             return cached
         try:
-            return (yield from self.cached_state(collection, timeout))
+            return (yield from self._states.cached_state(collection, timeout))
         except PERHAPS_OUTDATED:
             return cached
 
     # -- rows -------------------------------------------------------------------------------------------
 
-    def _note_rows(
-        self,
-        cached: CachedState,
-        collection: str,
-        method: str,
-        rows: Any,
-        partition_name: str | None,
-        timeout: float | None,
-        options: Mapping[str, Any],
-    ) -> Operation[None]:
-        """Note rows as they are to be stored. Raises WriteIntentFailed.
+    def note_rows(self, cached: CachedState, write: Write) -> Operation[None]:
+        """Note the rows of a write, as they are to be stored. Raises WriteIntentFailed.
 
         Milvus judges values that are not rows or have no keys. Rows whose keys the server creates need no
         note, because no job can have read them before.
         """
-        intent_log = cached.intent_log
-        if intent_log is None or (intent_log.auto_id and method == "insert"):
+        intent_log, rows, timeout = cached.intent_log, write.rows, write.timeout
+        if intent_log is None or (intent_log.auto_id and write.method == "insert"):
             return
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             return
         if not rows or not all(cached.key_field in row for row in rows):
             return
-        in_part = method == "upsert" and (options.get("partial_update") or options.get("field_ops"))
 
         def note() -> Operation[None]:
             keys = [row[cached.key_field] for row in rows]
@@ -179,30 +184,20 @@ class NotesWrites(Matching):
                 names = [name_for(intent_log) for _ in rows]
                 named = [{NAME_FIELD: name, **row} for name, row in zip(names, rows, strict=True)]
                 changed: dict[Key, set[str]] = {}
-                if in_part:
-                    changed = yield from self._note_in_part(
-                        cached, collection, intent_log, named, partition_name, timeout, options
-                    )
+                if write.method == "upsert" and write.in_part:
+                    changed = yield from self._note_in_part(cached, intent_log, write, named)
                 else:
-                    yield from self._keep(intent_log, named, timeout)
-                yield from self._point(
-                    intent_log, dict(zip(keys, names, strict=True)), partition_name, timeout, changed
-                )
+                    yield from self._insert_rows(intent_log, named, timeout)
+                places = dict(zip(keys, names, strict=True))
+                yield from self._point(intent_log, places, write.partition_name, timeout, changed)
                 # A job drops rows that no note names after a while; these may have been among them.
                 if time.monotonic() - began < NOTING_SECONDS:
                     return
 
-        yield from self._noting(collection, intent_log, note())
+        yield from self._noting(write.collection, intent_log, note())
 
     def _note_in_part(
-        self,
-        cached: CachedState,
-        collection: str,
-        intent_log: WriteIntentLog,
-        named: Sequence[Row],
-        partition_name: str | None,
-        timeout: float | None,
-        options: Mapping[str, Any],
+        self, cached: CachedState, intent_log: WriteIntentLog, write: Write, named: Sequence[Row]
     ) -> Operation[dict[Key, set[str]]]:
         """Note the whole rows that a partial update produces.
 
@@ -212,29 +207,32 @@ class NotesWrites(Matching):
         noted just before it.
         """
         changes: dict[Key, set[str]] = {}
-        key_field, within = cached.key_field, partition_of(intent_log, partition_name) or partition_name
+        key_field, timeout, partition_name = cached.key_field, write.timeout, write.partition_name
+        within = partition_of(intent_log, partition_name) or partition_name
         for part in parts(named, ROWS_PER_REQUEST):
             keys = [row[key_field] for row in part]
-            held = yield from self._whole_rows(collection, key_field, keys, within, timeout)
-            result = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
-            lines = yield Ask(
-                "query", (intent_log.collection, picked(intent_log, keys, partition_name)), result
-            )
+            in_collection = yield from self._whole_rows(write.collection, key_field, keys, within, timeout)
+            options = {"output_fields": ["place", "name", "changed"], "timeout": timeout, **STRONG}
+            args = (intent_log.collection, picked(intent_log, keys, partition_name))
+            lines = yield Ask("query", args, options)
             last = names_in(intent_log, lines, keys, partition_name)
             names = [name for name in last.values() if name]
-            changed_before = {each["name"]: changed_in(each) for each in lines if each["name"]}
+            changed_before = {noted["name"]: changed_in(noted) for noted in lines if noted["name"]}
             for row in part:
                 key = row[key_field]
                 changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {NAME_FIELD, key_field}
-            noted = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
-            before = {key: noted.get(last[key]) if key in last else held.get(key) for key in keys}
+            noted_rows = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
+            before = {
+                key: noted_rows.get(last[key]) if key in last else in_collection.get(key) for key in keys
+            }
             bases = [
                 {**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])
             ]
-            yield from self._keep(intent_log, bases, timeout)
+            yield from self._insert_rows(intent_log, bases, timeout)
             if changed := [row for row in part if before[row[key_field]]]:
-                yield Ask("upsert", (intent_log.rows, changed, timeout), dict(options))
-            yield from self._keep(intent_log, [row for row in part if not before[row[key_field]]], timeout)
+                yield Ask("upsert", (intent_log.rows, changed, timeout), dict(write.options))
+            without_base = [row for row in part if not before[row[key_field]]]
+            yield from self._insert_rows(intent_log, without_base, timeout)
         return changes
 
     def _whole_rows(
@@ -256,68 +254,83 @@ class NotesWrites(Matching):
 
     # -- deletions --------------------------------------------------------------------------------------
 
-    def _note_gone(
-        self,
-        cached: CachedState,
-        collection: str,
-        keys: Sequence[Key],
-        timeout: float | None,
-        partition_name: str | None,
-    ) -> Operation[None]:
+    def note_deletion(self, cached: CachedState, deletion: Deletion, keys: Sequence[Key]) -> Operation[None]:
         """Note that the rows of these keys are to be deleted. Raises WriteIntentFailed."""
         intent_log = cached.intent_log
         if intent_log is None:
             return
-        partitions = yield from self._partitions(intent_log, collection, partition_name, timeout)
+        partitions = yield from self._partitions(intent_log, deletion)
         for partition in partitions:
             for part in parts(keys, KEYS_PER_REQUEST):
-                there = part
+                keys_here = part
                 if len(partitions) > 1:
                     where = is_one_of(cached.key_field, part)
-                    there = yield from self._matching(
-                        collection, cached.key_field, where, timeout, partition, {}
-                    )
-                note = self._point(intent_log, dict.fromkeys(there, ""), partition, timeout)
-                yield from self._noting(collection, intent_log, note)
+                    within = Deletion(deletion.collection, None, deletion.timeout, where, partition)
+                    keys_here = yield from self.matching(cached.key_field, within)
+                yield from self._note_keys(intent_log, deletion, partition, keys_here)
 
-    def _delete_matching(
-        self,
-        cached: CachedState,
-        collection: str,
-        intent_log: WriteIntentLog,
-        filter: str,
-        timeout: float | None,
-        partition_name: str | None,
-        options: Mapping[str, Any],
+    def delete_matching(
+        self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion
     ) -> Operation[Any]:
         """Delete the rows that a filter matches, by the keys that match now, as Milvus does.
 
         Raises WriteIntentFailed.
         """
-        further = {name: value for name, value in options.items() if name not in ("filter_params", "pks")}
+        further = {
+            name: value for name, value in deletion.options.items() if name not in ("filter_params", "pks")
+        }
         answers: list[Any] = []
-        for partition in (yield from self._partitions(intent_log, collection, partition_name, timeout)):
-            found = yield from self._matching(
-                collection, cached.key_field, filter, timeout, partition, options
-            )
-            for part in parts(found, KEYS_PER_REQUEST):
-                note = self._point(intent_log, dict.fromkeys(part, ""), partition, timeout)
-                yield from self._noting(collection, intent_log, note)
-                args = (collection, None, timeout, is_one_of(cached.key_field, part), partition)
-                answers.append((yield Ask("delete", args, dict(further))))
+        for partition in (yield from self._partitions(intent_log, deletion)):
+            within = replace(deletion, partition_name=partition)
+            for part in parts((yield from self.matching(cached.key_field, within)), KEYS_PER_REQUEST):
+                yield from self._note_keys(intent_log, deletion, partition, part)
+                where = is_one_of(cached.key_field, part)
+                by_key = replace(within, ids=None, filter=where, options=further)
+                answers.append((yield by_key.ask()))
         return _together(answers)
 
-    def _partitions(
-        self, intent_log: WriteIntentLog, collection: str, partition_name: str | None, timeout: float | None
-    ) -> Operation[list[str | None]]:
+    def _note_keys(
+        self, intent_log: WriteIntentLog, deletion: Deletion, partition: str | None, keys: Sequence[Key]
+    ) -> Operation[None]:
+        note = self._point(intent_log, dict.fromkeys(keys, ""), partition, deletion.timeout)
+        yield from self._noting(deletion.collection, intent_log, note)
+
+    def matching(self, key_field: str, deletion: Deletion) -> Operation[list[Key]]:
+        """Return the keys of the rows that the filter of a deletion matches, in key order.
+
+        Raises StoreError if the server pages in another order.
+        """
+        collection, where = deletion.collection, deletion.filter
+        partitions = [deletion.partition_name] if deletion.partition_name else None
+        template = {name: deletion.options[name] for name in ("filter_params",) if name in deletion.options}
+
+        def ask(filter: str, limit: int, how: Mapping[str, Any]) -> Ask:
+            args = (collection, filter, [key_field], deletion.timeout, None, partitions)
+            return Ask("query", args, {**template, **how, "limit": limit})
+
+        # Pages have the consistency level of the collection, not of the request; they show what this strongly
+        # consistent query has shown.
+        yield ask(str(where), 1, STRONG)
+        keys: list[Key] = []
+        while True:
+            cursor = f"{key_field} > {literal(keys[-1])} and " if keys else ""
+            page = yield ask(f"{cursor}({where})", KEYS_PER_PAGE, _IN_KEY_ORDER)
+            page_keys = sorted({row[key_field] for row in page})
+            if not page_keys:
+                return keys
+            if keys and page_keys[0] <= keys[-1]:
+                raise StoreError(f"the server did not page {collection!r} in key order")
+            keys += page_keys
+
+    def _partitions(self, intent_log: WriteIntentLog, deletion: Deletion) -> Operation[list[str | None]]:
         """Return the partitions of a deletion, as far as they matter."""
-        if partition_name or not intent_log.by_partition:
-            return [partition_name]
-        return list((yield Ask("list_partitions", (collection, timeout))))
+        if deletion.partition_name or not intent_log.by_partition:
+            return [deletion.partition_name]
+        return list((yield Ask("list_partitions", (deletion.collection, deletion.timeout))))
 
     # -- notes ------------------------------------------------------------------------------------------
 
-    def _keep(
+    def _insert_rows(
         self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
     ) -> Operation[None]:
         for part in parts(named, ROWS_PER_REQUEST):

@@ -25,14 +25,13 @@ class WireOperations(WireWriting, WireSearching):
                 if not any(name.startswith("hubness_epoch") for name in response.output_fields):
                     return response
                 # These are augmented vectors: the collection was corrected after its state was last read.
-                self.forget(request.collection_name)
-                now = yield from self.cached_state(request.collection_name)
+                now = yield from self.states.read_again(request.collection_name)
                 return (yield from call(now)) if now.states else response
             sent = type(request)()
             sent.CopyFrom(request)
             return (yield from self._send_for_rows("Query", cached, sent))
 
-        return self._as_it_is(request.collection_name, None, call)
+        return self.states.retrying(request.collection_name, None, call)
 
     def describe_wire(self, method: str, request: Any) -> Operation[Any]:
         """Answer DescribeCollection or BatchDescribeCollection with the collections that the user created."""
@@ -44,7 +43,7 @@ class WireOperations(WireWriting, WireSearching):
     def index_wire(self, method: str, request: Any) -> Operation[Any]:
         """Answer DescribeIndex or GetIndexStatistics with the user's metric."""
         response = yield Send(method, request)
-        cached = yield from self.cached_state(request.collection_name)
+        cached = yield from self.states.cached_state(request.collection_name)
         ColumnReading(tuple(cached.states.values())).index_out(response.index_descriptions)
         return response
 
@@ -54,7 +53,7 @@ class WireOperations(WireWriting, WireSearching):
         On corrected fields the index is for the augmented vectors. Raises InvalidParameter if the metric of a
         corrected field differs from the metric of its correction.
         """
-        cached = yield from self.cached_state(request.collection_name)
+        cached = yield from self.states.cached_state(request.collection_name)
         state = cached.states.get(request.field_name)
         if state is not None and not state.leaves_vectors:
             metric = pairs_of(request.extra_params).get("metric_type", state.metric).upper()
@@ -69,7 +68,7 @@ class WireOperations(WireWriting, WireSearching):
     def load_wire(self, method: str, request: Any) -> Operation[Any]:
         """Answer LoadCollection or LoadPartitions; load_fields need not name the hidden fields."""
         if request.load_fields:
-            fields = yield from self.fields_loaded(request.collection_name, list(request.load_fields))
+            fields = yield from self.catalog.fields_loaded(request.collection_name, list(request.load_fields))
             request.load_fields[:] = fields
         return (yield Send(method, request))
 
@@ -91,19 +90,19 @@ REWRITTEN: dict[str, Callable[[WireOperations, Any, Overrides], Operation[Any]]]
     "DescribeIndex": lambda on, request, _: on.index_wire("DescribeIndex", request),
     "GetIndexStatistics": lambda on, request, _: on.index_wire("GetIndexStatistics", request),
     "CreateIndex": lambda on, request, _: on.create_index_wire(request),
-    "DropCollection": lambda on, request, _: on.drop_collection(
+    "DropCollection": lambda on, request, _: on.catalog.drop_collection(
         request.collection_name, Send("DropCollection", request)
     ),
-    "TruncateCollection": lambda on, request, _: on.truncate_collection(
+    "TruncateCollection": lambda on, request, _: on.catalog.truncate_collection(
         request.collection_name, Send("TruncateCollection", request)
     ),
-    "DropPartition": lambda on, request, _: on.drop_partition(
+    "DropPartition": lambda on, request, _: on.catalog.drop_partition(
         request.collection_name, Send("DropPartition", request)
     ),
-    "RenameCollection": lambda on, request, _: on.rename_collection(
+    "RenameCollection": lambda on, request, _: on.catalog.rename_collection(
         request.oldName, _elsewhere(request.newDBName, request), Send("RenameCollection", request)
     ),
-    "RestoreSnapshot": lambda on, request, _: on.restore_snapshot(
+    "RestoreSnapshot": lambda on, request, _: on.catalog.restore_snapshot(
         request.collection_name, _elsewhere(request.target_db_name, request), Send("RestoreSnapshot", request)
     ),
     "LoadCollection": lambda on, request, _: on.load_wire("LoadCollection", request),

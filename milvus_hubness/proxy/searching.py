@@ -66,17 +66,17 @@ class WireSearching(Operations):
                     "are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
                 )
             if rewrite.is_gated(question):
-                profile = question.profile or state.active
-                bank = yield from self._bank(request.collection_name, state, profile)
+                profile = rewrite.profile(question)
+                bank = yield from self.biases.bank(request.collection_name, state, profile)
                 question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
             answers = []
             for part in rewrite.apart(question):
                 answers.append((yield from self._answer(cached, rewrite, part, request)))
             if request.WhichOneof("search_input") != "ids":
-                self._sample(cached, state, question.profile, question.data)
+                self.searches.sample(cached, state, question.profile, question.data)
             return joined(answers)
 
-        return self._as_it_is(request.collection_name, None, call)
+        return self.states.retrying(request.collection_name, None, call)
 
     def _uncorrected(self, cached: CachedState, request: Any) -> Operation[Any]:
         if not cached.states:
@@ -107,7 +107,7 @@ class WireSearching(Operations):
             )
         if request.WhichOneof("search_input") == "ids":
             level = {"consistency_level": level_of(request)}
-            found = yield from self._vectors(
+            found = yield from self.searches.vectors(
                 request.collection_name, cached, state, keys_of(request.ids), level
             )
             queries: Any = decode(found, state.dtype)
@@ -120,7 +120,7 @@ class WireSearching(Operations):
             search_params=params.for_rewrite(),
             output_fields=list(request.output_fields),
             round_decimal=params.number("round_decimal", -1),
-            strength=self._strength if overrides.strength is None else overrides.strength,
+            strength=self.searches.strength if overrides.strength is None else overrides.strength,
             profile=overrides.profile,
         )
 
@@ -139,7 +139,7 @@ class WireSearching(Operations):
             if side:
                 keys = list(dict.fromkeys(keys_of(response.results.ids)))
                 level = {"consistency_level": level_of(request)}
-                biases = yield from self._side_biases(side, cached.key_field, keys, level)
+                biases = yield from self.searches.side_biases(side, cached.key_field, keys, level)
                 chosen = search_request.answer(hits, biases)
             else:
                 chosen = search_request.answer(hits)
@@ -178,10 +178,10 @@ class WireSearching(Operations):
                 sent_part.CopyFrom(rewritten(sent_part, rewrite, rewrite.ask(question)))
             response = yield from self._send_for_rows("HybridSearch", cached, sent)
             for rewrite, question in asked:
-                self._sample(cached, rewrite.state, question.profile, question.data)
+                self.searches.sample(cached, rewrite.state, question.profile, question.data)
             return response
 
-        return self._as_it_is(request.collection_name, None, call)
+        return self.states.retrying(request.collection_name, None, call)
 
     def _merged_here(
         self,
@@ -206,8 +206,10 @@ class WireSearching(Operations):
                 metrics.append(state.metric)
                 continue
             given = SearchParameters(part.search_params)
-            field, metric = given.field or "", given.metric
-            metrics.append((yield from self._metric(request.collection_name, field, metric, None)))
+            metric = given.metric
+            if not metric:
+                metric = yield from self.states.metric(request.collection_name, given.field or "", None)
+            metrics.append(str(metric).upper())
         counts = [len(answer.results.topks) for answer in answers]
         first = joined(answers)
         found, parts = iter(hits_of(first.results)), []

@@ -307,7 +307,7 @@ class Sessions:
     def forget(self) -> None:
         """Drop the cached states of every session."""
         for session in self._kept.values():
-            session.operations.forget()
+            session.operations.states.forget()
 
     def close(self) -> None:
         """Close every session."""

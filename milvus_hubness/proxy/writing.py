@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.other_locations import rewrite_of
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
+from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in
@@ -52,18 +54,18 @@ class WireWriting(Operations):
         collection, adds = request.collection_name, method == "Upsert" and bool(request.field_ops)
 
         @cache
-        def arguments() -> tuple[Any, ...]:
-            """Return the arguments of HubnessClient's write: the rows and how they are written."""
+        def write() -> Write:
+            """Return the write in the form of HubnessClient's operations."""
             if adds:
                 raise UnsupportedOperation(
                     "field_ops while a refresh or a migration is at work on the collection"
                 )
             options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
             rows = rows_of(request.fields_data, request.num_rows)
-            return collection, rows, None, request.partition_name, "compute", options
+            return Write(method.lower(), collection, rows, None, request.partition_name, options=options)
 
-        def by_row(method_of_client: str) -> Operation[Any]:
-            written, _ = yield from self._written(method_of_client, *arguments())
+        def by_row(write: Write) -> Operation[Any]:
+            written, _ = yield from self.writes.write(write)
             count = written.get("insert_count") or written.get("upsert_count") or 0
             counted = {"insert_cnt" if method == "Insert" else "upsert_cnt": count}
             succeeded = range(request.num_rows)
@@ -73,9 +75,9 @@ class WireWriting(Operations):
 
         def call(cached: CachedState) -> Operation[Any]:
             if cached.intent_log is not None or any(state.reranking for state in cached.states.values()):
-                return (yield from by_row(method.lower()))
+                return (yield from by_row(write()))
             if cached.dual_write is not None:
-                arguments()  # Refuse first what the copy cannot take.
+                write()  # Refuse first what the copy cannot take.
             if not cached.states:
                 return (yield Send(method, request))
             sent = type(request)()
@@ -90,11 +92,11 @@ class WireWriting(Operations):
                     f"written to {collection!r} so slowly that a refresh, which began since, may have undone "
                     "it: read the rows again, and repeat the update where it is missing"
                 )
-            return (yield from by_row("upsert"))
+            return (yield from by_row(replace(write(), method="upsert")))
 
-        first, _, cached = yield from self._noted(collection, None, call, again)
+        first, _, cached = yield from self.intents.noted(collection, None, call, again)
         if cached.dual_write is not None:
-            yield from self._dual_written(cached, keys_of(first.IDs), *arguments())
+            yield from self.dual_writes.carry(cached, keys_of(first.IDs), write())
         return first
 
     def delete_wire(self, request: Any) -> Operation[Any]:
@@ -103,7 +105,7 @@ class WireWriting(Operations):
         Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation.
         """
         collection = request.collection_name
-        cached = yield from self.cached_state(collection)
+        cached = yield from self.states.cached_state(collection)
         if cached.intent_log is None and cached.dual_write is None:
 
             def call(cached: CachedState) -> Operation[Any]:
@@ -113,7 +115,7 @@ class WireWriting(Operations):
                 yield from self._deleted_by_filter(request)
                 return None
 
-            first, _, cached = yield from self._noted(collection, None, call, again)
+            first, _, cached = yield from self.intents.noted(collection, None, call, again)
             if cached.dual_write is not None:
                 yield from self._deleted_by_filter(request)
             return first
@@ -129,7 +131,8 @@ class WireWriting(Operations):
         if request.expr_template_values:
             options["filter_params"] = filter_params(request.expr_template_values)
         partition = request.partition_name or None
-        return (yield from self.delete(request.collection_name, None, None, request.expr, partition, options))
+        deletion = Deletion(request.collection_name, None, None, request.expr, partition, options)
+        return (yield from self.dual_writes.delete(deletion))
 
     def _fill(
         self, cached: CachedState, state: CollectionState, sent: Any, *, are_new: bool
@@ -149,10 +152,12 @@ class WireWriting(Operations):
                 f"got {len(vectors)} of dimension {vectors.shape[1]}"
             )
         vectors = state.require_storable(vectors)
-        biases = yield from self._biases(
+        biases = yield from self.biases.of_rows(
             sent.collection_name, state, vectors, "compute", None, are_new=are_new
         )
-        locality_hints = yield from self._locality_hints(sent.collection_name, state, vectors, "compute")
+        locality_hints = yield from self.biases.locality_hints(
+            sent.collection_name, state, vectors, "compute"
+        )
         slots = np.zeros((len(vectors), state.slots), np.float32)
         for slot, of_slot in biases.items():
             slots[:, slot] = of_slot

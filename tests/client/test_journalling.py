@@ -17,6 +17,7 @@ from milvus_hubness import MilvusStore
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema, drive
+from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
 from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.operations import row_writer as row_writer_module
@@ -135,7 +136,7 @@ def matches(row, filter):
 def client(database, state_ttl=AN_HOUR):
     """Operations that have seen the collection."""
     operations = Operations(None, state_ttl, 1 << 20)
-    drive(operations.cached_state(HERE), lambda step: answered(database, step))
+    drive(operations.states.cached_state(HERE), lambda step: answered(database, step))
     return operations
 
 
@@ -151,11 +152,11 @@ def row(key, note):
 
 
 def write(method, data, **options):
-    return lambda operations: operations.write(method, HERE, data, None, "", "compute", options)
+    return lambda operations: operations.dual_writes.write(Write(method, HERE, data, options=options))
 
 
 def delete(ids=None, filter=None):
-    return lambda operations: operations.delete(HERE, ids, None, filter, None, {})
+    return lambda operations: operations.dual_writes.delete(Deletion(HERE, ids, filter=filter))
 
 
 WRITES = {
@@ -438,7 +439,11 @@ def test_a_key_may_lie_in_several_partitions():
     requested(database, operations, delete([1]))
     noted = sorted((each["key"], each["partition"]) for each in database.tables[JOURNAL].values())
     assert noted == [(1, "_default"), (1, "other")]
-    requested(database, operations, lambda each: each.delete(HERE, [2], None, None, "other", {}))
+    requested(
+        database,
+        operations,
+        lambda each: each.dual_writes.delete(Deletion(HERE, [2], partition_name="other")),
+    )
     assert len(database.tables[JOURNAL]) == 3
 
 
@@ -512,8 +517,8 @@ def test_what_pymilvus_remembers_of_a_journal_is_not_believed_of_the_next_of_its
     operations = client(database)
     database.intent_log = WriteIntentLog(collection=JOURNAL, made="later")
     steps = []
-    operations.forget(HERE)
-    drive(operations.cached_state(HERE), lambda step: steps.append(step) or answered(database, step))
+    operations.states.forget(HERE)
+    drive(operations.states.cached_state(HERE), lambda step: steps.append(step) or answered(database, step))
     assert [each.collection for each in steps if isinstance(each, LearnSchema)] == [JOURNAL, ROWS]
 
 
@@ -527,7 +532,7 @@ def test_what_is_known_is_as_old_as_the_question(monkeypatch):
         now[0] += 4.0
         return outcome
 
-    drive(operations.cached_state(HERE), slowly)
+    drive(operations.states.cached_state(HERE), slowly)
     now[0] = 5.5
     assert requested(database, operations, delete([1]))[1][0] == ("describe_collection", HERE)
 

@@ -10,6 +10,7 @@ from milvus_hubness import NNN, DualWriteFailed, QueryBank
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pause, drive
+from milvus_hubness.client.write_intents import Write
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import initial_state
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
@@ -42,7 +43,7 @@ class Database:
 
     def insert(self):
         self.asked.clear()
-        return drive(self.operations.write("insert", HERE, [ROW], None, "", "compute", {}), self.answer)
+        return drive(self.operations.dual_writes.write(Write("insert", HERE, [ROW])), self.answer)
 
 
 def test_a_collection_without_a_mirror_is_asked_what_it_was_asked_ever():
@@ -67,11 +68,11 @@ def test_a_mirror_that_came_while_a_write_was_under_way_gets_it_too():
     def answer(step):
         if step.method == "insert":
             database.dual_write = DualWrite(collection=THERE)
-            database.operations.forget(HERE)
+            database.operations.states.forget(HERE)
         return database.answer(step)
 
     database.asked.clear()
-    drive(database.operations.write("insert", HERE, [ROW], None, "", "compute", {}), answer)
+    drive(database.operations.dual_writes.write(Write("insert", HERE, [ROW])), answer)
     assert database.asked[-1] == ("upsert", THERE)
     assert [each for each in database.asked if each[0] == "insert"] == [("insert", HERE)]
 
@@ -117,7 +118,8 @@ def test_a_read_waits_for_a_collection_that_has_just_got_its_name(after, held_ba
         return database.answer(step)
 
     def read():
-        return drive(database.operations.get(HERE, [1], None, None, None, {}), answer)
+        get = Ask("get", (HERE, [1]), {"output_fields": None, "timeout": None})
+        return drive(database.operations.reads.read(get), answer)
 
     if after == "nothing":
         with pytest.raises(MilvusException, match="released"):
@@ -178,7 +180,7 @@ class Alias:
 
     def write(self, method, keys):
         rows = [{"id": key, "vector": [1.0] * self.DIM} for key in keys]
-        return drive(self.operations.write(method, "alias", rows, None, "", "compute", {}), self.answer)
+        return drive(self.operations.dual_writes.write(Write(method, "alias", rows)), self.answer)
 
 
 HERE_THERE = {

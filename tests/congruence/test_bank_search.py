@@ -121,7 +121,7 @@ def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
     state = searched.store.info(searched.name).state
     allowed = from_dict(state.profile.estimator).needs.tolerance
     np.testing.assert_allclose(searched.written_by(small), wanted, atol=min(allowed, 1e-3) + 5e-6)
-    assert not small._operations._banks._kept
+    assert not small._operations.biases._banks._kept
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -215,7 +215,7 @@ def test_a_vector_without_a_direction_has_none_here_either(lite):
     operations = here.backend.hubness_client(bank_budget=0)
     state = here.store.info(here.name).state
     vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
-    steps = operations._operations._biases_by_search(
+    steps = operations._operations.biases._by_search(
         here.name, state, state.profile, vectors, None, are_new=False
     )
     biases = drive(steps, operations._answer)

@@ -83,7 +83,7 @@ class Enabled:
     def new_client(self, **options):
         client = self.backend.hubness_client(**options)
         if self.place == "fields, in the client":
-            client._operations._chains = False
+            client._operations.states.chains = False
         return client
 
     def wanted(self, strength=1.0, candidates=None):

@@ -493,7 +493,7 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
 
     def wait(seconds):
         waits.append((seconds, written.announced() is not None))
-        old._operations.forget()  # as if the time had passed
+        old._operations.states.forget()  # as if the time had passed
 
     monkeypatch.setattr(write_intents, "time", SimpleNamespace(sleep=wait))
     rows = written.rows([35])
@@ -517,10 +517,10 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     written.both("upsert", data=written.rows([3]))
     with written.rewriting() as writer:
         # It remembers another, which is gone.
-        now = old._operations._known[written.name][1]
+        now = old._operations.states._known[written.name][1]
         gone = WriteIntentLog(collection=f"{written.name}__write_intents_00000000", made="long ago")
         lost = type(now)(now.key_field, now.states, intent_log=gone)
-        old._operations._known[written.name] = (float("inf"), lost)
+        old._operations.states._known[written.name] = (float("inf"), lost)
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
 

@@ -314,7 +314,7 @@ def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     moving.plain.alter_collection_properties(moving.source, {DUAL_WRITE_PROPERTY: ""})
     moving.plain.drop_collection(moving.target)
     for call in CALLS:
-        moving.client._operations._known[moving.source] = (float("inf"), remembered)
+        moving.client._operations.states._known[moving.source] = (float("inf"), remembered)
         call(moving)
     assert not [each for each in caplog.records if each.name == "milvus_hubness"]
     assert_written(moving)
@@ -382,7 +382,7 @@ def test_the_alias_moves_while_rows_are_written(moving, alias, moment, required)
         np.testing.assert_allclose([row["hubness_bias"] for row in held.values()], biases, atol=2e-5)
         moving.plain.alter_alias(moving.source, alias)
         client.search(alias, data=[moving.items[0]])
-        client._operations.forget()
+        client._operations.states.forget()
         client.search(alias, data=[moving.items[0]])
     assert {row["id"]: row["note"] for row in moving.plain.get(moving.target, [3, 4])} == {
         3: "new 3",
