@@ -223,7 +223,7 @@ class CollectionState(FrozenModel):
         """Return the profile of that name, the active one for None. Raises InvalidInput."""
         if name is not None and name not in self.profiles:
             known = ", ".join(self.profiles)
-            raise InvalidInput(f"no profile {name!r} for field {self.field!r}, there are: {known}")
+            raise InvalidInput(f"no profile {name!r} for field {self.field!r}: choose one of {known}")
         return self.profiles[name or self.active]
 
     @property
@@ -374,5 +374,5 @@ def suffix_for(field: str, others: Collection[CollectionState]) -> str:
 def require_state(state: CollectionState | None, collection: str) -> CollectionState:
     """Return `state`, or raise NotCorrected naming the collection."""
     if state is None:
-        raise NotCorrected(f"collection {collection!r} carries no biases: migrate it first")
+        raise NotCorrected(f"collection {collection!r} is not corrected: migrate or enable it first")
     return state

@@ -89,7 +89,7 @@ class TestInMemory:
 
     @pytest.mark.parametrize("empty", [[], np.empty((0, 3)), np.empty(0), torch.empty(0, 3)])
     def test_empty(self, empty):
-        with pytest.raises(EmptyBank, match="holds no query"):
+        with pytest.raises(EmptyBank, match="has no query"):
             QueryBank(empty)
 
     def test_rows_of_unequal_length(self):
@@ -168,12 +168,12 @@ class TestArrays:
         assert len(QueryBank.load(path)) == 4
         np.savez_compressed(path, a=ROWS, b=ROWS[:2])
         assert len(QueryBank.load(path, "b")) == 2
-        with pytest.raises(InvalidInput, match="more than one array; there are: 'a', 'b'"):
+        with pytest.raises(InvalidInput, match="several arrays: choose one of 'a', 'b' with --bank-column"):
             QueryBank.load(path)
-        with pytest.raises(InvalidInput, match="no array 'c'; there are: 'a', 'b'"):
+        with pytest.raises(InvalidInput, match="no array 'c': choose one of 'a', 'b'"):
             QueryBank.load(path, "c")
         np.savez(path)
-        with pytest.raises(InvalidInput, match="there are: none"):
+        with pytest.raises(InvalidInput, match="no array: add one"):
             QueryBank.load(path)
 
     def test_objects_are_not_unpickled(self, tmp_path):
@@ -223,19 +223,17 @@ class TestTables:
         table = lists().append_column("other", lists(ROWS[:, :2]).column("vector"))
         WRITERS[name](table, tmp_path / name)
         assert QueryBank.load(tmp_path / name, "other").dim == 2
-        with pytest.raises(
-            InvalidInput, match="more than one column of vectors; there are: 'vector', 'other'"
-        ):
+        with pytest.raises(InvalidInput, match="several vector columns: choose one of 'vector', 'other'"):
             QueryBank.load(tmp_path / name)
 
     @TABLES
     def test_wrong_column(self, tmp_path, name):
         WRITERS[name](lists(), tmp_path / name)
         for column in ("vectors", "id"):
-            with pytest.raises(InvalidInput, match=f"no column of vectors '{column}'; there are: 'vector'"):
+            with pytest.raises(InvalidInput, match=f"no vector column '{column}': choose one of 'vector'"):
                 QueryBank.load(tmp_path / name, column)
         WRITERS[name](lists().drop(["vector"]), tmp_path / name)
-        with pytest.raises(InvalidInput, match="no column of vectors; there are: none"):
+        with pytest.raises(InvalidInput, match="no vector column: add one"):
             QueryBank.load(tmp_path / name)
 
     @TABLES

@@ -87,7 +87,7 @@ class QueryBank:
     def __post_init__(self) -> None:
         given: Any = self.vectors
         if isinstance(given, Sequence | np.ndarray | torch.Tensor) and len(given) == 0:
-            raise EmptyBank(f"the bank from {self.source} holds no query")
+            raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
         vectors = np.array(as_vectors(given, f"the bank from {self.source}"))
         vectors.flags.writeable = False
         object.__setattr__(self, "vectors", vectors)
@@ -139,7 +139,10 @@ class QueryBank:
     def expect_dim(self, dim: int, what: str) -> None:
         """Raise DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
         if dim != self.dim:
-            raise DimensionMismatch(f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}")
+            raise DimensionMismatch(
+                f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}: "
+                "embed both with one model"
+            )
 
 
 def optional_bank(bank: BankLike | None) -> QueryBank | None:
@@ -170,7 +173,9 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
         vectors = np.ascontiguousarray(array, np.float32)
     bad = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
     if bad:
-        raise NonFiniteVectors(f"{what} has NaN, infinity or a number beyond float32 in row {name_some(bad)}")
+        raise NonFiniteVectors(
+            f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}"
+        )
     return vectors
 
 
@@ -254,7 +259,7 @@ def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
         return bool(is_list and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)))
 
     names = [field.name for field in schema if holds_vectors(field.type)]
-    return _choose(path, column, names, "column of vectors")
+    return _choose(path, column, names, "vector column")
 
 
 def _choose(path: Path, column: str | None, there: list[str], kind: str) -> str:
@@ -262,8 +267,9 @@ def _choose(path: Path, column: str | None, there: list[str], kind: str) -> str:
         return there[0]
     if column in there:
         return str(column)
-    fault = f"no {kind} {column!r}" if column else f"more than one {kind}" if there else f"no {kind}"
-    raise InvalidInput(f"{path}: {fault}; there are: {', '.join(map(repr, there)) or 'none'}")
+    fault = f"no {kind} {column!r}" if column else f"several {kind}s" if there else f"no {kind}"
+    remedy = f"choose one of {', '.join(map(repr, there))} with --bank-column" if there else "add one"
+    raise InvalidInput(f"{path} has {fault}: {remedy}")
 
 
 def _stack(path: Path, column: str, cells: Any) -> npt.NDArray[Any]:

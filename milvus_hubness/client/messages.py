@@ -182,7 +182,7 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
     if candidates is None:
         return
     if rerank is None or (isinstance(rerank, Adaptive) and rerank.direct):
-        raise InvalidParameter("candidates are of a re-ranker that looks at them: give one as rerank")
+        raise InvalidParameter("candidates needs a re-ranker: pass one as rerank")
     if isinstance(candidates, bool) or not isinstance(candidates, int) or candidates < 1:
         raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")
 

@@ -70,7 +70,7 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
         return
     fields = " or ".join(dict.fromkeys(repr(state.field) for state in states))
     known = ", ".join(dict.fromkeys(name for state in states for name in state.profiles))
-    raise InvalidInput(f"no profile {profile!r} for field {fields}, there are: {known}")
+    raise InvalidInput(f"no profile {profile!r} for field {fields}: choose one of {known}")
 
 
 def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:

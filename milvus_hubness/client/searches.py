@@ -356,7 +356,7 @@ def _uncorrected(
 ) -> Operation[Any]:
     if isinstance(question.rerank, Adaptive):
         raise UnsupportedOperation(
-            f"re-ranking by {type(question.rerank).__name__}: the field carries no biases"
+            f"{type(question.rerank).__name__} needs a corrected field: migrate or enable it first"
         )
     fields = cached.reading.fields(question.output_fields)
     args = (collection, question.data, filter, question.limit, fields.requested, question.search_params)

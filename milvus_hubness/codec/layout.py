@@ -419,7 +419,9 @@ class Layout:
             return rows
         broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if broken.size:
-            raise NonFiniteVectors(f"NaN or infinity in {what} {name_some(broken.tolist())}")
+            raise NonFiniteVectors(
+                f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}"
+            )
         return rows
 
     def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
@@ -431,7 +433,7 @@ class Layout:
         zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
             raise ZeroVectors(
-                f"a zero vector has no direction under COSINE: {what} {name_some(zero.tolist())}"
+                f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}"
             )
         return rows
 

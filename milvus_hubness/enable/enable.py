@@ -156,10 +156,10 @@ def plan_enable(
     bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
     gate = checked_gate(gate)
     if not 0 < max_miss_rate < 1:
-        raise InvalidParameter(f"max_miss_rate is a share between 0 and 1, got {max_miss_rate}")
+        raise InvalidParameter(f"max_miss_rate must be between 0 and 1, not {max_miss_rate}")
     info = store.info(source)
     if info.is_bank:
-        raise CannotMigrate(f"{info.name!r} is a query bank")
+        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
     if where == "vectors":
         return plan_second_vector(
             store,
@@ -181,7 +181,7 @@ def plan_enable(
     if where == "fields" and holds == "none":
         raise CannotMigrate(
             f"{info.name!r} has no fields for biases and this server cannot add any: "
-            "let a side collection hold them"
+            "use a side collection (--where side)"
         )
     gallery = read_gallery(store, info, field, progress=progress)
     bank.expect_dim(gallery.layout.dim, "the field")
@@ -357,11 +357,9 @@ def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | Non
     store = lease.store
     state = info.state_of(field)
     if state is None:
-        raise NotCorrected(f"{info.name!r} carries no biases that could be taken away")
+        raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
     if not state.leaves_vectors:
-        raise NotCorrected(
-            f"{info.name!r} carries its biases in its vectors: roll its migration back instead"
-        )
+        raise NotCorrected(f"{info.name!r} has its biases in its vectors: undo that with migrate rollback")
     store.write_property(info.name, state.property_name, None)
     drop_intents(lease, info)
     if state.second_vector:

@@ -268,7 +268,7 @@ def require_target_bank(
     one, DimensionMismatch.
     """
     if target_bank is None:
-        raise InvalidInput(f"{who} needs a bank of items beside that of queries: pass target_bank=…")
+        raise InvalidInput(f"{who} needs reference items: pass target_bank= (--target-bank)")
     if as_queries and isinstance(target_bank, TargetBank):
         target_bank = target_bank.asking
     elif isinstance(target_bank, QueryBank):

@@ -87,7 +87,7 @@ def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
     known = _parameters(kind)
     unknown = [parameter for parameter in parameters if parameter not in known]
     if unknown:
-        raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}; it has {', '.join(known)}")
+        raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(known)}")
     if kind is Blend:
         parts = parameters.get("estimators", [to_dict(part) for part in Blend().estimators])
         if not isinstance(parts, list | tuple):

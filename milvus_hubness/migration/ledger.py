@@ -124,8 +124,8 @@ class Migration(_Frozen):
             unfinished = self.phase in {"preparing", "copying", "catching up", "rolled back"}
             raise WrongPhase(
                 f"the migration of {self.source!r} to {self.target!r} is {self.phase!r}: "
-                f"{step} begins from {' or '.join(map(repr, phases))}"
-                + (", to which a run carries it" if unfinished else "")
+                f"{step} needs it to be {' or '.join(map(repr, phases))}"
+                + (": complete it with a run" if unfinished else "")
             )
 
 
@@ -177,7 +177,9 @@ class Ledger:
         if not found:
             to = "" if target is None else f" to {target!r}"
             of = ", ".join(sorted(f"{each.source} -> {each.target}" for each in known)) or "none"
-            raise NoMigration(f"no migration of {name!r}{to} in this database, there are: {of}")
+            raise NoMigration(
+                f"no migration of {name!r}{to} in this database (there are: {of}): check the name"
+            )
         latest = max(found, key=lambda each: each.begun_at)
         found = [each for each in found if each.phase != "finished"] or [latest]
         found = [each for each in found if each.phase != "rolled back"] or found

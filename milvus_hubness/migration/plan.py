@@ -296,7 +296,7 @@ def plan_migration(
     gate, gate_targets = _gates(gate, gate_targets, target_bank)
     info = store.info(source)
     if info.is_bank:
-        raise CannotMigrate(f"{info.name!r} is a query bank")
+        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
     field = field or only_field(info)
     state = info.states.get(field)
     if state is not None and state.reranking is not None and state.reranking.side is None:

@@ -222,7 +222,7 @@ def parse_address(address: str) -> tuple[str, int]:
     except ValueError:
         host, port = "", None
     if port is None or parts.netloc != address:
-        raise InvalidParameter(f"{address!r} is not of the form HOST:PORT")
+        raise InvalidParameter(f"the address must be HOST:PORT, not {address!r}")
     return ("127.0.0.1" if host == "localhost" else host), port
 
 
@@ -255,7 +255,7 @@ def control_server(
     """
     host, _ = parse_address(address)
     if not is_loopback(host):
-        raise InvalidParameter(f"{host!r} is not a loopback address: the control server has no password")
+        raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")
 
     def status() -> RedactedResponse:
         return RedactedResponse({**latest.to_dict(), **controls.snapshot()})

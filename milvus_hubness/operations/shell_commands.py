@@ -150,7 +150,7 @@ def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
     for spec in specs:
         name, _, command = spec.partition("=")
         if not command.strip():
-            raise InvalidParameter(f"hook {spec!r} is not of the form EVENT=COMMAND")
+            raise InvalidParameter(f"the hook must be EVENT=COMMAND, not {spec!r}")
         commands.setdefault(name.strip(), []).append(command.strip())
     _validate_names(commands)
     return commands
@@ -159,7 +159,7 @@ def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
 def _validate_names(names: Iterable[str]) -> None:
     if unknown := sorted(set(names) - set(EVENT_NAMES)):
         raise InvalidParameter(
-            f"no event {', '.join(map(repr, unknown))} to hook on: there are {', '.join(EVENT_NAMES)}"
+            f"unknown event {', '.join(map(repr, unknown))}: use one of {', '.join(EVENT_NAMES)}"
         )
 
 

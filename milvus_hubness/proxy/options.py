@@ -56,13 +56,13 @@ class ProxyOptions:
     def __post_init__(self) -> None:
         host, _, port = self.upstream.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) <= LAST_PORT:
-            raise InvalidParameter(f"the upstream is HOST:PORT, got {self.upstream!r}")
+            raise InvalidParameter(f"the upstream must be HOST:PORT, not {self.upstream!r}")
         if not 0 <= self.port <= LAST_PORT:
-            raise InvalidParameter(f"the port to listen on is from 0 to {LAST_PORT}, not {self.port}")
+            raise InvalidParameter(f"the port to listen on must be from 0 to {LAST_PORT}, not {self.port}")
         expect_strength(self.strength)
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca and not self.upstream_tls:
-            raise InvalidParameter("authorities to trust at the upstream are for TLS to it")
+            raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
         if (
             min(self.max_message, self.bank_budget, self.max_calls) < 1
             or self.keepalive <= 0

@@ -93,7 +93,7 @@ def start_online_bank(
         except ValidationError as error:
             problem = error.errors()[0]
             raise InvalidParameter(
-                f"{problem['loc'][0]}: {problem['msg'].lower()}, got {problem['input']!r}"
+                f"{problem['loc'][0]}{problem['msg'].removeprefix('Input')}, not {problem['input']!r}"
             ) from None
         capability(store, QuerySampling).create_query_samples(online_bank.samples_collection, state.dim)
         banks = OnlineBanks(banks=(*_others(info, online_bank), online_bank))

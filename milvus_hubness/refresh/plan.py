@@ -258,7 +258,7 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
     if not name:
         raise InvalidParameter("a profile needs a name")
     if options.bank is None:
-        raise InvalidInput(f"profile {name!r} is new: give the bank that its biases come from ({WHERE_FROM})")
+        raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
     fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
     if state.reranking is not None or not fits:

@@ -352,8 +352,8 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
         known, own = built[kind], {}
     else:
         raise InvalidParameter(
-            f"index type {kind!r} is not one that this server ({server_version}) builds: give one of "
-            f"{', '.join(built)}, or give the source itself the index that its copy is to have"
+            f"index type {kind!r} is unknown to this server ({server_version}): use one of "
+            f"{', '.join(built)}, or build that index on the source"
         )
     rules = {**known.parameters, **ALWAYS}
     for name, value in planned.index_params.items():

@@ -123,7 +123,7 @@ class CollectionInfo:
         """Raise InvalidInput naming the float vector fields if `field` is not one of them."""
         if field not in self.vector_fields:
             there = ", ".join(self.vector_fields) or "none"
-            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}, there are: {there}")
+            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {there}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
         """Return the state of this vector field; None if it is not corrected.

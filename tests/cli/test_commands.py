@@ -158,7 +158,7 @@ FAILURES = [
     ([*INDEX, "HNSW", "--index-param", "M=abc"], 2, ["M of HNSW must be a whole number", "'abc'"]),
     ([*INDEX, "HNSW", "--index-param", "M=1.5"], 2, ["M of HNSW must be a whole number", "1.5"]),
     ([*INDEX, "HNSW", "--index-param", "efConstruction=abc"], 2, ["efConstruction of HNSW"]),
-    ([*INDEX, "BOGUS"], 2, ["'BOGUS' is not one that this server", "AUTOINDEX, FLAT, IVF_FLAT"]),
+    ([*INDEX, "BOGUS"], 2, ["'BOGUS' is unknown to this server", "AUTOINDEX, FLAT, IVF_FLAT"]),
     (["migrate", "rehearse", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
     (["migrate", "run", *INDEX[2:], "BOGUS"], 2, ["'BOGUS'"]),
     (["migrate", "run", "products"], 1, ["no migration of 'products'", "--bank", *README]),
@@ -177,7 +177,7 @@ FAILURES = [
     ),
     (["diagnose", "products", "--output", "bank.npy/page.html", *QUERY_SCALE], 1, ["Not a directory"]),
     (["diagnose", "products", "--output", ".", *QUERY_SCALE], 1, ["cannot write .: Is a directory"]),
-    (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream is HOST:PORT"]),
+    (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream must be HOST:PORT"]),
     ([*RUN, "bank.npy", "--alpha", "nan"], 2, ["alpha"]),
     ([*RUN, "bank.npy", "--method", "magic"], 2, ["magic"]),
     ([*RUN, "bank.npy", "--method", "is", "--param", "tau=0"], 2, ["tau"]),
@@ -186,13 +186,13 @@ FAILURES = [
     ([*RUN, "bank.npy", "--method", "dualis"], 1, ["target"]),
     (["migrate", "run", "nowhere", "--bank", "bank.npy", "--k", "8"], 1, ["nowhere"]),
     ([*RUN, "bank.npy", "--k", "8", "--field", "group"], 1, ["group"]),
-    (["refresh", "products"], 1, ["products", "no biases"]),
+    (["refresh", "products"], 1, ["products", "is not corrected"]),
     (["status", "nowhere"], 1, ["nowhere"]),
     (["migrate", "rollback", "products"], 1, ["no migration", "products"]),
     (["status", "products", "--token-file", "missing"], 1, ["missing"]),
-    (["status", "products", "--field", "nope"], 1, ["'nope'", "there are: vector"]),
-    (["disable", "products", "--field", "nope"], 1, ["'nope'", "there are: vector"]),
-    (["refresh", "products", "--field", "nope", "--k", "3"], 1, ["'nope'", "there are: vector"]),
+    (["status", "products", "--field", "nope"], 1, ["'nope'", "choose one of vector"]),
+    (["disable", "products", "--field", "nope"], 1, ["'nope'", "choose one of vector"]),
+    (["refresh", "products", "--field", "nope", "--k", "3"], 1, ["'nope'", "choose one of vector"]),
     (["disable", "nowhere"], 1, ["nowhere"]),
     (["tune", "nowhere", "--bank", "bank.npy"], 1, ["nowhere"]),
     (["tune", "products", "--bank", "bank.npy", "--queries", "missing.npy"], 1, ["missing.npy"]),
@@ -238,16 +238,16 @@ def test_profiles_that_cannot_be_leave_those_that_are(run, files):
     assert run(*asked).returncode == 0
     before = connect("shop.db").describe_collection("products_hubness")["properties"]
     for arguments, code, said in (
-        (["--profile", "image"], 1, ["give the bank"]),
+        (["--profile", "image"], 1, ["pass --bank FILE"]),
         (["--profile", "image", "--bank", "missing.npy"], 1, ["missing.npy"]),
         (["--profile", "image", "--bank", "nan.npy"], 1, ["nan.npy", "NaN"]),
         (["--profile", "image", "--bank", "narrow.npy"], 1, [*NARROW]),
         (["--profile", "image", "--bank", "bank.npy", "--k", "41"], 1, ["41", "40"]),
         (["--profile", "", "--bank", "bank.npy"], 2, ["name"]),
-        (["--field", "nope"], 1, ["'nope'", "there are: vector"]),
+        (["--field", "nope"], 1, ["'nope'", "choose one of vector"]),
     ):
         assert_fails(run("refresh", "products_hubness", *arguments), code, *said)
-    assert_fails(run("disable", "products_hubness"), 1, "roll its migration back")
+    assert_fails(run("disable", "products_hubness"), 1, "migrate rollback")
     assert_fails(run("tune", "products__bank", "--bank", "bank.npy"), 1, "is a query bank")
     assert_fails(run("enable", "products__bank", "--bank", "bank.npy"), 1, "is a query bank")
     assert connect("shop.db").describe_collection("products_hubness")["properties"] == before
@@ -421,7 +421,7 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
     assert_fails(run(*asked[:-1]), 1, "products", "refresh it instead")
     assert run("disable", "products").returncode == 0
     assert collections(files) == {*before, "products__bank", "hubness_ledger"}
-    assert_fails(run("disable", "products"), 1, "carries no biases")
+    assert_fails(run("disable", "products"), 1, "is not corrected")
 
 
 def test_enable_refuses_what_it_cannot_do(files, run):

@@ -151,7 +151,7 @@ def test_a_hybrid_search_by_a_profile_that_is_not_there_is_refused(pair):
         async with opened(pair.backend) as client:
             await client.hybrid_search(pair.corrected, [request], RRFRanker(), profile="sound")
 
-    with pytest.raises(InvalidInput, match=r"no profile 'sound' for field 'vector', there are: default"):
+    with pytest.raises(InvalidInput, match=r"no profile 'sound' for field 'vector': choose one of default"):
         asyncio.run(search())
 
 

@@ -114,7 +114,7 @@ WRONG_INDEXES = [
     ("IVF_FLAT", {"nlist": 65_537}, "nlist of IVF_FLAT must be a whole number from 1 to 65,536, not 65537"),
     ("IVF_FLAT", {"nlist": 0}, "nlist of IVF_FLAT"),
     ("FLAT", {"nlist": 5}, "index type FLAT has no parameter 'nlist', it has: none"),
-    ("BOGUS", {}, "index type 'BOGUS' is not one that this server .* builds: give one of AUTOINDEX, FLAT"),
+    ("BOGUS", {}, "index type 'BOGUS' is unknown to this server .*: use one of AUTOINDEX, FLAT"),
     ("HNSW", {"mmap.enabled": "perhaps"}, "mmap.enabled of HNSW must be one of TRUE, FALSE, not 'perhaps'"),
 ]
 
@@ -132,7 +132,7 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
 
     for index_type, params, said in WRONG_INDEXES:
         refused(said, index_type, params)
-    refused("index type 'IVF_RABITQ' is not one that this server", "IVF_RABITQ", {})
+    refused("index type 'IVF_RABITQ' is unknown to this server", "IVF_RABITQ", {})
     if not backend.is_lite:
         refused("index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {})
     plan = plan_migration(
@@ -159,14 +159,14 @@ def test_what_the_index_of_the_source_has_is_valid_though_the_table_has_it_not()
         validate_index(field("HNSW", M="1", efConstruction=9, odd="x"), older, server)
         with pytest.raises(InvalidParameter, match="M of HNSW must be a whole number from 2"):
             validate_index(field("HNSW", M=0), older, server)
-        with pytest.raises(InvalidParameter, match="'NEWER' is not one that this server"):
+        with pytest.raises(InvalidParameter, match="'NEWER' is unknown to this server"):
             validate_index(newer, older, server)
 
 
 @pytest.mark.parametrize(
     ("server", "kind", "params", "said"),
     [
-        ("v2.3.5-lite", "HNSW_SQ", {"M": 8, "efConstruction": 8}, "is not one that this server"),
+        ("v2.3.5-lite", "HNSW_SQ", {"M": 8, "efConstruction": 8}, "is unknown to this server"),
         ("v2.5.0", "HNSW_SQ", {"M": 8, "sq_type": "bf16", "refine": True, "refine_type": "FP32"}, None),
         ("v2.5.0", "HNSW_SQ", {"sq_type": "SQ9"}, "sq_type of HNSW_SQ must be one of SQ4U, SQ6"),
         ("v2.3.5-lite", "HNSW", {"M": 8}, "needs efConstruction on this server"),
@@ -174,7 +174,7 @@ def test_what_the_index_of_the_source_has_is_valid_though_the_table_has_it_not()
         ("v2.6.18", "IVF_PQ", {"nlist": 8}, "index type IVF_PQ needs m on this server"),
         ("v2.6.18", "IVF_PQ", {"m": 8, "nbits": 25}, "nbits of IVF_PQ must be a whole number from 1 to 24"),
         ("v2.6.18", "GPU_CAGRA", {"graph_degree": 32, "build_algo": "NN_DESCENT"}, None),
-        ("milvus_lite 3.2.2", "IVF_PQ", {"m": 8}, "is not one that this server"),
+        ("milvus_lite 3.2.2", "IVF_PQ", {"m": 8}, "is unknown to this server"),
         ("Zilliz Cloud", "IVF_RABITQ", {"nlist": 4}, None),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_profile_that_is_not_there_is_named(profiled):
     request = AnnSearchRequest(list(profiled.queries), "vector", {}, 5)
     with pytest.raises(InvalidInput, match=r"no profile 'sound'.*default, image"):
         profiled.client.hybrid_search(profiled.name, [request], RRFRanker(), profile="sound")
-    with pytest.raises(InvalidInput, match="give the bank"):
+    with pytest.raises(InvalidInput, match="pass --bank FILE to add it"):
         refresh(profiled.store, profiled.name, profile="sound")
 
 

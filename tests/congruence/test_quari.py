@@ -186,7 +186,7 @@ def test_a_network_for_other_vectors_is_refused(world):
 def test_a_collection_without_biases_says_that_it_cannot(backend):
     client, name = backend.hubness_client(), backend.name()
     plain_collection(client, name, vectors(np.random.default_rng(0), 5, DIM), "IP")
-    with pytest.raises(MilvusException, match="carries no biases"):
+    with pytest.raises(MilvusException, match="needs a corrected field"):
         client.search(name, data=[[0.0] * DIM], rerank=QuariReranker(trained()))
 
 

@@ -162,7 +162,7 @@ def test_from_dict_sets_the_device():
     [
         ({"name": "MMM"}, "no estimator is named 'MMM'; there are NNN, CSLS"),
         ({}, "no estimator is named None"),
-        ({"name": "NNN", "kk": 3}, "NNN has no parameter 'kk'; it has k, alpha, kernel"),
+        ({"name": "NNN", "kk": 3}, "NNN has no parameter 'kk': use one of k, alpha, kernel"),
         ({"name": "NNN", "device": "cpu"}, "no parameter 'device'"),
         ({"name": "NNN", "k": "three"}, "k must be"),
         ({"name": "Blend", "estimators": [{"name": "MMM"}], "weights": [1]}, "'MMM'"),

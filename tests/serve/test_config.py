@@ -106,7 +106,7 @@ params = { kk = 3 }
             "must be less than or equal to 1, not 2",
             "must be a text",
             "collection 3, name: ",
-            "NNN has no parameter 'kk'; it has k, alpha",
+            "NNN has no parameter 'kk': use one of k, alpha",
             "did you mean 'collection'?",
         ],
         strict=True,

@@ -72,16 +72,14 @@ def unfinished(store: Store, name: str | None, target: str | None = None) -> Mig
         try:
             return ledger.find(name or str(target), target)
         except NoMigration as error:
-            raise NoMigration(
-                f"{error}; to begin one, give reference queries: --bank FILE ({WHERE_FROM})"
-            ) from None
-    going = [
-        each for each in ledger.migrations() if each.phase not in {"switched", "rolled back", "finished"}
-    ]
-    if len(going) == 1:
-        return going[0]
-    names = ", ".join(sorted(each.source for each in going)) or "none"
-    raise NoMigration(f"without a name the one unfinished migration is meant, and there are: {names}")
+            raise NoMigration(f"{error}, or pass --bank FILE to start one ({WHERE_FROM})") from None
+    over = {"switched", "rolled back", "finished"}
+    migrations = [migration for migration in ledger.migrations() if migration.phase not in over]
+    if len(migrations) == 1:
+        return migrations[0]
+    names = ", ".join(sorted(migration.source for migration in migrations))
+    problem = f"several unfinished migrations ({names})" if migrations else "no unfinished migration"
+    raise NoMigration(f"{problem} in this database: name a collection")
 
 
 def run(
