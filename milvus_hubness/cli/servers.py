@@ -225,7 +225,7 @@ def proxy(
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
     if (certificate is None) != (key is None):
         raise InvalidParameter("TLS with clients needs both --tls-cert and --tls-key")
-    return Tls(read_pem(str(certificate)), read_pem(str(key))) if certificate and key else None
+    return Tls(read_pem(str(key)), read_pem(str(certificate))) if certificate and key else None
 
 
 async def _run_proxy(options: ProxyOptions, as_json: bool) -> None:

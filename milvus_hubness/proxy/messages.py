@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from google.protobuf.message_factory import GetMessageClass
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
@@ -45,17 +46,17 @@ class Refused(MilvusException):  # type: ignore[misc]
 
 PARAMETER_INVALID, UNEXPECTED = 1100, 65535
 
-_SERVICE = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"]
+_METHODS = milvus_pb2.DESCRIPTOR.services_by_name["MilvusService"].methods_by_name
 
 
 def request_of(method: str, message: bytes) -> Any:
     """Return the request message of a method. Raises DecodeError."""
-    return _class(_SERVICE.methods_by_name[method].input_type).FromString(message)
+    return GetMessageClass(_METHODS[method].input_type).FromString(message)
 
 
 def response_of(method: str, message: bytes) -> Any:
     """Return the response message of a method. Raises DecodeError."""
-    return _class(_SERVICE.methods_by_name[method].output_type).FromString(message)
+    return GetMessageClass(_METHODS[method].output_type).FromString(message)
 
 
 def status_in(response: Any) -> Any:
@@ -69,7 +70,7 @@ def refusal(method: str, error: Exception) -> Any:
     Unforeseen errors are reported as Milvus's unexpected error too: if they were gRPC's UNKNOWN, clients
     would repeat the call for minutes.
     """
-    response = _class(_SERVICE.methods_by_name[method].output_type)()
+    response = GetMessageClass(_METHODS[method].output_type)()
     status = status_in(response)
     if isinstance(error, MilvusException) and not isinstance(error, HubnessError):
         status.code = int(error.code) or UNEXPECTED
@@ -85,13 +86,6 @@ def refusal(method: str, error: Exception) -> Any:
         if wrong:
             status.extra_info["is_input_error"] = "true"
     return response
-
-
-def _class(descriptor: Any) -> Any:
-    for module in (milvus_pb2, common_pb2):
-        if descriptor.file.name == module.DESCRIPTOR.name:
-            return getattr(module, descriptor.name)
-    raise LookupError(descriptor.full_name)
 
 
 STRENGTH, PROFILE = "hubness_strength", "hubness_profile"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -15,12 +15,11 @@ MIB = 1 << 20
 LAST_PORT = 65_535
 
 
-@dataclass(frozen=True)
-class Tls:
-    """A certificate and its key, each in PEM."""
+class Tls(NamedTuple):
+    """A key and its certificate, each in PEM, in gRPC's order."""
 
-    certificate: bytes
     key: bytes
+    certificate: bytes
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,9 @@ class ProxyOptions:
     port. tls: use TLS there too.
 
     strength: w of every search that names none; None uses that of each collection. state_ttl: TTL of the
-    cached collection state, in seconds. max_message: largest message in bytes. keepalive: seconds between two
-    keepalive pings on a quiet connection. drain: seconds that running calls have to end when the proxy stops.
-    bank_budget: bytes of banks in memory for each user of a database. max_calls: largest number of running
-    calls of one user on one collection; further ones are refused with RESOURCE_EXHAUSTED. Raises
-    InvalidParameter.
+    cached collection state, in seconds. max_message: largest message in bytes. drain: seconds that running
+    calls have to end when the proxy stops. max_calls: largest number of running calls of one user on one
+    collection; further ones are refused with RESOURCE_EXHAUSTED. Raises InvalidParameter.
     """
 
     upstream: str
@@ -48,9 +45,7 @@ class ProxyOptions:
     strength: float | None = None
     state_ttl: float = STATE_TTL
     max_message: int = 256 * MIB
-    keepalive: float = 30.0
     drain: float = 10.0
-    bank_budget: int = 1 << 30
     max_calls: int = 512
 
     def __post_init__(self) -> None:
@@ -63,11 +58,7 @@ class ProxyOptions:
         expect_state_ttl(self.state_ttl)
         if self.upstream_ca and not self.upstream_tls:
             raise InvalidParameter("upstream_ca needs TLS to Milvus: pass --upstream-tls")
-        if (
-            min(self.max_message, self.bank_budget, self.max_calls) < 1
-            or self.keepalive <= 0
-            or self.drain < 0
-        ):
+        if min(self.max_message, self.max_calls) < 1 or self.drain < 0:
             raise InvalidParameter("sizes and times of a proxy must be above 0")
 
     @property
@@ -101,7 +92,7 @@ class ProxyOptions:
         return [
             ("grpc.max_receive_message_length", self.max_message),
             ("grpc.max_send_message_length", self.max_message),
-            ("grpc.keepalive_time_ms", round(1e3 * self.keepalive)),
+            ("grpc.keepalive_time_ms", 30_000),
         ]
 
     def open_channel(self) -> grpc.aio.Channel:

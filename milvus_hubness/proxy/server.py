@@ -254,8 +254,8 @@ class Proxy:
             if self.options.tls is None:
                 self.port = self._server.add_insecure_port(address)
             else:
-                pair = (self.options.tls.key, self.options.tls.certificate)
-                self.port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+                credentials = grpc.ssl_server_credentials([self.options.tls])
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError:
             self.port = 0
         if not self.port:

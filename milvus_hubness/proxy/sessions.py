@@ -21,6 +21,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
+from milvus_hubness.client._methods import DEFAULT_BANK_BUDGET
 from milvus_hubness.client.query_samples import WRITE_SECONDS, sampler_for
 from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step
 from milvus_hubness.errors import InvalidInput
@@ -221,7 +222,7 @@ class Session:
         self._client: MilvusClient | None = None
         self._sampler = sampler_for(None, self._put_samples)
         self.operations = WireOperations(
-            options.strength, options.state_ttl, options.bank_budget, self._sampler
+            options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler
         )
         self.pools = CollectionPools(options.max_calls)
 

@@ -79,10 +79,7 @@ def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
 
 
 def nearest(
-    queries: npt.ArrayLike,
-    gallery: npt.ArrayLike,
-    k: int,
-    bias: npt.ArrayLike | None = None,
+    queries: npt.ArrayLike, gallery: npt.ArrayLike, k: int, bias: npt.ArrayLike | None = None
 ) -> npt.NDArray[np.int64]:
     """Return (n_queries, k) numbers of the gallery items with the highest s(q, r) − b(r), best first.
 
@@ -220,10 +217,7 @@ class PositiveRanks(NamedTuple):
 
 
 def ranks(
-    queries: npt.ArrayLike,
-    gallery: npt.ArrayLike,
-    positives: Positives,
-    bias: npt.ArrayLike | None = None,
+    queries: npt.ArrayLike, gallery: npt.ArrayLike, positives: Positives, bias: npt.ArrayLike | None = None
 ) -> PositiveRanks:
     """Return the rank of every positive under s(q, r) − b(r) among all gallery items.
 

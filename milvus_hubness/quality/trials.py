@@ -180,12 +180,7 @@ def default_blend(bank: QueryBank, n_items: int) -> Blend:
     """Return `Blend()` adapted to the sizes: k is at most |bank|, and it uses nearest pairs if there are too
     many scores."""
     neighbors = _neighbors(len(bank) * n_items)
-    return Blend(
-        (
-            NNN(min(16, len(bank)), 0.85),
-            Sinkhorn(neighbors=neighbors),
-        )
-    )
+    return Blend((NNN(min(16, len(bank)), 0.85), Sinkhorn(neighbors=neighbors)))
 
 
 def _from_one_pass(bank: QueryBank, gallery: Vectors) -> Iterator[Trial]:
