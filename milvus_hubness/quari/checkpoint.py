@@ -36,10 +36,15 @@ class Epoch(NamedTuple):
     mrr: float
 
 
+def weights_of(network: Quari) -> dict[str, torch.Tensor]:
+    """Return a copy of the network's weights, by name, on the CPU."""
+    return {name: each.detach().cpu().clone() for name, each in network.state_dict().items()}
+
+
 def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensors:
     """Return a copy of all that a training needs to continue, by name: the last weights, AdamW's state of
     each parameter that has moved, and the states of torch's generators, of CUDA's too if it trains there."""
-    tensors = {f"{LAST}{name}": each.detach().cpu().clone() for name, each in network.state_dict().items()}
+    tensors = {f"{LAST}{name}": each for name, each in weights_of(network).items()}
     for name, parameter in network.named_parameters():
         for part, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{part}.{name}"] = value.cpu().clone()

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.kernels.operands import resolve_device
-from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state
+from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
 from milvus_hubness.quari.model import (
     STRENGTHS,
     TEMPERATURES,
@@ -133,10 +133,9 @@ def train(
     with _own_randomness(target, settings.seed):
         run = _Run(earlier or begun, pairs, validation, target)
         if earlier is None:
-            run.judge(math.nan)
+            run.judge(None)
         while not run.is_over:
-            loss = run.epoch(progress)
-            last = run.judge(loss)
+            last = run.judge(run.epoch(progress))
             if path is not None:
                 run.checkpoint().save(path)
             if on_epoch is not None:
@@ -174,24 +173,25 @@ class _Run:
         self.queries = torch.from_numpy(pairs.queries)
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
         self.answers = torch.from_numpy(pairs.answers)
-        self.semi = mine(
+        semi = mine(
             pairs.gallery,
             neighbors=settings.neighbors,
             keep=settings.semi_positives,
             temperature=settings.temperature,
             device=str(device),
         )
+        self.semi_items, self.semi_weights = map(torch.from_numpy, semi)
         drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: at.config.memory]
         self.remembered = torch.from_numpy(drawn)
         self.network = Quari(at.config).to(device)
         anchors = self.network.anchors()
-        taken = {id(each) for each in anchors}
-        others = [each for each in self.network.parameters() if id(each) not in taken]
-        groups: list[dict[str, Any]] = [{"params": others, "anchors": False}]
-        groups += [{"params": anchors, "anchors": True, "weight_decay": 0.0}] if anchors else []
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        anchor_ids = {id(each) for each in anchors}
+        others = [each for each in self.network.parameters() if id(each) not in anchor_ids]
+        groups: list[dict[str, Any]] = [
+            {"params": others, "anchors": False, "weight_decay": settings.weight_decay},
+            {"params": anchors, "anchors": True, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
         self.batch = min(settings.batch, len(pairs))
         self.steps_an_epoch = len(pairs) // self.batch
         if at.resumption is not None:
@@ -224,8 +224,7 @@ class _Run:
             for group in self.optimizer.param_groups:
                 is_done = group["anchors"] and settings.anchor_epochs and not self.anchors_only
                 group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_an_epoch)
-            loss = self._step(order[nth * self.batch : (nth + 1) * self.batch])
-            losses.append(loss)
+            losses.append(self._step(order[nth * self.batch : (nth + 1) * self.batch]))
             step += 1
             if progress is not None:
                 progress("training", step, total)
@@ -252,8 +251,8 @@ class _Run:
         spread = settings.noise / math.sqrt(queries.shape[1])
         queries = (queries + spread * torch.rand(len(which), 1) * torch.randn(queries.shape)).to(device)
         answers = self.answers[which]
-        items = torch.cat([answers[:, None], torch.from_numpy(self.semi.items)[answers]], 1).to(device)
-        weights = torch.from_numpy(self.semi.weights)[answers].to(device)
+        items = torch.cat([answers[:, None], self.semi_items[answers]], 1).to(device)
+        weights = self.semi_weights[answers].to(device)
         columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
         mixed = settings.mixed_precision and device.type == "cuda"
         with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
@@ -278,20 +277,14 @@ class _Run:
         self.optimizer.step()
         return float(loss.detach())
 
-    def judge(self, loss: float) -> Epoch:
+    def judge(self, loss: float | None) -> Epoch:
         """Evaluate the network, and keep its weights if it is the best so far."""
         ranks = validate(self.network, self.validation)
         history = self.at.history
-        now = Epoch(
-            epoch=history[-1].epoch + 1 if history else 0,
-            loss=None if math.isnan(loss) else loss,
-            r1=float((ranks == 1).mean()),
-            mrr=float((1 / ranks).mean()),
-        )
+        now = Epoch(len(history), loss, r1=float((ranks == 1).mean()), mrr=float((1 / ranks).mean()))
         self.at = replace(self.at, history=(*history, now))
         if self.at.best_epoch == now.epoch:
-            weights = {name: each.detach().cpu().clone() for name, each in self.network.state_dict().items()}
-            self.at = replace(self.at, weights=weights)
+            self.at = replace(self.at, weights=weights_of(self.network))
         return now
 
     def checkpoint(self) -> Checkpoint:
