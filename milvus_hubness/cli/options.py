@@ -17,7 +17,7 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.cli.console import describe
 from milvus_hubness.errors import InvalidParameter, UnreadableFile, remember_secrets, secrets_in
 from milvus_hubness.estimators import NNN, Estimator, from_dict
-from milvus_hubness.estimators.registry import METHODS, class_name, with_parameters
+from milvus_hubness.estimators.registry import SHORT_METHODS, class_name, with_parameters
 from milvus_hubness.operations.engines import Engine
 from milvus_hubness.operations.reading import WHERE_FROM, read_bank
 from milvus_hubness.stores import MilvusStore, connect
@@ -73,7 +73,8 @@ EngineName = Annotated[
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer.
+    """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer. The
+    options of the connection and --json are last.
 
     Annotations come from `inspect.signature`: on Python 3.10, `get_type_hints` wraps those with the default
     None in Optional, which hides the content of Annotated.
@@ -92,7 +93,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         command(**arguments)
 
     options: list[inspect.Parameter] = []
-    for parameter in parameters.values():
+    for parameter in sorted(parameters.values(), key=lambda option: option.name in ("connection", "as_json")):
         kind = inspect.Parameter.KEYWORD_ONLY
         if parameter.name not in groups:
             options.append(parameter.replace(kind=kind))
@@ -175,7 +176,7 @@ class EstimatorOptions:
     """The options that choose the estimator."""
 
     method: Annotated[
-        str | None, typer.Option(help=f"Estimator: {', '.join(METHODS)}.", show_default=False)
+        str | None, typer.Option(help=f"Estimator: {', '.join(SHORT_METHODS)}.", show_default=False)
     ] = None
     param: Annotated[
         list[str] | None,

@@ -38,12 +38,15 @@ METHODS = {name.lower(): name for name in ESTIMATORS} | {
     "dbsn": "DualBankSinkhorn",
 }
 """The classes by their user-facing names; case does not matter."""
+SHORT_METHODS = [
+    min((method for method in METHODS if METHODS[method] == name), key=len) for name in ESTIMATORS
+]
 
 
 def class_name(method: str) -> str:
     """Return the name in ESTIMATORS of a method as users write it. Raises InvalidParameter."""
     if method.lower() not in METHODS:
-        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(METHODS)}")
+        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(SHORT_METHODS)}")
     return METHODS[method.lower()]
 
 

@@ -63,17 +63,6 @@ def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
     assert "--index-param takes NAME=VALUE, got 'nlist'" in wrong.stderr
 
 
-def test_facts_that_a_plan_gains_are_shown(capsys, run, files):
-    from milvus_hubness.cli.migrate.show import show_plan
-
-    plan = json.loads(run("migrate", "plan", "products", *BANK, "--json").stdout)["plan"]
-    show_plan({**plan, "peak_memory": {"mib": 1234, "of": "an estimate"}, "some_flag": True})
-    shown = capsys.readouterr().out
-    assert "peak memory" in shown
-    assert "mib 1,234, of an estimate" in shown
-    assert "some flag" in shown
-
-
 def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     rehearsed = run("migrate", "rehearse", "products", *BANK, *AT_ONCE)
     assert rehearsed.returncode == 0, rehearsed.stderr

@@ -8,27 +8,16 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
-
-from milvus_hubness.cli.console import describe, err, out, show_facts, show_json
+from milvus_hubness.cli.console import describe, out, progress_bars, show_facts, show_json
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.operations.progress import Event, Listener
 
-TOLD_TOGETHER = {
-    "source", "target", "field", "dtype", "index_type", "index_params", "metric", "rows", "dim", "width",
-    "vector_bytes", "partitions", "hidden_fields", "bank", "estimator", "strength", "gate", "gate_targets",
-    "alias", "rename", "estimated_seconds", "waiting_seconds", "remarks", "server", "memory_bytes", "recall",
-}  # fmt: skip
-
 
 def show_plan(plan: dict[str, Any]) -> None:
-    """Print every fact of a plan; facts without words of their own appear under their names."""
+    """Print the facts of a plan."""
     sizes = {side: _mib(size) for side, size in plan["vector_bytes"].items()}
     loaded = {side: _mib(size) for side, size in plan["memory_bytes"].items()}
-    waits = plan["waiting_seconds"]
-    further = {
-        name.replace("_", " "): _words(fact) for name, fact in plan.items() if name not in TOLD_TOGETHER
-    }
+    resolution = plan["resolution"]
     show_facts(
         f"Migration of {plan['source']}",
         {
@@ -50,9 +39,15 @@ def show_plan(plan: dict[str, Any]) -> None:
             "server": plan["server"],
             "memory": f"{loaded['source']} now, {loaded['target']} for the copy, {loaded['both']} for both",
             "recall": plan["recall"] and plan["recall"]["said"],
-            **further,
+            "resolution": resolution
+            and f"{resolution['in_order']:.1%} of {resolution['queries']} queries keep "
+            "the order of their nearest rows at strength 0",
             "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
-            + (f", {plan['waiting_seconds']} s of it for clients to hear of it" if waits else ""),
+            + (
+                f", {plan['waiting_seconds']} s of it for clients to hear of it"
+                if plan["waiting_seconds"]
+                else ""
+            ),
             "note": "\n".join(plan["remarks"]),
         },
     )
@@ -107,18 +102,6 @@ def _mib(size: float) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-def _words(fact: Any) -> str:
-    if isinstance(fact, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_words(value)}" for name, value in fact.items())
-    if isinstance(fact, list | tuple):
-        return ", ".join(map(_words, fact))
-    if isinstance(fact, bool):
-        return "yes" if fact else "no"
-    if fact is None:
-        return ""
-    return f"{fact:,}" if isinstance(fact, int | float) else str(fact)
-
-
 def limit_words(limits: Mapping[str, Any]) -> str:
     """Return the settings of a throttle in one line."""
     return ", ".join(f"{name} {'free' if value is None else value}" for name, value in limits.items())
@@ -126,53 +109,16 @@ def limit_words(limits: Mapping[str, Any]) -> str:
 
 @contextmanager
 def narrated() -> Iterator[Listener]:
-    """Yield a listener that prints lines on standard output, and draws bars on standard error if that is a
-    terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[pace]}", style="progress.data.speed"),
-    )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
-        draw = _Bars(bars)
+    """Yield a listener that prints lines on standard output, and shows progress bars."""
+    with progress_bars() as report:
 
         def listen(event: Event) -> None:
-            draw(event)
+            if doing := _doing(event):
+                report(doing, event.facts["rows"], event.facts["rows_total"])
             if line := _line(event):
                 out.print(line, highlight=False, markup=False, soft_wrap=True)
 
         yield listen
-
-
-class _Bars:
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-        self._first: Event | None = None
-
-    def __call__(self, event: Event) -> None:
-        doing = _doing(event)
-        if doing is None:
-            return
-        rows, total = event.facts["rows"], event.facts["rows_total"]
-        if doing not in self._tasks:
-            for task in self._tasks.values():
-                self._bars.update(task, visible=False)
-            self._tasks[doing] = self._bars.add_task(doing, total=total, pace="")
-            self._first = event
-        self._bars.update(self._tasks[doing], completed=rows, total=total, pace=self._pace(event))
-
-    def _pace(self, event: Event) -> str:
-        """Return the pace. The copy reports its own, which excludes the work of an earlier run."""
-        facts = event.facts
-        speed, left = facts.get("rows_per_second"), facts.get("eta_seconds")
-        if speed is None and self._first is not None:
-            seconds = (event.time - self._first.time).total_seconds()
-            speed = (facts["rows"] - self._first.facts["rows"]) / seconds if seconds else None
-            left = (facts["rows_total"] - facts["rows"]) / speed if speed else None
-        return f"{speed:,.0f} rows/s, {left:,.0f} s left" if speed and left is not None else ""
 
 
 def _doing(event: Event) -> str | None:
@@ -193,15 +139,15 @@ def _line(event: Event) -> str | None:
         case "verified":
             return f"verified: {facts['rows']:,} rows, {facts['fields']:,} field values as in the source"
         case "postponed":
-            return "the cut-over waits to be released; until then the copy follows the source"
+            return "the cutover waits to be released; until then the copy follows the source"
         case "before-cutover":
             return f"switching {facts['alias']} to {facts['target']}"
         case "throttled":
-            return f"resting, the server is under load: {facts['detail']}"
+            return f"paused, the server is under load: {facts['detail']}"
         case "paused":
             return f"paused by {facts['reason']}"
         case "resumed":
-            return f"no longer held back by {facts['reason']}"
+            return f"resumed by {facts['reason']}"
         case "rate":
             return "now at " + limit_words(facts)
         case "warning":
