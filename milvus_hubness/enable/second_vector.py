@@ -24,7 +24,7 @@ from milvus_hubness.errors import (
     VerificationFailed,
 )
 from milvus_hubness.estimators import Estimator, to_dict
-from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.estimators.base import is_same
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.migration.plan import chosen
 from milvus_hubness.migration.verify import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP

@@ -1,13 +1,12 @@
 """Estimators: each method computes one number per item, which is subtracted from its scores."""
 
-from milvus_hubness.estimators.base import Estimator, FittedBias
+from milvus_hubness.estimators.base import Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.estimators.blend import Blend
 from milvus_hubness.estimators.csls import CSLS
 from milvus_hubness.estimators.distribution_normalization import DistributionNormalization
 from milvus_hubness.estimators.dual_inverted_softmax import DualInvertedSoftmax
 from milvus_hubness.estimators.inverted_softmax import InvertedSoftmax
 from milvus_hubness.estimators.nnn import NNN
-from milvus_hubness.estimators.registry import from_dict, to_dict
 from milvus_hubness.estimators.sinkhorn import DualBankSinkhorn, Sinkhorn
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The estimator and the fitted estimator: their base classes, inputs and temperatures.
+"""The estimator and the fitted estimator: their base classes, inputs, temperatures and dictionaries.
 
 Vectors of twice the length score four times as high, so no tau suits every collection. An estimator with a
 temperature gets its tau in the fit: temperature · spread. The fitted estimator has both; its tau is stored
@@ -27,12 +27,28 @@ TEMPERATURE_OF = {
 }
 """The parameter in units of the spread, by the parameter in units of the score."""
 
+ESTIMATORS: dict[str, type[Estimator]] = {}
+"""The classes of this package by name."""
+METHODS: dict[str, str] = {}
+"""The names of the classes by their user-facing names; case does not matter."""
+SHORT_METHODS: list[str] = []
+
 QUERIES, ITEMS = 1_000, 20_000
 """Largest numbers of queries and items that the spread is measured on."""
 
 
 class Estimator(ABC):
-    """One number per item, subtracted from its scores; a frozen dataclass of its parameters."""
+    """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
+
+    alias: a further name for users; with it, collection states can hold the estimator.
+    """
+
+    def __init_subclass__(cls, alias: str | None = None) -> None:
+        super().__init_subclass__()
+        if alias is not None:
+            ESTIMATORS[cls.__name__] = cls
+            SHORT_METHODS.append(alias)
+            METHODS.update(dict.fromkeys((cls.__name__.lower(), alias), cls.__name__))
 
     @property
     def needs_gallery(self) -> bool:
@@ -119,6 +135,12 @@ class Estimator(ABC):
             value = getattr(self, parameter.name)
             if parameter.name in names and (value is not None or parameter.default is not None):
                 object.__setattr__(self, parameter.name, convert(parameter.name, value))
+
+    @classmethod
+    def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Self:
+        if "device" in {parameter.name for parameter in fields(cls)}:  # type: ignore[arg-type]
+            parameters["device"] = device
+        return cls(**parameters)
 
     # -- temperatures -------------------------------------------------------------------------------
 
@@ -230,6 +252,84 @@ class BankDiagnostics(NamedTuple):
     bank_size: int
     dim: int
     target_bank_size: int = 0
+
+
+def class_name(method: str) -> str:
+    """Return the name in ESTIMATORS of a method as users write it. Raises InvalidParameter."""
+    if method.lower() not in METHODS:
+        raise InvalidParameter(f"no method {method!r}: use one of {', '.join(SHORT_METHODS)}")
+    return METHODS[method.lower()]
+
+
+def to_dict(estimator: Estimator) -> dict[str, Any]:
+    """Return {"name": "NNN", "k": 128, …}: the class and its parameters, fit for JSON.
+
+    The device is left out, and so is each tau, temperature or number of items that is not set. Raises
+    InvalidParameter for an estimator that is not one of this package's.
+    """
+    name = type(estimator).__name__
+    if ESTIMATORS.get(name) is not type(estimator):
+        raise InvalidParameter(f"{name} cannot be kept with a collection; use one of {', '.join(ESTIMATORS)}")
+    values = {parameter: getattr(estimator, parameter) for parameter in _parameters(type(estimator))}
+    optional = {*TEMPERATURE_OF, *TEMPERATURE_OF.values(), "items"}
+    return {"name": name} | {
+        parameter: _plain(value)
+        for parameter, value in values.items()
+        if value is not None or parameter not in optional
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return to_dict(value) if isinstance(value, Estimator) else value
+
+
+def from_dict(values: Mapping[str, Any], *, device: str = "auto") -> Estimator:
+    """Return the estimator that `to_dict` described, to run on `device`.
+
+    Missing parameters have their defaults. Raises InvalidParameter for an unknown name, an unknown parameter
+    or a value out of range.
+    """
+    if not isinstance(values, Mapping):
+        raise InvalidParameter(f"an estimator is described by a dictionary, not by {values!r}")
+    parameters = dict(values)
+    name = parameters.pop("name", None)
+    if name not in ESTIMATORS:
+        raise InvalidParameter(f"no estimator is named {name!r}; there are {', '.join(ESTIMATORS)}")
+    allowed = _parameters(ESTIMATORS[name])
+    unknown = [parameter for parameter in parameters if parameter not in allowed]
+    if unknown:
+        raise InvalidParameter(f"{name} has no parameter {unknown[0]!r}: use one of {', '.join(allowed)}")
+    return ESTIMATORS[name]._from_parameters(parameters, device)
+
+
+def is_same(estimator: Estimator, values: Mapping[str, Any]) -> bool:
+    """Return whether `to_dict` described this estimator, apart from values measured in a fit."""
+    return estimator.unmeasured() == from_dict(values).unmeasured()
+
+
+def with_parameters(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dictionary of an estimator with some parameters changed.
+
+    A tau replaces its temperature, and a temperature replaces its tau. Raises InvalidParameter if both are in
+    `changes`.
+    """
+    changed = dict(values)
+    for tau, temperature in TEMPERATURE_OF.items():
+        if tau in changes and temperature in changes:
+            raise InvalidParameter(
+                f"both {tau} and {temperature} are given: choose {tau}, in units of the score, or "
+                f"{temperature}, in units of the spread of scores"
+            )
+        if tau in changes or temperature in changes:
+            changed.pop(tau, None)
+            changed.pop(temperature, None)
+    return changed | dict(changes)
+
+
+def _parameters(kind: type[Any]) -> list[str]:
+    return [field.name for field in fields(kind) if field.name != "device"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FittedBias, check_potentials
+from milvus_hubness.estimators.base import Estimator, FittedBias, check_potentials, from_dict, to_dict
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
@@ -26,7 +26,7 @@ class BlendDiagnostics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Blend(Estimator):
+class Blend(Estimator, alias="blend"):
     """b(r) = Σ_e w_e · b_e(r) over fitted estimators e.
 
     estimators: at least one. weights: one each, not negative, with sum 1. The default, ½ NNN(16, 0.85) + ½
@@ -122,6 +122,13 @@ class Blend(Estimator):
 
     def unmeasured(self) -> Blend:
         return replace(self, estimators=tuple(part.unmeasured() for part in self.estimators))
+
+    @classmethod
+    def _from_parameters(cls, parameters: dict[str, Any], device: str) -> Blend:
+        parts = parameters.get("estimators", [to_dict(part) for part in cls().estimators])
+        if not isinstance(parts, list | tuple):
+            raise InvalidParameter(f"a Blend's estimators are a list of dictionaries, not {parts!r}")
+        return cls(**parameters | {"estimators": tuple(from_dict(part, device=device) for part in parts)})
 
     def parts(self) -> Iterator[tuple[Estimator, slice]]:
         """Yield each estimator with its columns of the potentials."""

@@ -15,7 +15,7 @@ from milvus_hubness.kernels.operands import whole_number
 
 
 @dataclass(frozen=True)
-class CSLS(Estimator):
+class CSLS(Estimator, alias="csls"):
     """b(r) = ½ · mean of the k largest inner products of r with the bank.
 
     CSLS(q, r) = 2·s(q, r) − r_T(q) − r_S(r). b(r) is half of it, without the query's own term, which changes

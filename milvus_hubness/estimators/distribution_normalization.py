@@ -14,7 +14,7 @@ from milvus_hubness.kernels.operands import finite_number
 
 
 @dataclass(frozen=True)
-class DistributionNormalization(Estimator):
+class DistributionNormalization(Estimator, alias="dn"):
     """b(r) = lam · mean(bank) · r.
 
     The paper subtracts lam = ½ of the mean from both sides, (q − lam·μ_q)·(r − lam·μ_r). Its terms other than

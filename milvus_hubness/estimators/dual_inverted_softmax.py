@@ -15,7 +15,7 @@ from milvus_hubness.kernels import logsumexp
 
 
 @dataclass(frozen=True)
-class DualInvertedSoftmax(Estimator):
+class DualInvertedSoftmax(Estimator, alias="dualis"):
     """b(r) = λ · ( log Σ_i exp(s(q_i, r) / tau_query) + log Σ_j exp(s(t_j, r) / tau_target) ).
 
     q_i from the bank, t_j from the target bank, λ = tau_query · tau_target / (tau_query + tau_target): the

@@ -12,7 +12,7 @@ from milvus_hubness.kernels import logsumexp
 
 
 @dataclass(frozen=True)
-class InvertedSoftmax(Estimator):
+class InvertedSoftmax(Estimator, alias="is"):
     """b(r) = tau · log Σ_i exp(s(q_i, r) / tau) over the bank.
 
     The paper divides exp(s/tau) by that sum; tau times the logarithm of the quotient is s − b.

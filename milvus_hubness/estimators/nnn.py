@@ -33,7 +33,7 @@ class NNNDiagnostics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NNN(Estimator):
+class NNN(Estimator, alias="nnn"):
     """b(r) = alpha · mean of the k largest inner products of r with the bank.
 
     k: how many bank queries count, 1 ≤ k ≤ |bank|. A small k suits a bank from another domain. alpha: share

@@ -193,7 +193,7 @@ class SinkhornDiagnostics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sinkhorn(Estimator):
+class Sinkhorn(Estimator, alias="sn"):
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
     f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every
@@ -324,7 +324,7 @@ class Sinkhorn(Estimator):
 
 
 @dataclass(frozen=True)
-class DualBankSinkhorn(Sinkhorn):
+class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
     """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside the
     gallery.
 

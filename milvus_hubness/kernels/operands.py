@@ -12,7 +12,6 @@ from functools import cache, partial
 from importlib.metadata import distributions
 from importlib.util import find_spec
 from math import isqrt
-from pathlib import Path
 from threading import Barrier, Lock
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -21,29 +20,6 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.errors import DimensionMismatch, EmptyBank, FaissConflict, InvalidInput, InvalidParameter
-
-SYSTEM = Path("/sys/devices/system/cpu/cpu0/cache")
-USUAL = {2: 1 << 20, 3: 16 << 20}
-"""Assumed cache sizes in bytes where the system does not report them, as outside Linux."""
-
-UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-
-
-@cache
-def cache_bytes(level: int, system: Path = SYSTEM) -> int:
-    """Return the bytes of the data cache of this level, 2 or 3, of the first core, from Linux's sysfs.
-
-    Returns those of `USUAL` if the system does not report them.
-    """
-    for index in sorted(system.glob("index*")):
-        try:
-            result, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
-            if int(result) == level and kind != "Instruction":
-                return int(size.rstrip("".join(UNITS))) * UNITS.get(size[-1:], 1) or USUAL[level]
-        except (OSError, ValueError):
-            continue
-    return USUAL[level]
-
 
 T = TypeVar("T")
 

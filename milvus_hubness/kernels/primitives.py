@@ -20,6 +20,7 @@ from milvus_hubness.errors import BankTooSmall, DimensionMismatch
 from milvus_hubness.kernels.operands import (
     ALL_DEVICES,
     Array,
+    Kernel,
     Matrix,
     Operands,
     as_tensor,
@@ -28,6 +29,11 @@ from milvus_hubness.kernels.operands import (
     positive_number,
     whole_number,
 )
+
+LEAST_SCREENED_ROWS, LEAST_SCREENED_WORK = 128, 1 << 32
+"""Smallest number of rows, and of products of numbers, for which a screen is faster than the dense kernel."""
+SCREENED_SHARE = 32
+"""How many times larger than k the bank must be: else the bound of a screen is loose."""
 
 
 class TopK(NamedTuple):
@@ -132,7 +138,16 @@ def _on_one(
 ) -> tuple[Any, ...]:
     operands = Operands.of(X, B, device)
     arguments = check(operands.bank)
-    kernel = import_module(f"milvus_hubness.kernels.{operands.kernel}")
+    kernel = import_module(f"milvus_hubness.kernels.{_kernel(name, operands, arguments)}")
     with full_precision(operands.device):
         results = getattr(kernel, name)(operands, *arguments)
     return tuple(operands.as_given(result) for result in results)
+
+
+def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel:
+    """Return the device's kernel, or "dense" where the screen is not made for the call."""
+    if operands.kernel != "screened":
+        return operands.kernel
+    n, (m, d) = operands.X.shape[0], operands.bank.shape
+    is_large = n >= LEAST_SCREENED_ROWS and n * m * d >= LEAST_SCREENED_WORK
+    return "screened" if name != "logsumexp" and is_large and m >= SCREENED_SHARE * arguments[0] else "dense"

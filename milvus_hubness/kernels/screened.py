@@ -17,12 +17,10 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.kernels import dense
-from milvus_hubness.kernels.operands import Operands, cache_bytes, import_faiss, share_out
+from milvus_hubness.kernels.operands import Operands, import_faiss, share_out
 
-logsumexp = dense.logsumexp
-
-LEAST_WORK = 1 << 32
-LEAST_ROWS = 128
+SECOND_CACHE, THIRD_CACHE = 1 << 20, 32 << 20
+"""Assumed bytes of the caches of a core and of a CPU: the least that CPUs with native bfloat16 have."""
 GROUP, GROUPS_TOGETHER = 8, 8
 LEAST_COLUMNS = 1 << 14
 LEAST_GROUPS = 4
@@ -65,15 +63,13 @@ def tiles_for(dim: int) -> Tiles:
     A tile has as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
     columns that their scores would fill the third-level cache.
     """
-    rows = min(1024, max(128, cache_bytes(2) // (4 * dim) // 128 * 128))
+    rows = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128))
     whole = GROUP * GROUPS_TOGETHER
-    return Tiles(rows, max(LEAST_COLUMNS, cache_bytes(3) // (2 * rows)) // whole * whole)
+    return Tiles(rows, max(LEAST_COLUMNS, THIRD_CACHE // (2 * rows)) // whole * whole)
 
 
 def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
     """Return means of the k largest products, (n,), summed in float64."""
-    if not _is_worth_it(operands, k):
-        return dense.topk_mean(operands, k)
     means = operands.empty(operands.X.shape[0])
 
     def keep(part: slice, values: torch.Tensor, columns: torch.Tensor) -> None:
@@ -87,8 +83,6 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
 
 def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
-    if not _is_worth_it(operands, k):
-        return dense.topk(operands, k)
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
 
@@ -98,12 +92,6 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     for part in _screened(operands, k, keep):
         values[part], indices[part] = dense.topk(operands.in_full(operands.X[part]), k)
     return values, indices
-
-
-def _is_worth_it(operands: Operands, k: int) -> bool:
-    n, (m, d) = operands.X.shape[0], operands.bank.shape
-    columns = min(m, tiles_for(d).columns)
-    return n >= LEAST_ROWS and n * m * d >= LEAST_WORK and columns >= LEAST_GROUPS * GROUP * k
 
 
 def _screened(

@@ -13,7 +13,7 @@ import torch
 
 from milvus_hubness.banks.bank import Vectors, as_vectors
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, name_some
-from milvus_hubness.estimators.registry import ESTIMATORS, to_dict
+from milvus_hubness.estimators.base import ESTIMATORS, to_dict
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.operands import Operands, full_precision, whole_number
 

@@ -15,7 +15,7 @@ from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.distributed.ray_gallery import fit_on_ray
 from milvus_hubness.estimators import Estimator, from_dict
-from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness

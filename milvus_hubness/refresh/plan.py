@@ -29,7 +29,7 @@ from milvus_hubness.errors import (
     UnfinishedMigration,
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.estimators.base import is_same
 from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import default_client_ttl

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import read_entries
 from milvus_hubness.operations.lease_records import LEDGER

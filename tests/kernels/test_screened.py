@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from milvus_hubness.kernels import dense, operands, screened, topk, topk_mean
+from milvus_hubness.kernels import dense, operands, primitives, screened, topk, topk_mean
 
 RNG = np.random.default_rng(0)
 
@@ -15,8 +15,8 @@ RNG = np.random.default_rng(0)
 def always(monkeypatch):
     """Small tiles, and no size too small."""
     monkeypatch.setattr(operands, "kernel_on", lambda device: "screened")
-    monkeypatch.setattr(screened, "LEAST_WORK", 0)
-    monkeypatch.setattr(screened, "LEAST_ROWS", 0)
+    monkeypatch.setattr(primitives, "LEAST_SCREENED_WORK", 0)
+    monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 0)
     monkeypatch.setattr(screened, "tiles_for", lambda dim: screened.Tiles(40, 1024))
 
 
@@ -103,10 +103,10 @@ def test_any_layout_and_kind(dense_rows):
 def test_small_work_and_large_k_are_left_to_the_dense_kernel(monkeypatch, dense_rows):
     X, B = unit(20, 32), unit(1000, 32)
     check(X, B, 600)
-    monkeypatch.setattr(screened, "LEAST_ROWS", 21)
+    monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 21)
     check(X, B, 2)
-    monkeypatch.setattr(screened, "LEAST_ROWS", 0)
-    monkeypatch.setattr(screened, "LEAST_WORK", 20 * 1000 * 32 + 1)
+    monkeypatch.setattr(primitives, "LEAST_SCREENED_ROWS", 0)
+    monkeypatch.setattr(primitives, "LEAST_SCREENED_WORK", 20 * 1000 * 32 + 1)
     check(X, B, 2)
     assert dense_rows == [20] * 6
 
@@ -124,3 +124,12 @@ def test_no_tile_holds_all_scores(monkeypatch):
     monkeypatch.setattr(torch, "mm", mm)
     topk_mean(X, B, 4, device="cpu")
     assert largest == 40 * 1024
+
+
+@pytest.mark.parametrize(
+    ("dim", "tiles"),
+    [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))],
+)
+def test_tiles_fill_the_caches(monkeypatch, dim, tiles):
+    monkeypatch.undo()
+    assert screened.tiles_for(dim) == tiles

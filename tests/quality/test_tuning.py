@@ -10,8 +10,7 @@ import pytest
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, NonFiniteVectors
 from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict, to_dict
-from milvus_hubness.estimators.base import score_spread
-from milvus_hubness.estimators.registry import is_same
+from milvus_hubness.estimators.base import is_same, score_spread
 from milvus_hubness.quality.bank_checks import reach, shift, suspicions
 from milvus_hubness.quality.measures import ranks
 from milvus_hubness.quality.trials import STRENGTHS, Trial, assess, sweep, unevenness
