@@ -29,11 +29,12 @@ from milvus_hubness.kernels.operands import (
     positive_number,
     whole_number,
 )
+from milvus_hubness.kernels.screened import tiles_for
 
 LEAST_SCREENED_ROWS, LEAST_SCREENED_WORK = 128, 1 << 32
 """Smallest number of rows, and of products of numbers, for which a screen is faster than the dense kernel."""
 SCREENED_SHARE = 32
-"""How many times larger than k the bank must be: else the bound of a screen is loose."""
+"""How many times larger than k a tile of the bank must be: else the bound of a screen is loose."""
 
 
 class TopK(NamedTuple):
@@ -149,5 +150,7 @@ def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel
     if operands.kernel != "screened":
         return operands.kernel
     n, (m, d) = operands.X.shape[0], operands.bank.shape
-    is_large = n >= LEAST_SCREENED_ROWS and n * m * d >= LEAST_SCREENED_WORK
-    return "screened" if name != "logsumexp" and is_large and m >= SCREENED_SHARE * arguments[0] else "dense"
+    is_small = n < LEAST_SCREENED_ROWS or n * m * d < LEAST_SCREENED_WORK
+    if name == "logsumexp" or is_small or min(m, tiles_for(d).columns) < SCREENED_SHARE * arguments[0]:
+        return "dense"
+    return "screened"
