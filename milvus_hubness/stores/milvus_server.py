@@ -153,15 +153,15 @@ def translated(collection: str) -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        raise StoreError(f"a request on {collection!r} failed: {_told(error)}") from error
+        raise StoreError(f"a request on {collection!r} failed: {_message_of(error)}") from error
     except MilvusException as error:
         if error.code == COLLECTION_NOT_FOUND:
             raise CollectionNotFound(f"no collection or alias {collection!r}") from error
         if "connect" in error.message.lower() or "unavailable" in error.message.lower():
             raise ServerUnavailable(
-                f"the server stopped answering about {collection!r}: {_told(error)}"
+                f"the server stopped answering about {collection!r}: {_message_of(error)}"
             ) from error
-        raise StoreError(f"Milvus refused a request on {collection!r}: {_told(error)}") from error
+        raise StoreError(f"Milvus refused a request on {collection!r}: {_message_of(error)}") from error
 
 
 def literal(key: int | str) -> str:
@@ -223,10 +223,10 @@ def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> 
 
 def is_too_large(error: Exception) -> bool:
     """Whether a request failed because it, or its answer, exceeds the message limit."""
-    return any(mark in _told(error).lower() for mark in _TOO_LARGE)
+    return any(mark in _message_of(error).lower() for mark in _TOO_LARGE)
 
 
-def _told(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
     """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
     words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
     return redacted(str(words))
@@ -243,37 +243,8 @@ INT_MAX = 2**31 - 1
 NEWEST = (99,)
 """Stands for a version that is not a number."""
 
-
-@dataclass(frozen=True)
-class Whole:
-    """An integer from low to high, also as text.
-
-    needed_before: the version from which Milvus has a default.
-    """
-
-    low: int
-    high: int
-    needed_before: tuple[int, ...] = (0,)
-
-    def accepts(self, value: Any) -> bool:
-        text = str(value)
-        return text.isascii() and text.isdecimal() and self.low <= int(text) <= self.high
-
-    def __str__(self) -> str:
-        return f"a whole number from {self.low:,} to {self.high:,}"
-
-
-@dataclass(frozen=True)
-class OneOf:
-    """One of these words; case does not matter."""
-
-    words: tuple[str, ...]
-
-    def accepts(self, value: Any) -> bool:
-        return str(value).upper() in self.words
-
-    def __str__(self) -> str:
-        return f"one of {', '.join(self.words)}"
+Rule = range | tuple[str, ...]
+"""The values of an index parameter: a range of integers, also as text, or words in any case."""
 
 
 @dataclass(frozen=True)
@@ -282,56 +253,71 @@ class IndexType:
     Lite builds it.
     """
 
-    parameters: Mapping[str, Whole | OneOf] = field(default_factory=dict)
+    parameters: Mapping[str, Rule] = field(default_factory=dict)
     since: tuple[int, ...] = (2, 3)
     on_lite: bool = False
 
 
-BOOL = OneOf(("TRUE", "FALSE"))
-REFINE: dict[str, Whole | OneOf] = {
+def _integers(low: int, high: int) -> range:
+    return range(low, high + 1)
+
+
+BOOL = ("TRUE", "FALSE")
+REFINE: dict[str, Rule] = {
     "refine": BOOL,
-    "refine_type": OneOf(("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT")),
+    "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT"),
 }
-CELLS: dict[str, Whole | OneOf] = {"nlist": Whole(1, 65_536, (2, 4))}
-GRAPH: dict[str, Whole | OneOf] = {"M": Whole(2, 2_048, (2, 4)), "efConstruction": Whole(1, INT_MAX, (2, 4))}
-SUB_VECTORS, BITS = Whole(1, 65_536), Whole(1, 24)
-CACHED: dict[str, Whole | OneOf] = {"cache_dataset_on_device": BOOL}
-ALWAYS: dict[str, Whole | OneOf] = {"mmap.enabled": BOOL}
+CELLS: dict[str, Rule] = {"nlist": _integers(1, 65_536)}
+GRAPH: dict[str, Rule] = {"M": _integers(2, 2_048), "efConstruction": _integers(1, INT_MAX)}
+PRODUCT: dict[str, Rule] = {"m": _integers(1, 65_536), "nbits": _integers(1, 24)}
+CACHED: dict[str, Rule] = {"cache_dataset_on_device": BOOL}
+ALWAYS: dict[str, Rule] = {"mmap.enabled": BOOL}
 """Parameters of every index type."""
+DEFAULT_SINCE = {"nlist": (2, 4), "M": (2, 4), "efConstruction": (2, 4)}
+"""The versions from which Milvus has a default for a parameter; m of IVF_PQ never has one."""
 
 INDEX_TYPES = {
     "AUTOINDEX": IndexType(on_lite=True),
     "FLAT": IndexType(on_lite=True),
     "IVF_FLAT": IndexType(CELLS, on_lite=True),
     "IVF_SQ8": IndexType(CELLS, on_lite=True),
-    "IVF_PQ": IndexType({**CELLS, "m": Whole(1, 65_536, NEWEST), "nbits": BITS, **REFINE}),
+    "IVF_PQ": IndexType({**CELLS, **PRODUCT, **REFINE}),
     "IVF_RABITQ": IndexType({**CELLS, **REFINE}, since=(2, 6)),
     "SCANN": IndexType({**CELLS, "with_raw_data": BOOL}),
     "HNSW": IndexType(GRAPH, on_lite=True),
     "HNSW_SQ": IndexType(
-        {**GRAPH, "sq_type": OneOf(("SQ4U", "SQ6", "SQ8", "BF16", "FP16")), **REFINE},
-        since=(2, 5),
-        on_lite=True,
+        {**GRAPH, "sq_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16"), **REFINE}, since=(2, 5), on_lite=True
     ),
-    "HNSW_PQ": IndexType({**GRAPH, "m": SUB_VECTORS, "nbits": BITS, **REFINE}, since=(2, 5)),
-    "HNSW_PRQ": IndexType(
-        {**GRAPH, "m": SUB_VECTORS, "nbits": BITS, "nrq": Whole(1, 16), **REFINE}, since=(2, 5)
-    ),
-    "DISKANN": IndexType({"max_degree": Whole(1, 2_048), "search_list_size": Whole(1, 65_536)}),
+    "HNSW_PQ": IndexType({**GRAPH, **PRODUCT, **REFINE}, since=(2, 5)),
+    "HNSW_PRQ": IndexType({**GRAPH, **PRODUCT, "nrq": _integers(1, 16), **REFINE}, since=(2, 5)),
+    "DISKANN": IndexType({"max_degree": _integers(1, 2_048), "search_list_size": _integers(1, 65_536)}),
     "GPU_CAGRA": IndexType(
         {
-            "intermediate_graph_degree": Whole(1, INT_MAX),
-            "graph_degree": Whole(1, INT_MAX),
-            "build_algo": OneOf(("IVF_PQ", "NN_DESCENT")),
+            "intermediate_graph_degree": _integers(1, INT_MAX),
+            "graph_degree": _integers(1, INT_MAX),
+            "build_algo": ("IVF_PQ", "NN_DESCENT"),
             "adapt_for_cpu": BOOL,
             **CACHED,
         },
         since=(2, 4),
     ),
     "GPU_IVF_FLAT": IndexType({**CELLS, **CACHED}),
-    "GPU_IVF_PQ": IndexType({**CELLS, "m": SUB_VECTORS, "nbits": BITS, **CACHED}),
+    "GPU_IVF_PQ": IndexType({**CELLS, **PRODUCT, **CACHED}),
     "GPU_BRUTE_FORCE": IndexType(since=(2, 4)),
 }
+
+
+def _accepts(rule: Rule, value: Any) -> bool:
+    text = str(value)
+    if isinstance(rule, range):
+        return text.isascii() and text.isdecimal() and int(text) in rule
+    return text.upper() in rule
+
+
+def _described(rule: Rule) -> str:
+    if isinstance(rule, range):
+        return f"a whole number from {rule.start:,} to {rule.stop - 1:,}"
+    return f"one of {', '.join(rule)}"
 
 
 def validate_index(planned: VectorField, source: VectorField, server_version: str) -> None:
@@ -340,34 +326,31 @@ def validate_index(planned: VectorField, source: VectorField, server_version: st
     Settings of the source's index are valid: its server has built it, and may be newer than this table.
     """
     kind, version = planned.index_type, version_numbers(server_version) or NEWEST
-    lite = server_version.startswith("milvus_lite")
-    built = {
-        name: each for name, each in INDEX_TYPES.items() if (each.on_lite if lite else each.since <= version)
-    }
-    if kind == source.index_type:
-        known, own = INDEX_TYPES.get(kind), source.index_params
-        if known is None:
-            return
-    elif kind in built:
-        known, own = built[kind], {}
-    else:
+    lite, is_same_kind = server_version.startswith("milvus_lite"), kind == source.index_type
+    built = [name for name, each in INDEX_TYPES.items() if (each.on_lite if lite else each.since <= version)]
+    if is_same_kind and kind not in INDEX_TYPES:
+        return
+    if not is_same_kind and kind not in built:
         raise InvalidParameter(
             f"index type {kind!r} is unknown to this server ({server_version}): use one of "
             f"{', '.join(built)}, or build that index on the source"
         )
-    rules = {**known.parameters, **ALWAYS}
+    parameters = INDEX_TYPES[kind].parameters
     for name, value in planned.index_params.items():
-        if name in own and str(own[name]) == str(value):
+        if is_same_kind and str(source.index_params.get(name)) == str(value):
             continue
-        if name not in rules:
-            names = ", ".join(known.parameters) or "none"
+        rule = parameters.get(name) or ALWAYS.get(name)
+        if rule is None:
+            names = ", ".join(parameters) or "none"
             raise InvalidParameter(f"index type {kind} has no parameter {name!r}, it has: {names}")
-        if not rules[name].accepts(value):
-            raise InvalidParameter(f"{name} of {kind} must be {rules[name]}, not {value!r}")
-    for name, rule in known.parameters.items():
-        needed = isinstance(rule, Whole) and version < rule.needed_before and kind != source.index_type
-        if needed and not lite and name not in planned.index_params:
+        if not _accepts(rule, value):
+            raise InvalidParameter(f"{name} of {kind} must be {_described(rule)}, not {value!r}")
+    if is_same_kind or lite:
+        return
+    for name, rule in parameters.items():
+        since = NEWEST if (kind, name) == ("IVF_PQ", "m") else DEFAULT_SINCE.get(name, (0,))
+        if version < since and name not in planned.index_params:
             raise InvalidParameter(
-                f"index type {kind} needs {name} on this server ({server_version}): give {rule} with "
-                f"--index-param {name}=…"
+                f"index type {kind} needs {name} on this server ({server_version}): give {_described(rule)} "
+                f"with --index-param {name}=…"
             )
