@@ -85,8 +85,16 @@ def bare(uri: str, rows: int, dim: int) -> float:
 
 def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
-    from milvus_hubness import NNN, MigrationOptions, MilvusStore, QueryBank, clean, connect, plan_migration
-    from milvus_hubness.migration.run import run
+    from milvus_hubness import (
+        NNN,
+        MigrationOptions,
+        MilvusStore,
+        QueryBank,
+        clean,
+        connect,
+        migrate,
+        plan_migration,
+    )
     from milvus_hubness.operations.progress import Event, Events
 
     times: dict[str, float] = {}
@@ -105,7 +113,7 @@ def ours(uri: str, rows: int, dim: int) -> float:
     bank = QueryBank(np.random.default_rng(1).standard_normal((BANK, dim), np.float32))
     plan = plan_migration(store, f"src{rows}", bank, estimator=NNN(16), target="ours")
     with suppress(Copied):
-        run(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
+        migrate(store, plan, MigrationOptions(no_writers=True, events=Events([note])))
     clean(store, "ours", drop="ours")
     return times["last"] - times["before-copy"]
 

@@ -59,9 +59,9 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.migration.cutover import clean, cutover, rollback
+from milvus_hubness.migration.clean import clean
+from milvus_hubness.migration.migrator import cutover, migrate, resume, rollback
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions, plan_migration
-from milvus_hubness.migration.run import migrate, resume
 from milvus_hubness.quality.collections import diagnose, tune
 from milvus_hubness.quari import QuariReranker
 from milvus_hubness.refresh.plan import RefreshOptions

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from milvus_hubness.state import FrozenModel, read_property
+from milvus_hubness.state import FrozenModel, PropertyModel
 
 TUNING_PROPERTY = "hubness_tuning"
 DUAL_WRITE_PROPERTY = "hubness_dual_write"
@@ -20,12 +19,13 @@ FEWEST_SAMPLES = 2_000
 """Smallest number of slots for query samples."""
 
 
-class TuningRecord(FrozenModel):
+class TuningRecord(PropertyModel):
     """The result of `tune` for a collection: a choice for this bank, or the advice to leave it alone.
 
     choice: an estimator as its dictionary, with the strength; None for "leave it alone".
     """
 
+    property_name: ClassVar[str] = TUNING_PROPERTY
     verdict: Literal["apply", "apply weakly", "leave it alone"]
     choice: dict[str, Any] | None
     strength: float
@@ -35,28 +35,19 @@ class TuningRecord(FrozenModel):
     tuned_at: datetime
 
 
-def read_tuning(properties: Mapping[str, str]) -> TuningRecord | None:
-    """Read the tuning result from a collection's properties. Raises StateError if it is broken."""
-    return read_property(properties, TUNING_PROPERTY, TuningRecord)
-
-
-class DualWrite(FrozenModel):
+class DualWrite(PropertyModel):
     """Dual writes of a migration: clients send each write to this collection first, then to the copy.
 
     collection: the copy. required: whether a write fails if the copy does not take it; before that, the next
     catch-up pass repairs it.
     """
 
+    property_name: ClassVar[str] = DUAL_WRITE_PROPERTY
     collection: str
     required: bool = False
 
 
-def read_dual_write(properties: Mapping[str, str]) -> DualWrite | None:
-    """Read the dual-write record from a collection's properties. Raises StateError if it is broken."""
-    return read_property(properties, DUAL_WRITE_PROPERTY, DualWrite)
-
-
-class WriteIntentLog(FrozenModel):
+class WriteIntentLog(PropertyModel):
     """A write-intent log: while a job rewrites rows here, clients note each write in it first.
 
     If the job undoes a write, it replays the write from the log. collection: the collection with the last
@@ -65,6 +56,7 @@ class WriteIntentLog(FrozenModel):
     before. by_partition: rows of one key may be in several partitions.
     """
 
+    property_name: ClassVar[str] = WRITE_INTENTS_PROPERTY
     collection: str
     made: str
     auto_id: bool = False
@@ -73,11 +65,6 @@ class WriteIntentLog(FrozenModel):
     @property
     def rows(self) -> str:
         return f"{self.collection}_rows"
-
-
-def read_intent_log(properties: Mapping[str, str]) -> WriteIntentLog | None:
-    """Read the write-intent log from a collection's properties. Raises StateError if it is broken."""
-    return read_property(properties, WRITE_INTENTS_PROPERTY, WriteIntentLog)
 
 
 class OnlineBank(FrozenModel):
@@ -108,13 +95,8 @@ class OnlineBank(FrozenModel):
         return max(2 * self.size, FEWEST_SAMPLES)
 
 
-class OnlineBanks(FrozenModel):
+class OnlineBanks(PropertyModel):
     """The online banks of a collection."""
 
-    banks: tuple[OnlineBank, ...]
-
-
-def read_online_banks(properties: Mapping[str, str]) -> tuple[OnlineBank, ...]:
-    """Read the online banks from a collection's properties. Raises StateError if the record is broken."""
-    result = read_property(properties, ONLINE_BANKS_PROPERTY, OnlineBanks)
-    return result.banks if result else ()
+    property_name: ClassVar[str] = ONLINE_BANKS_PROPERTY
+    banks: tuple[OnlineBank, ...] = ()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +36,37 @@ SLOTS_PER_PROFILE = 2
 STATE_TTL = 5.0
 """Default TTL of the cached collection state, in seconds."""
 
-Told = TypeVar("Told", bound=BaseModel)
+Model = TypeVar("Model", bound="PropertyModel")
 
 
 class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PropertyModel(FrozenModel):
+    """A record that is stored in the collection property `property_name`."""
+
+    property_name: ClassVar[str]
+
+    @classmethod
+    def read(cls: type[Model], properties: Mapping[str, str]) -> Model | None:
+        """Read the record from a collection's properties; None if the property is missing or empty.
+
+        Servers that cannot drop a property have an empty one. Raises StateError if the record is broken.
+        """
+        text = properties.get(cls.property_name)
+        if not text:
+            return None
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            problem = error.errors()[0]["msg"]
+            raise StateError(f"the collection property {cls.property_name!r} is broken: {problem}") from None
+
+    @classmethod
+    def read_or_default(cls: type[Model], properties: Mapping[str, str]) -> Model:
+        """Read the record as `read` does; its default values if it is missing."""
+        return cls.read(properties) or cls()
 
 
 class BankReference(FrozenModel):
@@ -329,20 +355,6 @@ class CollectionState(FrozenModel):
             raise StateError(
                 f"the collection property {PROPERTY!r} is broken at {where}: {first['msg']}"
             ) from None
-
-
-def read_property(properties: Mapping[str, str], name: str, kind: type[Told]) -> Told | None:
-    """Read a record from a property; None if the property is missing or empty.
-
-    Servers that cannot drop a property have an empty one. Raises StateError if the record is broken.
-    """
-    text = properties.get(name)
-    if not text:
-        return None
-    try:
-        return kind.model_validate_json(text)
-    except ValidationError as error:
-        raise StateError(f"the collection property {name!r} is broken: {error.errors()[0]['msg']}") from None
 
 
 def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:

@@ -19,10 +19,8 @@ from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
 from milvus_hubness.job_properties import (
     DualWrite,
+    OnlineBanks,
     WriteIntentLog,
-    read_dual_write,
-    read_intent_log,
-    read_online_banks,
 )
 from milvus_hubness.operations.lease import forget_leases, holder_of
 from milvus_hubness.operations.lease_records import LEDGER
@@ -284,7 +282,7 @@ class Catalog:
         properties = description.get("properties", {})
         name = str(description.get("collection_name") or collection)
         yield InStore(partial(_expect_free, name))
-        dual_write = read_dual_write(properties)
+        dual_write = DualWrite.read(properties)
         if dual_write and not (yield InStore(partial(MilvusStore.exists, collection=dual_write.collection))):
             dual_write = None
         return Whole(
@@ -292,8 +290,11 @@ class Catalog:
             tuple(read_states(properties).values()),
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
-            read_intent_log(properties),
-            tuple(online_banks.samples_collection for online_banks in read_online_banks(properties)),
+            WriteIntentLog.read(properties),
+            tuple(
+                online_banks.samples_collection
+                for online_banks in OnlineBanks.read_or_default(properties).banks
+            ),
         )
 
 

@@ -16,7 +16,10 @@ from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.errors import InvalidParameter, StateError
-from milvus_hubness.job_properties import OnlineBank, read_online_banks
+from milvus_hubness.job_properties import (
+    OnlineBank,
+    OnlineBanks,
+)
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_banks import Sample
 
@@ -197,7 +200,7 @@ def online_banks_in(properties: Mapping[str, str]) -> dict[tuple[str, str], Onli
     If the record is broken, no query is sampled and searches continue.
     """
     try:
-        return {(each.field, each.profile): each for each in read_online_banks(properties)}
+        return {(each.field, each.profile): each for each in OnlineBanks.read_or_default(properties).banks}
     except StateError as error:
         _log.warning("no queries are sampled: %s", error)
         return {}

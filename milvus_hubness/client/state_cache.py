@@ -39,8 +39,6 @@ from milvus_hubness.job_properties import (
     DualWrite,
     OnlineBank,
     WriteIntentLog,
-    read_dual_write,
-    read_intent_log,
 )
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import (
@@ -293,9 +291,9 @@ class StateCache:
         cached = CachedState(
             key_field,
             read_states(properties),
-            dual_write=read_dual_write(properties),
+            dual_write=DualWrite.read(properties),
             online_banks=online_banks_in(properties),
-            intent_log=read_intent_log(properties),
+            intent_log=WriteIntentLog.read(properties),
         )
         if cached.states and self._last.get(collection, NOTHING).states != cached.states:
             yield LearnSchema(collection)

@@ -31,8 +31,8 @@ from milvus_hubness.client import HubnessClient
 from milvus_hubness.errors import InvalidInput, UnreadableFile
 from milvus_hubness.estimators import NNN
 from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.migrator import migrate
 from milvus_hubness.migration.plan import plan_migration
-from milvus_hubness.migration.run import migrate
 from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks, silent

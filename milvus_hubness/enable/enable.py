@@ -30,16 +30,16 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.migration import plan as migration_plan
 from milvus_hubness.migration.plan import checked_gate, chosen
+from milvus_hubness.migration.survey import require_resolved
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.lease import Lease, leasing
-from milvus_hubness.operations.progress import Progress, chunks, silent
-from milvus_hubness.operations.reading import (
+from milvus_hubness.operations.corrections import (
     Gallery,
     keep_nearest,
     only_field,
     read_gallery,
-    require_resolved,
 )
+from milvus_hubness.operations.lease import Lease, leasing
+from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.write_intents import drop_intents, rewriting
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import CandidateReranking, CollectionState, suffix_for
@@ -185,7 +185,7 @@ def plan_enable(
         )
     gallery = read_gallery(store, info, field, progress=progress)
     bank.expect_dim(gallery.layout.dim, "the field")
-    require_resolved(gallery, bank, field, info.vector_fields[field].dtype)
+    require_resolved(gallery.layout, gallery.vectors, bank, field, info.vector_fields[field].dtype)
     estimator, strength = chosen(info, bank, estimator, force=force)
     fitted = Correction.fit(
         gallery.layout,

@@ -25,14 +25,19 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.base import is_same
+from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.migration.plan import chosen
-from milvus_hubness.migration.verify import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
+from milvus_hubness.migration.survey import require_resolved
 from milvus_hubness.operations.bias_backends import BiasBackend, BiasedRows
-from milvus_hubness.operations.engines import load_correction
+from milvus_hubness.operations.corrections import (
+    keep_nearest,
+    load_correction,
+    only_field,
+    read_gallery,
+)
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.progress import Progress, chunks, silent
-from milvus_hubness.operations.reading import keep_nearest, only_field, read_gallery, require_resolved
 from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import CollectionState, slots_for, suffix_for
 from milvus_hubness.stores.protocols import SecondVectors, Store, capability, undo_save_bank
@@ -273,7 +278,7 @@ def _fit(
     """Return the correction, fitted on the bank and the gallery, with its mean bias and the layout's
     constants measured."""
     gallery = read_gallery(store, info, field, progress=progress)
-    require_resolved(gallery, bank, field, info.vector_fields[field].dtype)
+    require_resolved(gallery.layout, gallery.vectors, bank, field, info.vector_fields[field].dtype)
     fitted = Correction.fit(
         layout.measured_on(
             gallery.vectors,

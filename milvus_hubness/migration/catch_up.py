@@ -1,20 +1,23 @@
-"""The catch-up passes: they find inserts, updates and deletes that the copy missed, and carry them over."""
+"""The comparison passes over a migration's two collections: they carry rows over, and verify the copy."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.errors import NotCaughtUp, VerificationFailed, name_some
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
-from milvus_hubness.migration.compare import Pair, same_rows
+from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
+from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.operations.lease_records import now
-from milvus_hubness.operations.progress import Events, Throttle
+from milvus_hubness.migration.survey import Chunk, key_pages
+from milvus_hubness.operations.corrections import Engine, load_corrections
+from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
 """Seconds to wait before each further read of a row that differs: a client may be between its two writes."""
@@ -23,7 +26,20 @@ NO_WRITERS_DELAYS = (0.0,)
 """The same delays if no client writes."""
 
 REPAIR_ROUNDS = 20
+WARMING_SEARCHES = 100
 BYTES_PER_NUMBER = 4
+
+
+def pair_of(store: Store, migration: Migration, engine: Engine = "local", *, back: bool = False) -> Pair:
+    """Return the source and the copy, whose biases `engine` computes from the saved bank. back: the copy is
+    the origin, and the source must equal it. Raises as `load_corrections` does."""
+    state, before = migration.corrected(), migration.rebuilds
+    source = Endpoint(migration.source_now)
+    if before is not None:
+        corrections = load_corrections(store, before, unchecked=before.profiles)
+        source = Endpoint(migration.source_now, before, corrections)
+    copy = Endpoint(migration.target, state, load_corrections(store, state, engine))
+    return Pair(store, copy, source, state) if back else Pair(store, source, copy, state)
 
 
 @dataclass(frozen=True)
@@ -39,88 +55,58 @@ class Pass:
     differing: int
 
 
-def catch_up(
+def run_pass(
     pair: Pair,
     partitions: Sequence[str | None],
+    migration: Migration,
+    options: MigrationOptions,
     *,
     number: int,
-    rows_per_page: int,
-    rows_total: int,
-    throttle: Throttle,
-    events: Events,
-    looks: Sequence[float] = RECHECK_DELAYS,
 ) -> Pass:
     """Compare all rows once, and carry over the rows of the copy that differ.
 
-    number: the number of the pass, from 1. looks: seconds to wait before each further read of a row that
-    differs. Raises NotCaughtUp for a row that changes faster than it can be carried over.
+    number: of the pass, from 1; 0 for a pass that writes nothing. Raises NotCaughtUp for a row that changes
+    faster than it can be carried over, and, if number is 0, VerificationFailed, which names rows that differ.
     """
-
-    def repair(broken: dict[Key, str], partition: str | None) -> None:
-        _repair_rows(pair, list(broken), partition, throttle)
-
-    return _compare(pair, partitions, rows_per_page, repair, number, rows_total, throttle, events, looks)
-
-
-def compare(
-    pair: Pair,
-    partitions: Sequence[str | None],
-    *,
-    rows_per_page: int,
-    rows_total: int,
-    throttle: Throttle,
-    events: Events,
-) -> Pass:
-    """Compare all rows once, and write nothing. Raises VerificationFailed, which names rows that differ."""
-
-    def refuse(broken: dict[Key, str], partition: str | None) -> None:
-        result = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
-        raise VerificationFailed(
-            f"{pair.copy.collection!r} does not hold what {pair.origin.collection!r} does: "
-            f"rows {name_some(result)}"
-        )
-
-    return _compare(pair, partitions, rows_per_page, refuse, 0, rows_total, throttle, events, RECHECK_DELAYS)
-
-
-def _compare(
-    pair: Pair,
-    partitions: Sequence[str | None],
-    rows_per_page: int,
-    on_broken: Callable[[dict[Key, str], str | None], None],
-    number: int,
-    rows_total: int,
-    throttle: Throttle,
-    events: Events,
-    looks: Sequence[float],
-) -> Pass:
+    throttle, rows_total = options.throttle, migration.rows
+    delays = NO_WRITERS_DELAYS if number and options.no_writers else RECHECK_DELAYS
     rows = fields = differing = 0
+    page_rows = pair.store.chunk_rows(pair.store.info(pair.origin.collection))
     for partition in partitions:
-        for wanted, copied in pair.pages(partition, rows_per_page):
+        for page, copied in pair.pages(partition, page_rows):
             throttle.admit(0, 0)
-            found = pair.differences(wanted, copied)
-            if found and (broken := _still_differing(pair, list(found), partition, looks)):
-                on_broken(broken, partition)
+            broken = pair.differences(page, copied)
+            if broken and (broken := _still_differing(pair, list(broken), partition, delays)):
+                if not number:
+                    raise _differs(pair, broken)
+                _repair_rows(pair, list(broken), partition, throttle)
                 differing += len(broken)
-            rows += len(wanted)
-            fields += sum(len(row) + 1 for row in wanted.rows)
+            rows += len(page)
+            fields += sum(len(row) + 1 for row in page.rows)
             facts = {"rows": rows, "rows_total": rows_total, "differing": differing, "repaired": differing}
-            events.report("catching-up", **{"pass": number}, **facts)
+            options.events.report("catching-up", **{"pass": number}, **facts)
     return Pass(rows, fields, differing)
 
 
+def _differs(pair: Pair, broken: dict[Key, str]) -> VerificationFailed:
+    rows = [f"{key!r} ({what})" for key, what in sorted(broken.items(), key=lambda item: str(item[0]))]
+    return VerificationFailed(
+        f"{pair.copy.collection!r} does not hold what {pair.origin.collection!r} does: rows {name_some(rows)}"
+    )
+
+
 def _still_differing(
-    pair: Pair, keys: list[Key], partition: str | None, looks: Sequence[float]
+    pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]
 ) -> dict[Key, str]:
     """Return the rows that differ at every further read."""
-    found: dict[Key, str] = {}
-    for seconds in looks:
+    broken: dict[Key, str] = {}
+    for seconds in delays:
         time.sleep(seconds)
-        found = pair.differences(*pair.fetch(keys, partition))
-        keys = list(found)
+        broken = pair.differences(*pair.fetch(keys, partition))
+        keys = list(broken)
         if not keys:
             break
-    return found
+    return broken
 
 
 def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: Throttle) -> None:
@@ -134,7 +120,7 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
     for _ in range(REPAIR_ROUNDS):
         wanted = store.get(pair.origin.collection, keys, field, partition=partition)
         if len(wanted):
-            send(pair, carried(pair, wanted), partition, throttle)
+            send(pair, pair.copy.carried(pair.origin, wanted), partition, throttle)
         if gone := sorted(set(keys) - set(wanted.keys)):
             store.delete(pair.copy.collection, gone)
         now = store.get(pair.origin.collection, keys, field, partition=partition)
@@ -146,9 +132,27 @@ def _repair_rows(pair: Pair, keys: list[Key], partition: str | None, throttle: T
     )
 
 
-def carried(pair: Pair, wanted: Batch) -> Batch:
-    """Return rows of the origin in the form that the copy must have."""
-    return pair.copy.carried(pair.origin, wanted)
+def warm(store: Store, migration: Migration) -> None:
+    """Load the copy and search it, so that its index is in memory."""
+    state = migration.corrected()
+    store.load(migration.target)
+    queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
+    valid = queries[~state.layout.invalid(queries)]
+    if len(valid):
+        vectors = state.layout.encode_queries(valid, state.profile.strength, slot=state.profile.slot)
+        store.nearest(migration.target, state.field, np.asarray(vectors), 10)
+
+
+def scan_chunk(pair: Pair, chunk: Chunk, limit: int | None = None) -> Batch:
+    """Return the rows of the origin in a chunk."""
+    return pair.store.scan(
+        pair.origin.collection,
+        pair.state.field,
+        after=chunk.after,
+        upto=chunk.upto,
+        limit=limit,
+        partition=chunk.partition,
+    )
 
 
 def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, are_new: bool = False) -> int:
@@ -168,56 +172,160 @@ def send(pair: Pair, rows: Batch, partition: str | None, throttle: Throttle, *, 
     return per_row * len(rows)
 
 
-MOST_PASSES = 5
+COUNTS = 3
+SAMPLED_CHUNKS = 16
+SAMPLED_ROWS = 16
+BIAS_TOLERANCE = 1e-5
+TOP = 10
+SEARCHED = 100
+"""Number of requested results: a graph index then searches widely; the plan measures narrow searches."""
+
+FEWER_ALLOWED = 0.1
+FEWEST_MISSES = 3
 
 
-def announced(
-    store: Store, ledger: Ledger, migration: Migration, origin: str, dual_write: DualWrite
-) -> Migration:
-    """Have clients that write to `origin` write to the other collection too.
-    `MigrationOptions.wait_for_clients` waits until all clients do."""
-    if store.info(origin).dual_write != dual_write:
-        migration = ledger.write(migration, announced_at=None)
-        store.write_property(origin, DUAL_WRITE_PROPERTY, dual_write)
-    if migration.announced_at is None:
-        migration = ledger.write(migration, announced_at=now())
-    return migration
+@dataclass(frozen=True)
+class Verification:
+    """The result of a verification.
+
+    rows, fields: number compared one by one. biases: number of biases that were computed again and are equal.
+    searched: number of rows whose own vector was searched for. found_in_source, found_in_copy: number of
+    those rows that were among the ten best.
+    """
+
+    rows: int
+    fields: int
+    biases: int
+    searched: int
+    found_in_source: int
+    found_in_copy: int
 
 
-def until_equal(
-    ledger: Ledger,
-    migration: Migration,
-    pair: Pair,
-    partitions: Sequence[str | None],
-    options: MigrationOptions,
-) -> tuple[Migration, Pass, int]:
-    """Run passes until one finds no difference. Return the migration as in the ledger, that pass, and the
-    number of rows that earlier passes carried over. Raises NotCaughtUp if every pass finds differences."""
-    carried = 0
-    for number in range(migration.passes + 1, migration.passes + 1 + MOST_PASSES):
-        done = one_pass(pair, partitions, migration, number, options)
-        migration = ledger.write(migration, passes=number)
-        if not done.differing:
-            return migration, done, carried
-        carried += done.differing
-    raise NotCaughtUp(
-        f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of {MOST_PASSES} "
-        f"passes found rows that differ, {done.differing} the last. Somebody writes without HubnessClient, "
-        "which writes to both: stop them, say so with --no-writers, and run it again"
+def verified(
+    pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
+) -> Verification:
+    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is there
+    twice, the biases of a sample equal those that the bank gives now, and searches find rows in the copy as
+    in the source.
+
+    Raises VerificationFailed, and StateError if the ledger has lost the chunks of the migration.
+    """
+    if not chunks:
+        raise StateError(
+            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: begin it anew "
+            "with --restart"
+        )
+    _none_twice(pair, partitions, equal.rows)
+    biases = searched = in_source = in_copy = 0
+    for copied in _samples(pair, chunks):
+        _check_biases(pair, copied)
+        counts = _find_themselves(pair, copied)
+        biases += len(copied)
+        searched, in_source, in_copy = searched + counts[0], in_source + counts[1], in_copy + counts[2]
+    if in_copy < in_source - max(FEWEST_MISSES, FEWER_ALLOWED * searched):
+        raise VerificationFailed(
+            f"of {searched} rows searched for by their own vectors {in_source} are found in "
+            f"{pair.origin.collection!r} and {in_copy} in {pair.copy.collection!r}: is its index built?"
+        )
+    return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
+
+
+def validate_index(store: Store, migration: Migration, source: CollectionInfo) -> None:
+    """Check that the copy has the planned index, as far as the database shows it. Skip the check if the copy
+    has taken over: its owner may have created another index. Raises VerificationFailed."""
+    if migration.phase in {"switched", "rolling back", "rolled back"}:
+        return
+    planned = migration.indexed(source).vector_fields[migration.field]
+    found = store.info(migration.target, counted=False).vector_fields[migration.field]
+    # Milvus Lite does not return index parameters.
+    differing = {
+        name: value
+        for name, value in planned.index_params.items()
+        if found.index_params and str(found.index_params.get(name)) != str(value)
+    }
+    if found.index_type != planned.index_type or differing:
+        there = f"{found.index_type or 'no index'} {found.index_params or ''}".rstrip()
+        wanted = f"{planned.index_type} {planned.index_params or ''}".rstrip()
+        raise VerificationFailed(
+            f"field {migration.field!r} of {migration.target!r} has {there}, planned was {wanted}: drop that "
+            "index, create the planned one and load the collection"
+        )
+
+
+def _none_twice(pair: Pair, partitions: Sequence[str | None], rows: int) -> None:
+    """Check that no row is there twice. While clients write, only a stable count is meaningful, and a count
+    can also look stable because inserts and deletes balance: so this counts several times."""
+    store, copy = pair.store, pair.copy.collection
+    for _ in range(COUNTS):
+        counted = store.count(copy)
+        if counted == rows:
+            return
+        keys = sum(len(page) for partition in partitions for page in key_pages(store, copy, partition))
+        if counted <= keys or store.count(copy) != counted:
+            return
+    raise VerificationFailed(f"{copy!r} counts {counted} rows for {keys} keys: rows were doubled")
+
+
+def _samples(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
+    """Yield rows of the copy that the origin has too, from chunks spread evenly."""
+    for number in np.unique(np.linspace(0, len(chunks) - 1, SAMPLED_CHUNKS).astype(int)):
+        rows = scan_chunk(pair, chunks[number], limit=SAMPLED_ROWS)
+        current, copied = pair.fetch(rows.keys, chunks[number].partition)
+        keys = set(current.keys)
+        common = [i for i, key in enumerate(copied.keys) if key in keys]
+        if common:
+            yield copied.take(common)
+
+
+def _check_biases(pair: Pair, copied: Batch) -> None:
+    state = pair.state
+    stored = state.layout.biases(copied.vectors, state.profile.slot)
+    fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
+    computed = state.layout.biases(fresh.vectors, state.profile.slot)
+    off = np.abs(stored - computed) > BIAS_TOLERANCE * np.maximum(1, np.abs(computed))
+    if off.any():
+        broken = [copied.keys[i] for i in np.flatnonzero(off)]
+        raise VerificationFailed(
+            f"biases in {pair.copy.collection!r} are not what its bank gives: rows {name_some(broken)}"
+        )
+
+
+def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
+    """Return the number of rows that were searched for, and of those found in the origin and in the copy."""
+    vectors = pair.copy.decode_rows(copied).vectors
+    valid = np.flatnonzero(~pair.state.layout.invalid(vectors))
+    if not len(valid):
+        return 0, 0, 0
+    in_origin, in_copy = (
+        sum(
+            copied.keys[i] in best[:TOP]
+            for i, best in zip(
+                valid, side.nearest(pair.store, pair.state.field, vectors[valid], SEARCHED), strict=True
+            )
+        )
+        for side in (pair.origin, pair.copy)
     )
+    return len(valid), in_origin, in_copy
 
 
-def one_pass(
-    pair: Pair, partitions: Sequence[str | None], migration: Migration, number: int, options: MigrationOptions
-) -> Pass:
-    """Run one pass: compare all rows and carry over those that differ."""
-    return catch_up(
-        pair,
-        partitions,
-        number=number,
-        rows_per_page=pair.store.chunk_rows(pair.store.info(pair.origin.collection)),
-        rows_total=migration.rows,
-        throttle=options.throttle,
-        events=options.events,
-        looks=NO_WRITERS_DELAYS if options.no_writers else RECHECK_DELAYS,
-    )
+def verify(store: Store, name: str, *, options: MigrationOptions | None = None) -> Verification:
+    """Compare every row and field of a migration's two collections, and check the other parts of
+    `Verification`. Write nothing.
+
+    name: the source, the copy or the alias. Vectors must be equal bit for bit; under COSINE, vectors that are
+    not unit may differ by one unit in the last place of the field's type. Rows that clients are writing at
+    this moment are read again. After the cutover, rows that the application changed since then differ. Raises
+    VerificationFailed, which names the first rows that differ or an index that is not as planned,
+    NoMigration, and WrongPhase before there is a copy or after the source is dropped.
+    """
+    options, ledger = options or MigrationOptions(), Ledger(store)
+    migration = ledger.find(name)
+    migration.require(
+        "copying", "catching up", "verified", "switching", "switched", "rolling back", "rolled back",
+        step="verification",
+    )  # fmt: skip
+    source = store.info(migration.source_now)
+    validate_index(store, migration, source)
+    pair = pair_of(store, migration)
+    equal = run_pass(pair, source.partitions, migration, options, number=0)
+    return verified(pair, source.partitions, ledger.chunks(migration), equal)

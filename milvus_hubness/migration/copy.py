@@ -1,4 +1,4 @@
-"""The copy: chunks are written as rows or as files that the database imports, and recorded in the ledger.
+"""The preparation of a migration, and the copy: chunks are written as rows or as files to import.
 
 An import always inserts, so a repeated import doubles its rows. The ledger therefore names the file of a
 chunk before the database is asked to import it. A later run that finds such a name waits until no import is
@@ -9,70 +9,173 @@ from __future__ import annotations
 
 import shutil
 import time
+import uuid
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.base import Flags
+from milvus_hubness.banks.generations import Batch, Key, StoredBank
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.correction import initial_state
 from milvus_hubness.errors import StoreError
-from milvus_hubness.migration.catch_up import BYTES_PER_NUMBER, carried, send
+from milvus_hubness.migration.catch_up import BYTES_PER_NUMBER, scan_chunk, send
 from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.ledger import Ledger, Migration
-from milvus_hubness.migration.plan import BulkTarget
+from milvus_hubness.migration.plan import BulkTarget, MigrationPlan
 from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk
+from milvus_hubness.operations.corrections import fit_measured
+from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import BulkImport, Store, capability
+
+
+def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
+    """Return the unfinished migration that the plan continues, or a new one. Raises ResumeRefused if the plan
+    differs from the unfinished migration's arguments."""
+    known = ledger.of_target(plan.target)
+    if known is not None and known.phase not in {"preparing", "finished"}:
+        known.expect(plan.arguments)
+        return known
+    moment = now()
+    return Migration(
+        id=known.id if known and known.phase == "preparing" else uuid.uuid4().hex,
+        source=plan.source.name,
+        target=plan.target,
+        field=plan.field,
+        bank_collection=plan.bank_collection,
+        arguments=plan.arguments,
+        source_identity=plan.source.identity,
+        phase="preparing",
+        begun_at=moment,
+        changed_at=moment,
+        made_bank=known.made_bank if known and known.phase == "preparing" else "nothing",
+    )
+
+
+def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migration) -> Migration:
+    """Fit the estimator, save the bank, and record the state and the chunks. After an interruption this
+    starts again from the beginning."""
+    correction = fit_measured(
+        store, plan.source, plan.field, plan.layout, _gallery(store, plan), plan.estimator, plan.bank,
+        plan.target_bank,
+    )  # fmt: skip
+    kept = StoredBank(plan.bank, correction.fitted.potentials, plan.target_bank)
+    if not store.exists(plan.bank_collection):
+        migration = ledger.write(migration, made_bank="collection")
+    bank, made_bank = store.save_bank(plan.bank_collection, kept, plan.layout.metric)
+    state = initial_state(
+        correction.layout,
+        correction.fitted.estimator,
+        bank,
+        field=plan.field,
+        suffix=plan.suffix,
+        dtype=plan.source.vector_fields[plan.field].dtype,
+        source=plan.source.name,
+        phase="copying",
+        mean_bias=correction.mean_bias,
+        strength=plan.strength,
+        gate=plan.gate,
+        gate_targets=plan.gate_targets,
+    ).model_copy(update={"migration": migration.id})
+    ledger.forget_chunks(migration)
+    ledger.write_chunks(migration, plan.survey.chunks)
+    return ledger.write(
+        migration,
+        phase="copying",
+        state=state,
+        made_bank=migration.made_bank if migration.made_bank == "collection" else made_bank,
+        rows=plan.survey.rows,
+        chunks=len(plan.survey.chunks),
+    )
+
+
+def _gallery(store: Store, plan: MigrationPlan) -> Floats:
+    """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread evenly over
+    the keys."""
+    if plan.estimator.needs_gallery:
+        return np.concatenate(
+            [
+                store.scan(
+                    plan.source.name, plan.field, after=each.after, upto=each.upto, partition=each.partition
+                ).vectors
+                for each in plan.survey.chunks
+            ]
+        )
+    size = store.chunk_rows(plan.source)
+    return np.concatenate(
+        [
+            store.get(plan.source.name, keys[start : start + size], plan.field, partition=partition).vectors
+            for partition, keys in plan.survey.sample.items()
+            for start in range(0, len(keys), size)
+        ]
+    )
+
 
 KEYS_NAMED = 5
 
 
 class Recorder:
-    """Records copied chunks in the ledger and reports them. migration: as in the ledger. chunks: all chunks,
-    copied or not."""
+    """Records copied chunks in the ledger and reports them."""
 
-    def __init__(self, migration: Migration, chunks: Sequence[Chunk], ledger: Ledger, events: Events) -> None:
-        self.migration = migration
-        self._ledger, self._events = ledger, events
-        self._count = len(chunks)
-        self._rows = sum(chunk.rows for chunk in chunks if chunk.seconds is not None)
-        self._rows_before = self._rows
+    def __init__(self, migration: Migration, ledger: Ledger, events: Events) -> None:
+        self._migration, self._ledger, self._events = migration, ledger, events
+        self._chunks = {chunk.number: chunk for chunk in ledger.chunks(migration)}
+        self._rows_before = sum(chunk.rows for chunk in self.chunks if chunk.seconds is not None)
+        self._rows = self._rows_before
         self._began = time.perf_counter()
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """All chunks in their original order, as recorded."""
+        return list(self._chunks.values())
+
+    @property
+    def todo(self) -> list[Chunk]:
+        """The chunks that are not recorded as done."""
+        return [chunk for chunk in self.chunks if chunk.seconds is None]
+
+    def write(self, chunks: Sequence[Chunk]) -> None:
+        self._ledger.write_chunks(self._migration, chunks)
+        self._chunks |= {chunk.number: chunk for chunk in chunks}
 
     def done(self, chunks: Sequence[Chunk], size: int, seconds: float) -> None:
         """Record these chunks as copied. size: bytes of their vectors. seconds: time that the copy took."""
         moment = time.perf_counter()
-        self._ledger.write_chunks(self.migration, chunks)
+        self.write(chunks)
         self._rows += sum(chunk.rows for chunk in chunks)
         speed = (self._rows - self._rows_before) / (moment - self._began)
         self._events.report(
             "copying",
             partition=chunks[-1].partition,
             chunk=chunks[-1].number + 1,
-            chunks=self._count,
+            chunks=len(self._chunks),
             rows=self._rows,
-            rows_total=self.migration.rows,
+            rows_total=self._migration.rows,
             bytes=size,
             seconds=seconds,
             rows_per_second=speed,
-            eta_seconds=(self.migration.rows - self._rows) / speed,
+            eta_seconds=(self._migration.rows - self._rows) / speed,
         )
 
 
-def with_invalid(chunk: Chunk, keys: Sequence[Key]) -> Chunk:
-    """Return the chunk with the keys of its rows that have no usable vector."""
-    return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": tuple(keys[:KEYS_NAMED])})
+def _with_invalid(pair: Pair, chunk: Chunk, rows: Batch) -> Chunk:
+    """Return the chunk with the keys of its rows that have no usable vector. rows: of the origin."""
+    invalid = pair.state.layout.invalid(pair.origin.decode_rows(rows).vectors)
+    keys = tuple(rows.keys[i] for i in np.flatnonzero(invalid))
+    return chunk.model_copy(update={"invalid": len(keys), "invalid_keys": keys[:KEYS_NAMED]})
 
 
-def copy_chunks(
-    pair: Pair, chunks: Sequence[Chunk], recorder: Recorder, throttle: Throttle, *, alone: bool
-) -> None:
-    """Copy the chunks that are not recorded as done. alone: no client has ever written to the copy."""
-    _Copying(pair, recorder, throttle, chunks, alone).run()
+def _read_ahead(pool: ThreadPoolExecutor, pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
+    """Yield the rows of each chunk in turn, while the next chunk is read."""
+    ahead = [pool.submit(scan_chunk, pair, chunk) for chunk in chunks[:1]]
+    for i in range(len(chunks)):
+        rows = ahead.pop().result()
+        ahead += [pool.submit(scan_chunk, pair, chunk) for chunk in chunks[i + 1 : i + 2]]
+        yield rows
 
 
 BEGUN_AT_MOST = 4
@@ -80,70 +183,41 @@ BEGUN_AT_MOST = 4
 written while the one before is recorded, and a busy Milvus 2.3 may still show the former record of a chunk
 that was just recorded."""
 
-
-class _Written(NamedTuple):
-    """A chunk that the database has accepted. size: bytes of its vectors. seconds: time of the write."""
-
-    chunk: Chunk
-    size: int
-    seconds: float
+_Written = tuple[list[Chunk], int, float]
+"""The arguments of `Recorder.done`."""
 
 
-class _Copying:
-    def __init__(
-        self, pair: Pair, recorder: Recorder, throttle: Throttle, chunks: Sequence[Chunk], alone: bool
-    ) -> None:
-        self._pair, self._recorder, self._throttle = pair, recorder, throttle
-        self._todo = [chunk for chunk in chunks if chunk.seconds is None]
-        self._alone = alone
-        recorded = [chunk.number for chunk in chunks if chunk.seconds is not None]
-        self._perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
+def copy_chunks(pair: Pair, recorder: Recorder, throttle: Throttle, *, alone: bool) -> None:
+    """Copy the chunks that are not recorded as done, in a pipeline: read the next chunk and record the last
+    one while a chunk is written. alone: no client has ever written to the copy."""
+    todo = recorder.todo
+    recorded = [chunk.number for chunk in recorder.chunks if chunk.seconds is not None]
+    perhaps_begun = max(recorded, default=-1) + BEGUN_AT_MOST
 
-    def run(self) -> None:
-        """Copy the chunks in a pipeline: read the next chunk and record the last one while a chunk is
-        written."""
-        with ThreadPoolExecutor(3, "copying") as pool:
-            reading = [pool.submit(self._read, chunk) for chunk in self._todo[:1]]
-            writing: list[Future[_Written]] = []
-            recording: list[Future[None]] = []
-            for i, chunk in enumerate(self._todo):
-                batch = reading.pop().result()
-                reading += [pool.submit(self._read, after) for after in self._todo[i + 1 : i + 2]]
-                rows = carried(self._pair, batch)
-                invalid = [batch.keys[i] for i in np.flatnonzero(self._invalid(batch))]
-                recording = self._recorded(pool, writing, recording)
-                writing = [pool.submit(self._write, chunk, rows, invalid)]
-            for last in self._recorded(pool, writing, recording):
-                last.result()
-
-    def _recorded(
-        self, pool: ThreadPoolExecutor, writing: list[Future[_Written]], recording: list[Future[None]]
-    ) -> list[Future[None]]:
-        """Wait for the write and the record in progress, and start to record the written chunk."""
-        written = [each.result() for each in writing]
-        for each in recording:
-            each.result()
-        return [pool.submit(self._recorder.done, [each.chunk], each.size, each.seconds) for each in written]
-
-    def _invalid(self, batch: Batch) -> Flags:
-        return self._pair.state.layout.invalid(self._pair.origin.decode_rows(batch).vectors)
-
-    def _read(self, chunk: Chunk) -> Batch:
-        return self._pair.store.scan(
-            self._pair.origin.collection,
-            self._pair.state.field,
-            after=chunk.after,
-            upto=chunk.upto,
-            partition=chunk.partition,
-        )
-
-    def _write(self, chunk: Chunk, rows: Batch, invalid: list[Key]) -> _Written:
+    def write(chunk: Chunk, rows: Batch) -> _Written:
         began = time.perf_counter()
-        are_new = self._alone and chunk.importing is None and chunk.number > self._perhaps_begun
-        size = send(self._pair, rows, chunk.partition, self._throttle, are_new=are_new)
+        are_new = alone and chunk.importing is None and chunk.number > perhaps_begun
+        size = send(pair, rows, chunk.partition, throttle, are_new=are_new)
         seconds = time.perf_counter() - began
-        copied = with_invalid(chunk, invalid).model_copy(update={"seconds": round(seconds, 3)})
-        return _Written(copied, size, seconds)
+        return [chunk.model_copy(update={"seconds": round(seconds, 3)})], size, seconds
+
+    with ThreadPoolExecutor(3, "copying") as pool:
+        writing: Future[_Written] | None = None
+        recording: Future[None] | None = None
+
+        def record_last() -> Future[None] | None:
+            """Wait for the write and the record in progress, and start to record the written chunk."""
+            written = writing.result() if writing else None
+            if recording:
+                recording.result()
+            return pool.submit(recorder.done, *written) if written else None
+
+        for chunk, batch in zip(todo, _read_ahead(pool, pair, todo), strict=True):
+            rows, chunk = pair.copy.carried(pair.origin, batch), _with_invalid(pair, chunk, batch)
+            recording = record_last()
+            writing = pool.submit(write, chunk, rows)
+        if last := record_last():
+            last.result()
 
 
 T = TypeVar("T")
@@ -154,19 +228,7 @@ CHUNKS_PER_FILE = 500
 LONGEST_PAUSE = 2.0
 
 
-def half_imported(chunks: Sequence[Chunk]) -> bool:
-    """Return whether the import of some chunk may be unfinished."""
-    return any(chunk.importing is not None and chunk.seconds is None for chunk in chunks)
-
-
-def wait_for_imports(
-    store: Store,
-    target: str,
-    chunks: Sequence[Chunk],
-    ledger: Ledger,
-    recorder: Recorder,
-    throttle: Throttle,
-) -> None:
+def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Throttle) -> None:
     """Complete the imports of an earlier run: wait until no import into `target` is running, record imported
     chunks as done, and delete the target's rows of all other chunks."""
     imports = capability(store, BulkImport)
@@ -178,26 +240,17 @@ def wait_for_imports(
     imports.show_imported(target)
     store.count(target)
     imported = {job.file for job in jobs if job.state == "done" and job.file is not None}
-    settled = []
-    for chunk in chunks:
-        if chunk.seconds is not None:
-            continue
+    ended = []
+    for chunk in recorder.todo:
         if chunk.importing in imported:
-            settled.append(chunk.model_copy(update={"seconds": 0.0}))
+            ended.append(chunk.model_copy(update={"seconds": 0.0}))
         else:
             _clear(store, target, chunk)
-            settled.append(chunk.model_copy(update={"importing": None}))
-    ledger.write_chunks(recorder.migration, settled)
+            ended.append(chunk.model_copy(update={"importing": None}))
+    recorder.write(ended)
 
 
-def import_chunks(
-    pair: Pair,
-    chunks: Sequence[Chunk],
-    ledger: Ledger,
-    recorder: Recorder,
-    bulk: BulkTarget,
-    throttle: Throttle,
-) -> None:
+def import_chunks(pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
     """Copy the chunks that are not recorded as done, through files that the database imports.
 
     The copy must hold none of their rows; it shows them only after `Store.show_imported`. No client may write
@@ -205,26 +258,24 @@ def import_chunks(
 
     Raises StoreError with the database's reason if the database cannot import a file.
     """
-    _Importing(pair, ledger, recorder, bulk, throttle).run(chunks)
+    _Importing(pair, recorder, bulk, throttle).run()
 
 
 class _Importing:
-    def __init__(
-        self, pair: Pair, ledger: Ledger, recorder: Recorder, bulk: BulkTarget, throttle: Throttle
-    ) -> None:
-        self._pair, self._ledger, self._recorder = pair, ledger, recorder
+    def __init__(self, pair: Pair, recorder: Recorder, bulk: BulkTarget, throttle: Throttle) -> None:
+        self._pair, self._recorder = pair, recorder
         self._imports = capability(pair.store, BulkImport)
         self._bulk, self._throttle = bulk, throttle
         self._target = pair.copy.collection
         self._folder = bulk.folder / self._target
         self._bytes_per_row = BYTES_PER_NUMBER * pair.state.form.width
 
-    def run(self, chunks: Sequence[Chunk]) -> None:
+    def run(self) -> None:
         """Read chunks ahead, and write each file while the one before is imported."""
         shutil.rmtree(self._folder, ignore_errors=True)
-        todo = [chunk for chunk in chunks if chunk.seconds is None]
+        todo = self._recorder.todo
         with ThreadPoolExecutor(2, "importing") as pool:
-            batches = self._read_ahead(pool, todo)
+            batches = _read_ahead(pool, self._pair, todo)
             behind: Future[None] | None = None
             for group in self._groups(todo):
                 began = time.perf_counter()
@@ -235,23 +286,6 @@ class _Importing:
             if behind is not None:
                 behind.result()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _read_ahead(self, pool: ThreadPoolExecutor, chunks: Sequence[Chunk]) -> Iterator[Batch]:
-        """Yield the rows of each chunk in turn."""
-        ahead = [pool.submit(self._read, chunk) for chunk in chunks[:1]]
-        for i in range(len(chunks)):
-            batch = ahead.pop().result()
-            ahead += [pool.submit(self._read, after) for after in chunks[i + 1 : i + 2]]
-            yield batch
-
-    def _read(self, chunk: Chunk) -> Batch:
-        return self._pair.store.scan(
-            self._pair.origin.collection,
-            self._pair.state.field,
-            after=chunk.after,
-            upto=chunk.upto,
-            partition=chunk.partition,
-        )
 
     def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
         """Yield groups of neighbouring chunks of one partition that fit into one file."""
@@ -278,11 +312,10 @@ class _Importing:
             nonlocal rows
             for chunk in group:
                 batch = next(batches)
-                invalid = pair.state.layout.invalid(pair.origin.decode_rows(batch).vectors)
-                written.append(with_invalid(chunk, [batch.keys[i] for i in np.flatnonzero(invalid)]))
+                written.append(_with_invalid(pair, chunk, batch))
                 rows += len(batch)
                 self._throttle.admit(len(batch), self._bytes_per_row * len(batch))
-                yield carried(pair, batch)
+                yield pair.copy.carried(pair.origin, batch)
 
         file = self._imports.write_import_file(self._target, as_copied(), pair.state.field, self._folder)
         return file, written, rows
@@ -291,7 +324,7 @@ class _Importing:
         if file is not None:
             name = self._bulk.seen_by_database(f"{self._target}/{file}")
             chunks = [chunk.model_copy(update={"importing": name}) for chunk in chunks]
-            self._ledger.write_chunks(self._recorder.migration, chunks)
+            self._recorder.write(chunks)
             self._import_file(name, chunks[0].partition)
             (self._folder / file).unlink(missing_ok=True)
         seconds = time.perf_counter() - began

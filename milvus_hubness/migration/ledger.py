@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
@@ -20,9 +19,7 @@ from milvus_hubness.errors import (
     WrongPhase,
 )
 from milvus_hubness.migration.survey import Chunk
-from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, now
-from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
@@ -91,6 +88,11 @@ class Migration(_Frozen):
     def source_now(self) -> str:
         """The current name of the source: the cutover may have renamed it."""
         return self.switch.kept_as if self.switch and self.switch.kept_as else self.source
+
+    @property
+    def alias(self) -> str | None:
+        """The name that leads to the copy; None if no name was moved."""
+        return self.switch.name if self.switch else None
 
     def corrected(self) -> CollectionState:
         """Return the state of the copy. Raises WrongPhase if there is none yet."""
@@ -229,19 +231,6 @@ class Ledger:
         """Delete all records of the migration."""
         self.forget_chunks(migration)
         self._store.drop_records(self._name, MIGRATIONS, [migration.target])
-
-
-@contextmanager
-def leased(store: Store, names: Iterable[str], lease: Lease | None, throttle: Throttle) -> Iterator[Lease]:
-    """Hold the lease on the collections of a migration within the block: `lease` if given, else a new one.
-    Waits in the throttle raise LeaseLost once the lease is lost. Raises LeaseHeld."""
-    if lease is None:
-        with Lease(store, *names) as mine, throttle.guarded(mine.check):
-            yield mine
-        return
-    lease.include(*names)
-    with throttle.guarded(lease.check):
-        yield lease
 
 
 def _names(migration: Migration) -> set[str]:

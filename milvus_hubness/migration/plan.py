@@ -26,13 +26,23 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
-from milvus_hubness.migration.survey import Gauge, Survey, gauge, recall_gate, resolution_of, said, survey
+from milvus_hubness.migration.survey import (
+    Gauge,
+    Resolution,
+    Survey,
+    gauge,
+    recall_gate,
+    resolution_of,
+    said,
+    survey,
+)
 from milvus_hubness.operations.control import CutoverGate
-from milvus_hubness.operations.engines import Engine
-from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.corrections import (
+    Engine,
+    only_field,
+)
 from milvus_hubness.operations.lease_records import now
-from milvus_hubness.operations.progress import Event, Events, Progress, Throttle
-from milvus_hubness.operations.reading import Resolution, only_field
+from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
 from milvus_hubness.state import STATE_TTL, slots_for, suffix_for
@@ -87,8 +97,8 @@ class MigrationOptions:
     that writes, in seconds. gate: the cutover waits until it is open; the copy catches up meanwhile. bulk:
     the folder for files that the database imports, in place of upserts; only with no_writers, because an
     import does not replace a client's earlier write. engine: computes the biases of the copied rows: "server"
-    uses the database's own search over the bank, "ray" uses a Ray cluster. lease: a lease that the caller
-    holds; without it, the run acquires one. Raises InvalidParameter.
+    uses the database's own search over the bank (NNN and CSLS), "ray" uses a Ray cluster. Raises
+    InvalidParameter.
     """
 
     no_writers: bool = False
@@ -98,7 +108,6 @@ class MigrationOptions:
     gate: CutoverGate | None = None
     bulk: BulkTarget | None = None
     engine: Engine = "local"
-    lease: Lease | None = None
 
     def __post_init__(self) -> None:
         if self.bulk and not self.no_writers:
@@ -123,19 +132,6 @@ class MigrationOptions:
         except BaseException as stop:
             self.events.report("stopped", reason=type(stop).__name__)
             raise
-
-
-def as_events(progress: Progress) -> Events:
-    """Return events that call `progress`."""
-
-    def show(event: Event) -> None:
-        if event.name == "copying":
-            progress("copying", event.facts["rows"], event.facts["rows_total"])
-        elif event.name == "catching-up":
-            doing = f"comparing, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
-            progress(doing, event.facts["rows"], event.facts["rows_total"])
-
-    return Events([show])
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain, count
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.codec.half_precision import BYTES
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import form_of
+from milvus_hubness.codec.half_precision import BYTES, Dtype, decode, rounded
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
+from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
+from milvus_hubness.operations.corrections import (
+    fit_measured,
+)
 from milvus_hubness.operations.progress import Progress, silent
-from milvus_hubness.operations.reading import MEASURED_ROWS, Resolution, resolution
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField
@@ -199,35 +205,124 @@ def recall_gate(
             ).vectors
         )
         left -= len(parts[-1])
-    vectors, graph_hint = np.concatenate(parts), store.takes_graph_hint(info, field)
-    correction = Correction.fit(
-        layout.measured_on(
-            vectors,
-            bank.vectors,
-            graph_hint=graph_hint,
-            locality_hints=store.takes_locality_hints(info, field),
-        ),
-        estimator,
-        bank,
-        gallery=vectors if estimator.needs_gallery else None,
-        target_bank=target_bank,
-    )
-    biases = correction.centred(vectors)
-    mean_bias = float(biases[~layout.invalid(vectors)].mean(dtype=np.float64))
-    biases = replace(correction, mean_bias=mean_bias).centred(vectors)
+    vectors = np.concatenate(parts)
+    correction = fit_measured(store, info, field, layout, vectors, estimator, bank, target_bank)
     vector = info.vector_fields[field]
     return measure_recall(
         correction.layout,
         vectors,
-        biases,
+        correction.centred(vectors),
         bank.vectors,
         vector.index_type,
         vector.index_params,
         rows_total=looked.rows,
         value=value,
-        graph_hint=graph_hint,
+        graph_hint=store.takes_graph_hint(info, field),
         locality_hints=correction.locality_hints(vectors),
     )
+
+
+MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
+ALIKE = 1e-6
+"""Relative difference below which a raw search in float32 treats two scores as equal."""
+LEAST_IN_ORDER, REMARKED = 0.5, 0.99
+"""Minimum shares of queries that keep their order: below the first, rows cannot be told apart under L2; below
+the second, the plan has a remark."""
+
+Scores = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """How well the scores of the augmented form keep the raw order.
+
+    rows, queries: how many were measured. in_order: the share of queries whose ten nearest rows keep the raw
+    order at strength 0. gap: the score difference of neighbours among those ten (L2: squared distance).
+    error: the error of the score of the augmented form. gap and error are medians.
+    """
+
+    rows: int
+    queries: int
+    in_order: float
+    gap: float
+    error: float
+
+    def require(self, field: str) -> None:
+        """Check that the augmented form tells rows apart under L2. Raises CannotMigrate."""
+        if self.in_order < LEAST_IN_ORDER:
+            raise CannotMigrate(
+                f"field {field!r} has rows that float32 does not tell apart: the {NEAREST} nearest of a "
+                f"query differ by {self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, "
+                f"as groups of rows lie far apart ({self.in_order:.0%} of {self.queries} queries keep their "
+                f"order among {self.rows:,} rows at strength 0): keep each group in a collection of its own"
+            )
+
+    def remark(self, dtype: Dtype) -> list[str]:
+        """Return the remarks of a plan about the resolution."""
+        if self.in_order >= REMARKED:
+            return []
+        reason = "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
+        return [
+            f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
+            f"nearest among {self.rows:,} rows{reason}"
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, fit for JSON."""
+        return asdict(self)
+
+
+def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
+    """Measure the resolution in float32, as a server computes, on at most MEASURED_ROWS vectors (n, d) and
+    MEASURED_QUERIES queries (m, d), spread evenly. Return None if there are fewer than a dozen usable rows,
+    or no query."""
+    rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
+    query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
+    if len(rows) < NEAREST + 2 or not len(query_vectors):
+        return None
+    layout = layout.measured_on(rows, query_vectors)
+    form = form_of(layout, dtype)
+    stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
+    products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
+    found = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
+    exact = _exact(layout, rows, query_vectors)
+    order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
+    nearest = np.take_along_axis(exact, order, 1)
+    theirs = np.argsort(-found, axis=1, kind="stable")[:, :NEAREST]
+    same = np.isclose(np.take_along_axis(exact, theirs, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0)
+    gaps = -np.diff(nearest, axis=1)
+    errors = np.abs(np.take_along_axis(found, order, 1) - nearest)
+    return Resolution(
+        len(rows),
+        len(query_vectors),
+        float(same.all(axis=1).mean()),
+        float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0,
+        float(np.median(errors)),
+    )
+
+
+def _exact(layout: Layout, rows: Floats, queries: Floats) -> Scores:
+    """Return the scores (m, n) of the user's metric in float64; higher means nearer."""
+    wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
+    if layout.metric == "L2":
+        return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
+    if layout.metric == "COSINE":
+        wide, query_vectors = (
+            each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, query_vectors)
+        )
+    return np.asarray(query_vectors @ wide.T)
+
+
+def _some(rows: Floats, count: int) -> Floats:
+    return rows[:: max(1, -(-len(rows) // count))]
+
+
+def require_resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: str, dtype: Dtype) -> None:
+    """Check that scores under L2 tell the vectors (n, d) apart in float32. Raises CannotMigrate."""
+    if layout.metric == "L2":
+        measured = resolution(layout, vectors, bank.vectors, dtype)
+        if measured is not None:
+            measured.require(field)
 
 
 def resolution_of(

@@ -122,6 +122,19 @@ class Events:
             self._hooks(event)
 
 
+def as_events(progress: Progress) -> Events:
+    """Return events that call `progress`."""
+
+    def show(event: Event) -> None:
+        if event.name == "copying":
+            progress("copying", event.facts["rows"], event.facts["rows_total"])
+        elif event.name == "catching-up":
+            doing = f"comparing, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
+            progress(doing, event.facts["rows"], event.facts["rows_total"])
+
+    return Events([show])
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()

@@ -21,8 +21,8 @@ from milvus_hubness.kernels.operands import (
     resolve_device,
     whole_number,
 )
+from milvus_hubness.operations.corrections import QUERY_COLUMN, read_gallery, read_pairs
 from milvus_hubness.operations.progress import Progress, silent
-from milvus_hubness.operations.reading import QUERY_COLUMN, read_gallery, read_pairs
 from milvus_hubness.quality.measures import (
     PositiveRanks,
     hits,

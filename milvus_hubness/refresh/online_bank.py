@@ -275,8 +275,6 @@ def live_queries(
 ) -> tuple[Drift | None, Absorbed | None]:
     """Return the drift of the profile's queries, and the merge of the samples into its bank, as
     `options.live` requires; None for what it does not require."""
-    if options.live == "never" or options.bank is not None:
-        return None, None
     moved = None
     if options.live == "on drift":
         moved = drift(store, collection, field=options.field, profile=options.profile)

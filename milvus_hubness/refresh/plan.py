@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.banks.generations import Key, StoredBank, holds
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_to
+from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.index_hints import foremost
 from milvus_hubness.errors import (
     EmptyBank,
@@ -33,10 +33,9 @@ from milvus_hubness.estimators.base import is_same
 from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import default_client_ttl
-from milvus_hubness.operations.engines import Engine
+from milvus_hubness.operations.corrections import WHERE_FROM, Engine, read_pairs
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, Throttle, silent
-from milvus_hubness.operations.reading import WHERE_FROM, read_pairs
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo, Record
@@ -140,6 +139,16 @@ class SpareBanks:
         """Return the noted generations that are not yet dropped."""
         record = self._store.record(LEDGER, self._key)
         return [BankReference.model_validate(bank) for bank in json.loads(record.body)] if record else []
+
+    def save(self, bank: StoredBank, current: BankReference, metric: Metric) -> BankReference:
+        """Save a bank, and return the reference to it; until a collection state names it, it is spare. If it
+        equals the current generation, which stays, return the reference to that."""
+        reference = reference_to(current.collection, bank)
+        is_current = reference.generation == current.generation
+        if not is_current:
+            self.note([reference])
+        self._store.save_bank(current.collection, bank, metric)
+        return current if is_current else reference
 
     def drop(self, noted: Sequence[BankReference]) -> None:
         """Drop the noted generations that no collection state names, and the note. noted: the whole note."""

@@ -10,18 +10,24 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from milvus_hubness.banks.generations import StoredBank, reference_to
+from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.correction import Correction
 from milvus_hubness.enable.enable import measure
 from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
-from milvus_hubness.migration.plan import MigrationOptions, as_events
+from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.engines import NONE_READ, Banks, load_correction
+from milvus_hubness.operations.corrections import (
+    NONE_READ,
+    Banks,
+    keep_nearest,
+    load_correction,
+    read_gallery,
+)
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.operations.lease_records import now
-from milvus_hubness.operations.reading import keep_nearest, read_gallery
+from milvus_hubness.operations.progress import as_events
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.quality.bank_checks import Drift
@@ -54,7 +60,7 @@ from milvus_hubness.refresh.write import (
     unfinished,
     waiting_rows,
 )
-from milvus_hubness.state import BankReference, CollectionState, Former, Incoming, Profile
+from milvus_hubness.state import CollectionState, Former, Incoming, Profile
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -131,7 +137,7 @@ def refresh(
     BankTooSmall, InvalidParameter, NoSpareColumns, and InvalidInput if the estimator needs a target bank and
     none is stored or given, if a new profile has no bank, or if there are no former biases to return to.
     """
-    options = replace(options or RefreshOptions(), **changes)
+    options = replace(options, **changes) if options else RefreshOptions(**changes)
     began, field = time.perf_counter(), options.field
     with ExitStack() as stack:
         if options.plan:
@@ -143,7 +149,9 @@ def refresh(
             lease, info = stack.enter_context(validated)
         stop_reason = Cancelled("stopped as asked: the next refresh carries on from here")
         stack.enter_context(options.throttle.stopped_by(options.stop, stop_reason))
-        moved, samples = live_queries(store, info.name, options)
+        moved, samples = None, None
+        if options.live != "never" and options.bank is None:
+            moved, samples = live_queries(store, info.name, options)
         if samples and samples.bank:
             options = replace(options, bank=samples.bank)
         result = _refreshed(lease, store, info, collection, options)
@@ -175,7 +183,7 @@ def _refreshed(
         rebuilds = finding.result()
         left, half = unfinished(rebuilds, info.name), half_switched(rebuilds, info)
         if half and not options.plan:
-            carry_out(store, half, MigrationOptions(), lease)
+            carry_out(half, MigrationOptions(), lease)
         waiting, noted = looking.result(), noting.result()
         plan = plan_refresh(store, info, state, is_new, reading.result, options, left)
     job = Refreshing(
@@ -313,7 +321,7 @@ class Refreshing:
             throttle=self.options.throttle,
             events=as_events(self.options.progress),
         )
-        done = carry_out(self.store, migration, options, self.lease)
+        done = carry_out(migration, options, self.lease)
         rows = (done.verified or {}).get("rows", 0)
         epoch = done.corrected().profile.epoch
         return self._result(
@@ -325,9 +333,8 @@ class Refreshing:
         old, reference = self.state.profile, plan.reference
         if reference is None and correction is not None:
             self.lease.check()
-            reference = self._save_bank(
-                StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
-            )
+            bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
+            reference = self._spare.save(bank, old.bank, self.state.metric)
         former = Former(
             estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank
         )
@@ -356,17 +363,6 @@ class Refreshing:
         self._spare.drop(self._spare.noted())
         Renewal.forget(self.store, self.info.name)
         return replace(self, state=state)
-
-    def _save_bank(self, bank: StoredBank) -> BankReference:
-        """Save the bank, and return the reference to it. The current generation stays; if the bank equals it,
-        return its reference."""
-        old = self.state.profile.bank
-        reference = reference_to(old.collection, bank)
-        is_old = reference.generation == old.generation
-        if not is_old:
-            self._spare.note([reference])
-        self.store.save_bank(old.collection, bank, self.state.metric)
-        return old if is_old else reference
 
     def _written(self, plan: RefreshPlan) -> RefreshResult:
         """Write the announced biases, and switch to them."""

@@ -19,13 +19,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.correction import Correction, read_back
 from milvus_hubness.errors import Cancelled, InvalidInput
-from milvus_hubness.migration.cutover import cutover, drop_copy
+from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.migration.run import resume
 from milvus_hubness.migration.survey import Chunk, survey
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.engines import Banks, load_corrections
+from milvus_hubness.operations.corrections import Banks, load_corrections
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.operations.progress import Progress, chunks
@@ -283,12 +283,10 @@ def half_switched(known: Sequence[Migration], copy: CollectionInfo) -> Migration
     return next((each for each in found if each.arguments["alias"] in copy.aliases), None)
 
 
-def carry_out(store: Store, migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
+def carry_out(migration: Migration, options: MigrationOptions, lease: Lease) -> Migration:
     """Copy, verify and move the alias; continue where an earlier run stopped. Raises as migrations do."""
-    options = replace(options, lease=lease)
-    if migration.phase in {"copying", "catching up"}:
-        resume(store, migration.target, options)
-    return cutover(store, migration.target, alias=migration.arguments["alias"], options=options)
+    with opened(lease.store, migration, options, lease) as migrator:
+        return migrator.run(alias=migration.arguments["alias"])
 
 
 def abandon(lease: Lease, migration: Migration) -> None:

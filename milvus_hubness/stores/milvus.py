@@ -24,10 +24,10 @@ from milvus_hubness.errors import (
     redacted,
 )
 from milvus_hubness.job_properties import (
-    read_dual_write,
-    read_intent_log,
-    read_online_banks,
-    read_tuning,
+    DualWrite,
+    OnlineBanks,
+    TuningRecord,
+    WriteIntentLog,
 )
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
@@ -69,12 +69,12 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                 partitions=partitions,
                 aliases=tuple(each for each in self._all_aliases(schema) if not is_fence(each)),
                 states=read_states(schema["properties"]),
-                tuning=read_tuning(schema["properties"]),
+                tuning=TuningRecord.read(schema["properties"]),
                 is_bank=BANK_PROPERTY in schema["properties"],
                 schema=schema,
-                dual_write=read_dual_write(schema["properties"]),
-                intent_log=read_intent_log(schema["properties"]),
-                online_banks=read_online_banks(schema["properties"]),
+                dual_write=DualWrite.read(schema["properties"]),
+                intent_log=WriteIntentLog.read(schema["properties"]),
+                online_banks=OnlineBanks.read_or_default(schema["properties"]).banks,
                 identity=str(schema["collection_id"] or ""),
             )
 

@@ -13,12 +13,12 @@ from milvus_hubness import (
     MigrationOptions,
     QueryBank,
     StoreError,
+    migrate,
     plan_migration,
     resume,
 )
 from milvus_hubness.migration import copy
-from milvus_hubness.migration.run import run
-from milvus_hubness.migration.verify import verify
+from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Events
 from milvus_hubness.stores import MilvusStore
@@ -66,7 +66,7 @@ def test_rows_of_every_kind_arrive_once_and_whole(served, tmp_path, key):
     )
     client.insert(name, rich_rows(np.random.default_rng(1), ROWS, key, DIM))
     told = []
-    migration = run(served.store(), planned(served, name), by_files(tmp_path, told))
+    migration = migrate(served.store(), planned(served, name), by_files(tmp_path, told))
 
     assert verify(served.store(), name).rows == ROWS
     assert counted(client, migration.target) == ROWS
@@ -92,7 +92,7 @@ def test_named_partitions_keep_their_rows(served, tmp_path):
     client.create_partition(name, "other")
     others = [{"id": 1_000 + i, "vector": vector, "group": 9} for i, vector in enumerate(items[100:])]
     client.insert(name, others, partition_name="other")
-    migration = run(served.store(), planned(served, name, 8), by_files(tmp_path))
+    migration = migrate(served.store(), planned(served, name, 8), by_files(tmp_path))
     assert counted(client, migration.target) == 200
     found = client.query(
         migration.target, filter="", limit=500, partition_names=["other"], consistency_level="Strong"
@@ -143,7 +143,7 @@ def test_an_interrupted_import_is_neither_lost_nor_done_twice(
     monkeypatch.setattr(MilvusStore, "chunk_rows", lambda self, source: 100)
     store = Interrupted(served.client())
     with pytest.raises(Interruption):
-        run(store, planned(served, name, 8), by_files(tmp_path))
+        migrate(store, planned(served, name, 8), by_files(tmp_path))
     assert Interrupted.spent
 
     class Nameless(MilvusStore):
@@ -174,7 +174,7 @@ def test_a_copy_begun_by_files_is_finished_by_upserts_and_the_other_way(served, 
         client, name = served.client(), served.name()
         plain_collection(client, name, vectors(np.random.default_rng(5), 300, 8), "IP")
         with pytest.raises(Interruption):
-            run(Stopping(served.client()), planned(served, name, 8), first)
+            migrate(Stopping(served.client()), planned(served, name, 8), first)
         migration = resume(served.store(), name, second)
         assert counted(client, migration.target) == 300
 
@@ -184,7 +184,7 @@ def test_the_server_says_why_it_could_not_import(served, tmp_path):
     client, name = served.client(), served.name()
     plain_collection(client, name, vectors(np.random.default_rng(6), 50, 8), "IP")
     with pytest.raises(StoreError, match=r"could not import /nowhere/.*no such file"):
-        run(served.store(), planned(served, name, 8), by_files(tmp_path, remote="/nowhere"))
+        migrate(served.store(), planned(served, name, 8), by_files(tmp_path, remote="/nowhere"))
     migration = resume(served.store(), name, by_files(tmp_path, remote=str(tmp_path)))
     assert counted(client, migration.target) == 50
 
@@ -196,7 +196,7 @@ def refused(backend, options, error, match):
     plan = planned(backend, name, 8)
     before = set(client.list_collections()) - {LEDGER}
     with pytest.raises(error, match=match):
-        run(backend.store(), plan, options)
+        migrate(backend.store(), plan, options)
     assert set(client.list_collections()) - {LEDGER} == before
     assert not client.has_collection(plan.target)
 

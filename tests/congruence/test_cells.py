@@ -20,7 +20,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.banks.generations import Batch
 from milvus_hubness.enable import second_vector
-from milvus_hubness.operations.engines import load_correction
+from milvus_hubness.operations.corrections import load_correction
 from milvus_hubness.refresh import write
 from tests.congruence.test_in_place import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors

@@ -18,9 +18,9 @@ from milvus_hubness import (
     plan_migration,
     resume,
 )
-from milvus_hubness.migration.cutover import clean, cutover, rollback, would_drop
-from milvus_hubness.migration.run import run
-from milvus_hubness.migration.verify import verify
+from milvus_hubness.migration.catch_up import verify
+from milvus_hubness.migration.clean import clean, would_drop
+from milvus_hubness.migration.migrator import cutover, rollback
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import validate_index
 from milvus_hubness.stores.records import VectorField
@@ -56,7 +56,7 @@ def test_a_copy_has_the_index_that_it_is_to_have(backend):
         "IVF_FLAT", {"nlist": 12}, "IVF_FLAT"
     )  # fmt: skip
     with pytest.raises(StoreError):
-        run(Breaking(client), plan, MigrationOptions(no_writers=True))
+        migrate(Breaking(client), plan, MigrationOptions(no_writers=True))
     with pytest.raises(ResumeRefused, match=r"index: .*IVF_FLAT.* then, None now"):
         plan_migration(backend.store(), name, bank, estimator=NNN(4))
     done = resume(backend.store(), name, MigrationOptions(no_writers=True))
@@ -141,7 +141,7 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
     assert plan.to_dict()["index_type"] == "IVF_FLAT"
     wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
     with pytest.raises(InvalidParameter, match="'BOGUS'"):
-        run(store, wrong, MigrationOptions(no_writers=True))
+        migrate(store, wrong, MigrationOptions(no_writers=True))
     assert not client.has_collection(plan.target)
 
 
@@ -201,11 +201,11 @@ def test_a_copy_that_has_no_index_and_cannot_be_loaded_is_dropped(backend):
     store = Trusting(client)
     plan = plan_migration(store, name, bank, estimator=NNN(4), index_type="BOGUS")
     if backend.is_lite:
-        run(store, plan, MigrationOptions(no_writers=True))
+        migrate(store, plan, MigrationOptions(no_writers=True))
         client.release_collection(plan.target)
     else:
         with pytest.raises(StoreError, match="BOGUS"):
-            run(store, plan, MigrationOptions(no_writers=True))
+            migrate(store, plan, MigrationOptions(no_writers=True))
     with pytest.raises((StoreError, VerificationFailed)):
         verify(store, name)
     going = would_drop(backend.store(), name, drop=plan.target)
@@ -224,7 +224,7 @@ def test_the_copys_index_is_verified(backend):
     plain_collection(client, name, items, "IP")
     asked = {"index_type": "IVF_FLAT", "index_params": {"nlist": 8}}
     plan = plan_migration(backend.store(), name, bank, estimator=NNN(4), **asked)
-    run(backend.store(), plan, MigrationOptions(no_writers=True))
+    migrate(backend.store(), plan, MigrationOptions(no_writers=True))
     verify(backend.store(), name)
     client.release_collection(plan.target)
     client.drop_index(plan.target, "vector")

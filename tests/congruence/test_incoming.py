@@ -10,7 +10,7 @@ from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.compare import Endpoint
-from milvus_hubness.operations.engines import load_corrections
+from milvus_hubness.operations.corrections import load_corrections
 from milvus_hubness.state import Incoming
 from tests.congruence.test_beside import with_bias_fields
 from tests.congruence.test_in_place import width_for, with_second_field

@@ -38,8 +38,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
+from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.migration.verify import verify
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.stores import MilvusStore
 from tests.conftest import Backend
@@ -591,7 +591,7 @@ def test_a_ledger_that_lost_rows_is_told(finished):
     migration = ledger.find(name)
     there = ledger.chunks(migration)
     ledger.forget_chunks(migration)
-    with pytest.raises(StateError, match=f"lost what it held of the migration to '{target}'"):
+    with pytest.raises(StateError, match=f"lost the chunks of the migration to '{target}'"):
         verify(store, name)
     ledger.write_chunks(migration, there)
     assert verify(store, name).rows == 60

@@ -20,9 +20,8 @@ from milvus_hubness import (
     resume,
     rollback,
 )
+from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.migration.run import run
-from milvus_hubness.migration.verify import verify
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import PROPERTY
 from tests.galleries import as_distance, nnn, similarity, vectors
@@ -184,7 +183,7 @@ def test_one_that_broke_is_carried_on_with_and_nothing_is_copied_twice(database,
 
     small = Small(database, items=count)
     with pytest.raises(StoreError):
-        run(database.store(Breaking), small.plan())
+        migrate(database.store(Breaking), small.plan())
     assert Ledger(small.store).find(small.name).phase == "copying"
     with pytest.raises(ResumeRefused, match="estimator"):
         small.plan(estimator=NNN(5))

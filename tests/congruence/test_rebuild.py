@@ -141,7 +141,7 @@ def test_what_was_left_before_the_copy_was_made_is_carried_on_with(live, monkeyp
         raise StoreError("the connection broke")
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "resume", fail)
+        patched.setattr(write, "opened", fail)
         with pytest.raises(StoreError):
             refresh(live.store, live.alias, bank=QueryBank(live.other))
     assert not live.store.exists(f"{live.name}_r2")
@@ -186,7 +186,7 @@ def test_another_bank_takes_its_place(live, monkeypatch):
         raise StoreError("the connection broke")
 
     with monkeypatch.context() as patched:
-        patched.setattr(write, "resume", fail)
+        patched.setattr(write, "opened", fail)
         with pytest.raises(StoreError):
             refresh(live.store, live.alias, bank=QueryBank(live.other))
     third = vectors(np.random.default_rng(5), 40, DIM)

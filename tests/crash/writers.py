@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness import NNN, MigrationOptions, QueryBank, cutover, plan_migration, rollback
-from milvus_hubness.migration.run import run
+from milvus_hubness import NNN, MigrationOptions, QueryBank, cutover, migrate, plan_migration, rollback
 from milvus_hubness.operations.progress import Throttle
 from tests.crash.places import BACKENDS, be_quiet
 from tests.crash.ports import Application as Client
@@ -171,7 +170,7 @@ def migrate_beside_writers(
     with Application(lambda: client(STATE_TTL), uses, items, rows_per_second) as application:
         time.sleep(min(1.0, seconds / 10))
         plan = plan_migration(store, name, bank, estimator=NNN(8))
-        run(store, plan, options)
+        migrate(store, plan, options)
         cutover(store, plan.target, alias=None if rename else uses, rename=rename, options=options)
         assert store.info(uses).name == plan.target
         _go_on(application, min(seconds / 4, ends - time.monotonic()))

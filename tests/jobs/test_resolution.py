@@ -6,7 +6,7 @@ import pytest
 from milvus_hubness.codec.half_precision import rounded
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
-from milvus_hubness.operations.reading import resolution
+from milvus_hubness.migration.survey import resolution
 
 
 def drawn(dim=64):

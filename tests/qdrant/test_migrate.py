@@ -31,9 +31,9 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
+from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.migration.verify import verify
-from milvus_hubness.operations.engines import load_correction
+from milvus_hubness.operations.corrections import load_correction
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from milvus_hubness.cli.console import (
     show_json,
 )
 from milvus_hubness.cli.console import run as run_migration
-from milvus_hubness.cli.migrate.run import moved_on, moving, unfinished
+from milvus_hubness.cli.migrate.run import to_resume
 from milvus_hubness.cli.options import (
     AsJson,
     BankOptions,
@@ -32,14 +31,14 @@ from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.enable import plan_enable
 from milvus_hubness.errors import remember_secrets, secrets_in
-from milvus_hubness.migration.cutover import clean as clean_migration
-from milvus_hubness.migration.cutover import cutover
-from milvus_hubness.migration.cutover import rollback as roll_back
+from milvus_hubness.migration.clean import clean as clean_migration
 from milvus_hubness.migration.ledger import Ledger, Migration
-from milvus_hubness.migration.plan import CLIENT_TTL, MigrationOptions, as_events, plan_migration
-from milvus_hubness.migration.run import resume, run
-from milvus_hubness.operations.progress import Progress, Throttle
-from milvus_hubness.operations.reading import read_bank
+from milvus_hubness.migration.migrator import migrate as run_plan
+from milvus_hubness.migration.migrator import resume
+from milvus_hubness.migration.migrator import rollback as roll_back
+from milvus_hubness.migration.plan import CLIENT_TTL, MigrationOptions, plan_migration
+from milvus_hubness.operations.corrections import read_bank
+from milvus_hubness.operations.progress import Progress, Throttle, as_events
 from milvus_hubness.refresh.run import refresh as run_refresh
 from milvus_hubness.refresh.status import status as read_status
 from milvus_hubness.state import require_state
@@ -135,15 +134,17 @@ def migrate(
     if correcting.bank and source is None:
         raise typer.BadParameter("no collection: name the one that --bank is for")
     store = connection.open()
-    known = None if source is None or restart else moving(store, source, target)
+    resumed = None
+    if not (correcting.bank and restart):
+        resumed = to_resume(store, source, target, is_planned=bool(correcting.bank))
     with progress_bars() as progress:
         options = writers.options(progress, rows_per_second)
-        if known is not None:
-            found = moved_on(store, known, nullcontext(options))
-        elif correcting.bank and source is not None:
+        if resumed is not None:
+            migration = resume(store, resumed.target, options, alias=alias)
+        else:
             wanted = plan_migration(
                 store,
-                source,
+                str(source),
                 read_bank(store, correcting.bank, correcting.bank_column),
                 estimator=correcting.estimator(),
                 field=correcting.vector,
@@ -154,17 +155,8 @@ def migrate(
             if plan:
                 _show(f"Would migrate {source}", "plan", wanted.to_dict(), as_json=as_json)
                 return
-            options.events.report("plan", **wanted.to_dict())
-            found = run(store, wanted, options)
-        else:
-            found = unfinished(store, source, target)
-            if found.phase in {"switching", "switched", "rolling back"}:
-                found = moved_on(store, found, nullcontext(options))
-            else:
-                found = resume(store, found.target, options)
-        if alias and found.phase == "verified":
-            found = cutover(store, found.target, alias=alias, options=options)
-    _show(f"Migrated {found.source}", "migration", _told(found), as_json=as_json)
+            migration = run_plan(store, wanted, options)
+    _show(f"Migrated {migration.source}", "migration", _told(migration), as_json=as_json)
 
 
 def rollback(

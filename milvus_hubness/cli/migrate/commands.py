@@ -32,12 +32,12 @@ from milvus_hubness.cli.migrate.show import (
     verification_words,
 )
 from milvus_hubness.cli.options import AsJson, Connection
-from milvus_hubness.migration.cutover import clean as clean_migration
-from milvus_hubness.migration.cutover import cutover as cut_over
-from milvus_hubness.migration.cutover import rollback as roll_back
-from milvus_hubness.migration.cutover import would_drop
+from milvus_hubness.migration.catch_up import verify as verify_copy
+from milvus_hubness.migration.clean import clean as clean_migration
+from milvus_hubness.migration.clean import would_drop
 from milvus_hubness.migration.ledger import Ledger, Migration
-from milvus_hubness.migration.verify import verify as verify_copy
+from milvus_hubness.migration.migrator import cutover as cut_over
+from milvus_hubness.migration.migrator import rollback as roll_back
 from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.stores import MilvusStore
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import sys
-from contextlib import AbstractContextManager
 from typing import Any
 
 import typer
@@ -32,54 +31,37 @@ from milvus_hubness.cli.migrate.show import (
 )
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
-from milvus_hubness.migration.cutover import cutover, rollback
-from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration, chosen_switch
-from milvus_hubness.migration.plan import MigrationOptions
-from milvus_hubness.migration.run import resume
-from milvus_hubness.migration.run import run as run_migration
-from milvus_hubness.operations.reading import WHERE_FROM
+from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration
+from milvus_hubness.migration.migrator import migrate, resume
+from milvus_hubness.operations.corrections import WHERE_FROM
 from milvus_hubness.stores import MilvusStore, Store
 
 
-def moving(store: Store, source: str, target: str | None) -> Migration | None:
-    """Return the migration of this name, or to this target, if the application's name has begun to move; else
-    None. No plan is needed then, and the source may have another name or none."""
+def to_resume(store: Store, name: str | None, target: str | None, *, is_planned: bool) -> Migration | None:
+    """Return the migration of this name and to this copy that a run continues without a plan. Without a name,
+    it is the only one that is not over.
+
+    is_planned: a bank is given. The result is then None unless the application's name has begun to move: no
+    plan is needed then, and the source may have another name or none. Raises NoMigration, and InvalidInput if
+    the name has several copies.
+    """
     ledger = Ledger(store)
+    if name is None and target is None:
+        over = {"switched", "rolled back", "finished"}
+        unfinished = [migration for migration in ledger.migrations() if migration.phase not in over]
+        if len(unfinished) == 1:
+            return unfinished[0]
+        names = ", ".join(sorted(migration.source for migration in unfinished))
+        problem = f"several unfinished migrations ({names})" if unfinished else "no unfinished migration"
+        raise NoMigration(f"{problem} in this database: name a collection")
     try:
-        found = ledger.of_target(target) if target else ledger.find(source)
-    except NoMigration:
-        return None
-    return found if found and found.phase in {"switching", "switched", "rolling back"} else None
-
-
-def moved_on(store: Store, known: Migration, opened: AbstractContextManager[MigrationOptions]) -> Migration:
-    """Complete a migration whose switch has begun, with its original arguments. opened: entered if any step
-    is left."""
-    if known.phase == "switched" and not store.exists(known.source_now):
-        return known
-    with opened as options:
-        if known.phase != "rolling back":
-            return cutover(store, known.target, options=options)
-        rollback(store, known.target, options=options)
-    return Ledger(store).find(known.target)
-
-
-def unfinished(store: Store, name: str | None, target: str | None = None) -> Migration:
-    """Return the migration of this name and to this copy; without a name, the only one that is not over.
-    Raises NoMigration, and InvalidInput if the name has several copies."""
-    ledger = Ledger(store)
-    if name is not None or target is not None:
-        try:
-            return ledger.find(name or str(target), target)
-        except NoMigration as error:
-            raise NoMigration(f"{error}, or pass --bank FILE to start one ({WHERE_FROM})") from None
-    over = {"switched", "rolled back", "finished"}
-    migrations = [migration for migration in ledger.migrations() if migration.phase not in over]
-    if len(migrations) == 1:
-        return migrations[0]
-    names = ", ".join(sorted(migration.source for migration in migrations))
-    problem = f"several unfinished migrations ({names})" if migrations else "no unfinished migration"
-    raise NoMigration(f"{problem} in this database: name a collection")
+        migration = ledger.find(name or str(target), target)
+    except NoMigration as error:
+        if is_planned:
+            return None
+        raise NoMigration(f"{error}, or pass --bank FILE to start one ({WHERE_FROM})") from None
+    has_moved = migration.phase in {"switching", "switched", "rolling back"}
+    return migration if has_moved or not is_planned else None
 
 
 def run(
@@ -98,19 +80,7 @@ def run(
     Continues an interrupted run; without --bank, with its own options.
     """
     course = Course(writers, watching, pace, postponed=postpone_cutover, as_json=as_json)
-    if planning.bank and source is None:
-        raise typer.BadParameter("no collection: name the one that --bank is for")
-    store = connection.open()
-    known = None if source is None or planning.restart else moving(store, source, planning.target)
-    if known is not None:
-        planning.expect_as_begun(store, known, switching)
-        migration = moved_on(store, known, course.open(known.source, known.target))
-    elif planning.bank and source is not None:
-        migration = _planned(store, source, planning, switching, writers, course, as_json=as_json)
-    else:
-        found = unfinished(store, source, planning.target)
-        planning.expect_as_begun(store, found, switching)
-        migration = _resumed(store, found, switching, course)
+    _, migration = _carry_out(connection, source, planning, writers, course, switching)
     result = {**migration_facts(migration), **course.timeline.to_dict()}
     if as_json:
         stream_result(result)
@@ -119,40 +89,38 @@ def run(
         _show_next(migration)
 
 
-def _planned(
-    store: MilvusStore,
-    source: str,
+def _carry_out(
+    connection: Connection,
+    source: str | None,
     planning: Planning,
-    switching: Switching,
     writers: Writers,
     course: Course,
+    switching: Switching | None = None,
     *,
-    as_json: bool,
-) -> Migration:
-    plan = planning.plan(store, source, switching=switching, writers=writers)
-    if not as_json:
+    measure: bool = False,
+) -> tuple[MilvusStore, Migration]:
+    """Run the migration that the options plan, or resume the one that they name. switching: None for a
+    rehearsal."""
+    if planning.bank and source is None:
+        raise typer.BadParameter("no collection: name the one that --bank is for")
+    store, is_planned = connection.open(), bool(planning.bank)
+    resumed = None
+    if not (is_planned and planning.restart):
+        resumed = to_resume(store, source, planning.target, is_planned=is_planned)
+    if resumed is not None:
+        planning.expect_as_begun(store, resumed, switching)
+        if switching is None:
+            resumed.require(
+                "preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal"
+            )
+        with course.open(resumed.source, resumed.target) as options:
+            name = switching or Switching()
+            return store, resume(store, resumed.target, options, alias=name.alias, rename=name.rename)
+    plan = planning.plan(store, str(source), switching=switching, measure=measure, writers=writers)
+    if not course.as_json:
         show_plan(plan.to_dict())
     with course.open(plan.source.name, plan.target) as options:
-        options.events.report("plan", **plan.to_dict())
-        migration = run_migration(store, plan, options)
-        return _switched(store, migration, switching, options)
-
-
-def _resumed(store: MilvusStore, known: Migration, switching: Switching, course: Course) -> Migration:
-    if known.phase in {"switching", "switched", "rolling back"}:
-        return moved_on(store, known, course.open(known.source, known.target))
-    if switching.asked:
-        chosen_switch(store, known.source, known.target, switching.alias, switching.rename)
-    with course.open(known.source, known.target) as options:
-        return _switched(store, resume(store, known.target, options), switching, options)
-
-
-def _switched(
-    store: MilvusStore, migration: Migration, switching: Switching, options: MigrationOptions
-) -> Migration:
-    if not switching.asked:
-        return migration
-    return cutover(store, migration.target, alias=switching.alias, rename=switching.rename, options=options)
+        return store, migrate(store, plan, options)
 
 
 def _show_next(migration: Migration) -> None:
@@ -179,22 +147,7 @@ def rehearse(
     Drop the copy afterwards, or continue with migrate run.
     """
     course = Course(writers, watching, pace, as_json=as_json)
-    if planning.bank and source is None:
-        raise typer.BadParameter("no collection: name the one that --bank is for")
-    store = connection.open()
-    if planning.bank and source is not None:
-        plan = planning.plan(store, source, measure=measure, writers=writers)
-        if not as_json:
-            show_plan(plan.to_dict())
-        with course.open(plan.source.name, plan.target) as options:
-            options.events.report("plan", **plan.to_dict())
-            migration = run_migration(store, plan, options)
-    else:
-        known = unfinished(store, source, planning.target)
-        planning.expect_as_begun(store, known)
-        known.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
-        with course.open(known.source, known.target) as options:
-            migration = resume(store, known.target, options)
+    store, migration = _carry_out(connection, source, planning, writers, course, measure=measure)
     report = _report(store, migration, course)
     if as_json:
         stream_result(report)

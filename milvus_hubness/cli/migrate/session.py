@@ -80,7 +80,7 @@ class Course:
         as_json: bool = False,
     ) -> None:
         self._watching, self._pace = watching, pace or Pace()
-        self._as_json = as_json
+        self.as_json = as_json
         self._hooks = parse_hooks(watching.on or [])
         self._throttle = Throttle(
             self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
@@ -105,7 +105,7 @@ class Course:
             listeners: list[Listener] = [self.timeline, latest, metrics]
             if path := self._watching.metrics_file:
                 listeners.append(_MetricsFile(path, metrics))
-            listeners.append(stream if self._as_json else stack.enter_context(narrated()))
+            listeners.append(stream if self.as_json else stack.enter_context(narrated()))
             stopped = threading.Event()
             events = Events(listeners, hooks=Hooks(self._hooks, cancelled=stopped))
             stack.enter_context(stoppable(self._throttle, stopped))

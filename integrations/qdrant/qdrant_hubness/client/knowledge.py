@@ -15,7 +15,10 @@ from milvus_hubness.client.state_cache import BankCache
 from milvus_hubness.client.steps import Ask, Compute, Pause
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.job_properties import read_dual_write, read_intent_log
+from milvus_hubness.job_properties import (
+    DualWrite,
+    WriteIntentLog,
+)
 from milvus_hubness.state import CollectionState, Profile, read_states
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store import schema
@@ -65,8 +68,8 @@ class StateCache:
             name,
             {field: each.size for field, each in schema.dense(described).items() if _is_single(each)},
             read_states(told),
-            read_dual_write(told),
-            read_intent_log(told),
+            DualWrite.read(told),
+            WriteIntentLog.read(told),
         )
         self._known[collection] = (asked + self._state_ttl, found)
         return found
@@ -104,7 +107,7 @@ class StateCache:
             self._in_metadata = keeps_metadata((yield Ask("info")).version)
         if self._in_metadata:
             told = of_metadata(described)
-            if not read_dual_write(told):
+            if not DualWrite.read(told):
                 return collection, told
             return (yield from self._real_name(collection)), told
         name = yield from self._real_name(collection)

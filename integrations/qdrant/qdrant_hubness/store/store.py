@@ -18,11 +18,10 @@ from milvus_hubness.errors import (
     InvalidParameter,
 )
 from milvus_hubness.job_properties import (
+    DualWrite,
+    OnlineBanks,
+    TuningRecord,
     WriteIntentLog,
-    read_dual_write,
-    read_intent_log,
-    read_online_banks,
-    read_tuning,
 )
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
 from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
@@ -57,12 +56,12 @@ class QdrantStore(QdrantWriteIntents):
             partitions=PARTITIONS,
             aliases=tuple(each.alias_name for each in aliases if not is_fence(each.alias_name)),
             states=read_states(result),
-            tuning=read_tuning(result),
+            tuning=TuningRecord.read(result),
             is_bank=BANK_PROPERTY in result,
             schema={"described": described},
-            dual_write=read_dual_write(result),
-            intent_log=read_intent_log(result),
-            online_banks=read_online_banks(result),
+            dual_write=DualWrite.read(result),
+            intent_log=WriteIntentLog.read(result),
+            online_banks=OnlineBanks.read_or_default(result).banks,
         )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:

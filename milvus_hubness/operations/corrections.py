@@ -1,11 +1,12 @@
-"""The inputs of a job: galleries, banks, labelled pairs, and the nearest rows of bank queries."""
+"""The inputs of a job (banks, pairs, galleries), and its corrections: fitted, restored, computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,112 +15,26 @@ import pyarrow.feather as feather
 import pyarrow.parquet as parquet
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.banks.generations import Key
+from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.codec.arrays import Floats, as_metric
-from milvus_hubness.codec.base import form_of
-from milvus_hubness.codec.half_precision import Dtype, decode, rounded
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import CannotMigrate, EmptyCollection, InvalidInput, UnreadableFile, name_some
+from milvus_hubness.correction import Correction, reduced_targets
+from milvus_hubness.distributed.ray_gallery import RayBiases
+from milvus_hubness.errors import (
+    CannotMigrate,
+    EmptyCollection,
+    InvalidInput,
+    InvalidParameter,
+    UnreadableFile,
+    name_some,
+)
+from milvus_hubness.estimators import CSLS, NNN, Estimator, from_dict
+from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks, silent
-from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.state import BankReference, CollectionState, Profile
+from milvus_hubness.stores.protocols import BankSearch, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
-
-MEASURED_ROWS, MEASURED_QUERIES, NEAREST = 1_000, 200, 10
-ALIKE = 1e-6
-"""Relative difference below which a raw search in float32 treats two scores as equal."""
-LEAST_IN_ORDER, REMARKED = 0.5, 0.99
-"""Minimum shares of queries that keep their order: below the first, rows cannot be told apart under L2; below
-the second, the plan has a remark."""
-
-Scores = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Resolution:
-    """How well the scores of the augmented form keep the raw order.
-
-    rows, queries: how many were measured. in_order: the share of queries whose ten nearest rows keep the raw
-    order at strength 0. gap: the score difference of neighbours among those ten (L2: squared distance).
-    error: the error of the score of the augmented form. gap and error are medians.
-    """
-
-    rows: int
-    queries: int
-    in_order: float
-    gap: float
-    error: float
-
-    def require(self, field: str) -> None:
-        """Check that the augmented form tells rows apart under L2. Raises CannotMigrate."""
-        if self.in_order < LEAST_IN_ORDER:
-            raise CannotMigrate(
-                f"field {field!r} has rows that float32 does not tell apart: the {NEAREST} nearest of a "
-                f"query differ by {self.gap:.3g} in squared distance and scores are off by {self.error:.3g}, "
-                f"as groups of rows lie far apart ({self.in_order:.0%} of {self.queries} queries keep their "
-                f"order among {self.rows:,} rows at strength 0): keep each group in a collection of its own"
-            )
-
-    def remark(self, dtype: Dtype) -> list[str]:
-        """Return the remarks of a plan about the resolution."""
-        if self.in_order >= REMARKED:
-            return []
-        reason = "" if dtype == "float32" else f", as the augmented form is rounded to {dtype} once more"
-        return [
-            f"at strength 0 {self.in_order:.0%} of {self.queries} queries keep the order of their {NEAREST} "
-            f"nearest among {self.rows:,} rows{reason}"
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, fit for JSON."""
-        return asdict(self)
-
-
-def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -> Resolution | None:
-    """Measure the resolution in float32, as a server computes, on at most MEASURED_ROWS vectors (n, d) and
-    MEASURED_QUERIES queries (m, d), spread evenly. Return None if there are fewer than a dozen usable rows,
-    or no query."""
-    rows = _some(vectors[~layout.invalid(vectors)], MEASURED_ROWS)
-    query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
-    if len(rows) < NEAREST + 2 or not len(query_vectors):
-        return None
-    layout = layout.measured_on(rows, query_vectors)
-    form = form_of(layout, dtype)
-    stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
-    products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T
-    found = layout.scores(products, query_vectors, 0.0) * (-1 if layout.metric == "L2" else 1)
-    exact = _exact(layout, rows, query_vectors)
-    order = np.argsort(-exact, axis=1, kind="stable")[:, : NEAREST + 1]
-    nearest = np.take_along_axis(exact, order, 1)
-    theirs = np.argsort(-found, axis=1, kind="stable")[:, :NEAREST]
-    same = np.isclose(np.take_along_axis(exact, theirs, 1), nearest[:, :NEAREST], rtol=ALIKE, atol=0)
-    gaps = -np.diff(nearest, axis=1)
-    errors = np.abs(np.take_along_axis(found, order, 1) - nearest)
-    return Resolution(
-        len(rows),
-        len(query_vectors),
-        float(same.all(axis=1).mean()),
-        float(np.median(gaps[gaps > 0])) if (gaps > 0).any() else 0.0,
-        float(np.median(errors)),
-    )
-
-
-def _exact(layout: Layout, rows: Floats, queries: Floats) -> Scores:
-    """Return the scores (m, n) of the user's metric in float64; higher means nearer."""
-    wide, query_vectors = rows.astype(np.float64), queries.astype(np.float64)
-    if layout.metric == "L2":
-        return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
-    if layout.metric == "COSINE":
-        wide, query_vectors = (
-            each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, query_vectors)
-        )
-    return np.asarray(query_vectors @ wide.T)
-
-
-def _some(rows: Floats, count: int) -> Floats:
-    return rows[:: max(1, -(-len(rows) // count))]
-
 
 COLLECTION_PREFIX = "collection:"
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
@@ -183,14 +98,6 @@ class Gallery:
         if unknown := [key for key in keys if key not in where]:
             raise InvalidInput(f"no usable rows of these keys: {name_some(unknown)}")
         return np.array([where[key] for key in keys], np.int64)
-
-
-def require_resolved(gallery: Gallery, bank: QueryBank, field: str, dtype: Dtype) -> None:
-    """Check that scores under L2 tell the gallery's rows apart in float32. Raises CannotMigrate."""
-    if gallery.layout.metric == "L2":
-        found = resolution(gallery.layout, gallery.vectors, bank.vectors, dtype)
-        if found is not None:
-            found.require(field)
 
 
 def only_field(info: CollectionInfo) -> str:
@@ -276,3 +183,163 @@ def _nearest(
         query_vectors = state.layout.encode_queries(query_vectors, 0.0, slot=state.profile.slot)
     found = iter(store.nearest(collection, state.searched_field, query_vectors, k))
     return [next(found) if is_sound else [] for is_sound in valid]
+
+
+Engine = Literal["local", "server", "ray"]
+WINDOW = 16_384
+Biases = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class EngineCorrection(Correction):
+    """A correction whose biases an engine computes.
+
+    compute: maps vectors (m, d) to their biases (m,). only_fitted: whether it computes no biases of rows that
+    are newer than the fit.
+    """
+
+    compute: Callable[[Floats], Biases] = field(kw_only=True)
+    only_fitted: bool = field(kw_only=True)
+
+    def centred(self, vectors: npt.ArrayLike) -> Floats:
+        if self.only_fitted and self.are_new:
+            return super().centred(vectors)
+        rows = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(rows)
+        biases = np.zeros(len(rows), np.float32)
+        if valid.any():
+            biases[valid] = self.compute(rows[valid]) - self.mean_bias
+        return biases
+
+
+def fit_measured(
+    store: Store,
+    info: CollectionInfo,
+    field: str,
+    layout: Layout,
+    vectors: Floats,
+    estimator: Estimator,
+    bank: QueryBank,
+    target_bank: QueryBank | None,
+) -> Correction:
+    """Return a fitted correction with its mean bias, and with the layout's constants measured, on vectors
+    (n, d) of the field. Raises as `Correction.fit` does."""
+    correction = Correction.fit(
+        layout.measured_on(
+            vectors,
+            bank.vectors,
+            graph_hint=store.takes_graph_hint(info, field),
+            locality_hints=store.takes_locality_hints(info, field),
+        ),
+        estimator,
+        bank,
+        gallery=vectors if estimator.needs_gallery else None,
+        target_bank=target_bank,
+    )
+    biases = correction.centred(vectors)[~layout.invalid(vectors)]
+    mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
+    return replace(correction, mean_bias=mean_bias)
+
+
+def require_engine(engine: Engine, estimator: Estimator) -> None:
+    """Check that the engine can compute this estimator. Raises InvalidParameter as `on_engine` does."""
+    if engine not in get_args(Engine):
+        raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
+    result = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
+    if engine == "server" and not result:
+        raise InvalidParameter(
+            f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}"
+        )
+
+
+def on_engine(
+    correction: Correction,
+    engine: Engine,
+    store: Store,
+    bank: BankReference,
+    targets: QueryBank | None = None,
+) -> Correction:
+    """Return the correction with its biases computed by this engine.
+
+    targets: the target bank that the database keeps with the bank. Raises InvalidParameter if the server
+    cannot compute the biases: it computes those of NNN and CSLS with a k of at most 16,384, its limit for
+    hits. Raises MissingExtra for "ray" if Ray is not installed.
+    """
+    require_engine(engine, correction.fitted.estimator)
+    if engine == "local":
+        return correction
+    layout, fitted = correction.layout, correction.fitted
+    if engine == "ray":
+        reduced = None if targets is None else reduced_targets(layout, targets)
+        workers = RayBiases(fitted, target_bank=reduced)
+
+        def compute(rows: Floats) -> Biases:
+            return workers(layout.reduce_items(rows))
+
+    else:
+
+        def compute(rows: Floats) -> Biases:
+            """Read the scores of bank queries from the bank's index, which is as exact as that index."""
+            assert isinstance(fitted.estimator, NNN | CSLS)
+            scores = (
+                capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
+            )
+            none = np.empty(0)
+            near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
+            return fitted.estimator.from_nearest(near).biases
+
+    return EngineCorrection(
+        layout, fitted, correction.mean_bias, compute=compute, only_fitted=engine == "ray"
+    )
+
+
+Banks = Mapping[BankReference, StoredBank]
+"""Banks that the caller has read already."""
+NONE_READ: Banks = MappingProxyType({})
+
+
+def load_correction(
+    store: Store,
+    state: CollectionState,
+    profile: Profile,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    checked: bool = True,
+) -> Correction:
+    """Return the correction of a profile, without a read of the gallery: the potentials are stored with the
+    bank. checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do."""
+    kept = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
+    correction = Correction.restore(
+        state.layout,
+        from_dict(profile.estimator),
+        kept.queries,
+        kept.potentials,
+        target_bank=kept.targets,
+        mean_bias=profile.mean_bias,
+    )
+    return on_engine(correction, engine, store, profile.bank, kept.targets)
+
+
+def load_corrections(
+    store: Store,
+    state: CollectionState,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    unchecked: Container[str] = (),
+) -> dict[int, Correction]:
+    """Return the corrections of all profiles and of biases that are being added or removed, by bias slot.
+    unchecked: profiles whose bank is used even if it was edited by hand."""
+    corrections: dict[int, Correction] = {}
+    for name, profile in state.profiles.items():
+        correction = load_correction(store, state, profile, engine, banks, checked=name not in unchecked)
+        corrections |= {profile.slot: correction, profile.standby: correction}
+    if leaving := state.outgoing:
+        checked = leaving.name not in unchecked
+        corrections[leaving.profile.slot] = load_correction(
+            store, state, leaving.profile, engine, banks, checked=checked
+        )
+    if coming := state.incoming:
+        corrections[coming.profile.slot] = load_correction(store, state, coming.profile, engine, banks)
+    return corrections

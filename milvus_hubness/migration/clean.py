@@ -1,0 +1,133 @@
+"""The removal of one side of a migration: the source after the cutover, or the copy before it."""
+
+from __future__ import annotations
+
+from milvus_hubness.errors import CollectionExists, InvalidInput, StoreError
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
+from milvus_hubness.migration.ledger import Ledger, Migration
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.write_intents import drop_log
+from milvus_hubness.stores.protocols import Store
+
+
+def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
+    """Drop one side of a migration for good.
+
+    name: its source, target or alias. drop: the source, once the application reads the copy, which finishes
+    the migration; or the copy, while the application reads the source, which undoes the migration. target:
+    the copy, if the source has several. Raises LeaseHeld, and as `would_drop` does.
+    """
+    found = _found(Ledger(store), name, drop, target)
+    with Lease(store, found.source_now, found.target) as lease:
+        store, ledger = lease.store, Ledger(lease.store)
+        migration = ledger.again(found)
+        _validate(store, migration, drop)
+        if drop == migration.target:
+            drop_copy(lease, ledger, migration)
+            return migration
+        _drop(lease, drop)
+        ledger.forget_chunks(migration)
+        return ledger.write(migration, phase="finished")
+
+
+def would_drop(store: Store, name: str, *, drop: str, target: str | None = None) -> dict[str, str]:
+    """Return the names that `clean` would drop, by kind. Read only; no index and no load is required.
+
+    Raises InvalidInput if `drop` does not belong to this migration, NoMigration, WrongPhase, CollectionExists
+    if another collection has the name, and StoreError if an alias leads to it.
+    """
+    migration = _found(Ledger(store), name, drop, target)
+    _validate(store, migration, drop)
+    going = {}
+    if store.exists(drop):
+        going["the copy" if drop == migration.target else "the source"] = f"{drop}, {_rows(store, drop)}"
+    if drop == migration.target and migration.made_bank != "nothing":
+        bank, whole = migration.bank_collection, migration.made_bank == "collection"
+        going["the bank"] = bank if whole else f"what this added to {bank}"
+    return going
+
+
+def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
+    """Remove everything that the migration created; the source is then as before. Only a copy with the
+    migration's id is dropped: if another collection has its name, CollectionExists is raised at the end."""
+    store, target, state = lease.store, migration.target, migration.state
+    is_others = store.exists(target) and not _is_copy(store, migration)
+    if store.exists(target) and not is_others:
+        _refuse_aliases(store, target)
+    if store.exists(migration.source_now):
+        dual_write = store.info(migration.source_now, counted=False).dual_write
+        if dual_write is not None and dual_write.collection == target:
+            store.write_property(migration.source_now, DUAL_WRITE_PROPERTY, None)
+    if not is_others:
+        _drop(lease, target)
+    bank = migration.bank_collection
+    if migration.made_bank != "nothing" and store.exists(bank):
+        if state is not None:
+            store.drop_bank_generation(state.profile.bank)
+        others = [
+            each for each in ledger.migrations() if each.target != target and each.bank_collection == bank
+        ]
+        unsaved = state is None and not others
+        if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
+            store.drop(bank)
+    ledger.forget(migration)
+    if is_others:
+        raise CollectionExists(
+            f"{target!r} is not the copy of this migration, somebody else has created it: it "
+            "stays, everything else of the migration was dropped"
+        )
+
+
+def _found(ledger: Ledger, name: str, drop: str, target: str | None) -> Migration:
+    """Return the migration of `name` whose copy is `drop`, if that is a copy; else the one to `target`."""
+    return ledger.find(name, drop if ledger.of_target(drop) is not None else target)
+
+
+def _validate(store: Store, migration: Migration, drop: str) -> None:
+    if drop == migration.target:
+        migration.require(
+            "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
+        )
+        if store.exists(drop) and _is_copy(store, migration):
+            _refuse_aliases(store, drop)
+        return
+    if drop != migration.source_now:
+        raise InvalidInput(
+            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
+        )
+    migration.require("switched", "finished", step="dropping the source")
+    if store.exists(drop):
+        _refuse_aliases(store, drop)
+        if store.info(drop, counted=False).identity != migration.source_identity:
+            raise CollectionExists(
+                f"{drop!r} is not the source of this migration, somebody has created it since: nothing "
+                "was dropped"
+            )
+
+
+def _is_copy(store: Store, migration: Migration) -> bool:
+    """Return whether the collection with the target's name is the copy that this migration created."""
+    copy = store.info(migration.target, counted=False).states.get(migration.field)
+    return copy is not None and copy.migration == migration.id
+
+
+def _drop(lease: Lease, collection: str) -> None:
+    """Drop a collection if it exists, and then its write-intent log: no job repairs or reads its rows any
+    more."""
+    if lease.store.exists(collection):
+        lease.drop(collection)
+    drop_log(lease, collection)
+
+
+def _rows(store: Store, collection: str) -> str:
+    try:
+        return f"{store.count(collection):,} rows"
+    except StoreError:
+        return "rows not counted, as it cannot be read"
+
+
+def _refuse_aliases(store: Store, collection: str) -> None:
+    if aliases := store.info(collection, counted=False).aliases:
+        raise StoreError(
+            f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped"
+        )

@@ -1,0 +1,447 @@
+"""The migrator: it carries a migration from its plan to the cutover, continues it, and takes it back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from milvus_hubness.errors import (
+    CollectionNotFound,
+    NotCaughtUp,
+    ResumeRefused,
+    StoreError,
+)
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.migration.catch_up import (
+    Pass,
+    pair_of,
+    run_pass,
+    validate_index,
+    verified,
+    warm,
+)
+from milvus_hubness.migration.clean import drop_copy
+from milvus_hubness.migration.compare import Pair
+from milvus_hubness.migration.copy import (
+    KEYS_NAMED,
+    Recorder,
+    begun,
+    copy_chunks,
+    import_chunks,
+    prepared,
+    wait_for_imports,
+)
+from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
+from milvus_hubness.migration.plan import MigrationOptions, MigrationPlan
+from milvus_hubness.operations import write_intents
+from milvus_hubness.operations.corrections import keep_nearest, require_engine
+from milvus_hubness.operations.lease import Lease
+from milvus_hubness.operations.lease_records import now
+from milvus_hubness.operations.progress import Progress, as_events
+from milvus_hubness.stores.protocols import BulkImport, Renaming, Store, capability
+from milvus_hubness.stores.records import CollectionInfo
+
+MOST_PASSES = 5
+POSTPONED_SECONDS = 30
+"""Seconds between two passes while the cutover is postponed."""
+
+
+def migrate(
+    store: Store,
+    plan: MigrationPlan,
+    options: MigrationOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Migration:
+    """Copy, catch up, verify, and cut over if the plan names an alias or a rename; continue an earlier run of
+    the same plan where it stopped.
+
+    changes: fields of `MigrationOptions`, in place of those of `options`. After a failure or an interruption,
+    call it again to continue, or use `clean` to undo it.
+
+    Raises ResumeRefused if the plan or the source's schema differs from that of the earlier run, LeaseHeld,
+    LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate if the database cannot import files,
+    InvalidParameter if the engine does not support the estimator or the server does not support the copy's
+    index, and the exceptions of the store.
+    """
+    if progress is not None:
+        changes["events"] = as_events(progress)
+    options = replace(options, **changes) if options else MigrationOptions(**changes)
+    require_engine(options.engine, plan.estimator)
+    options.events.report("plan", **plan.to_dict())
+    with _leased(store, (plan.source.name, plan.target), options) as lease:
+        ledger = Ledger(lease.store)
+        earlier = ledger.of_target(plan.target)
+        if plan.restart and earlier is not None:
+            drop_copy(lease, ledger, earlier)
+        migrator = Migrator(lease, begun(ledger, plan), options)
+        return migrator.run(plan, alias=plan.alias, rename=plan.rename)
+
+
+def resume(
+    store: Store,
+    name: str,
+    options: MigrationOptions | None = None,
+    *,
+    alias: str | None = None,
+    rename: bool = False,
+) -> Migration:
+    """Resume the unfinished migration of this source or to this target, with its original arguments. alias,
+    rename: as in `cutover`; with neither, a verified copy does not take over.
+
+    Raises NoMigration, and the exceptions of `migrate`.
+    """
+    found = Ledger(store).find(name)
+    if found.phase in {"switched", "finished"}:
+        return found
+    with opened(store, found, options or MigrationOptions()) as migrator:
+        return migrator.run(alias=alias, rename=rename)
+
+
+def cutover(
+    store: Store,
+    name: str,
+    *,
+    alias: str | None = None,
+    rename: bool = False,
+    options: MigrationOptions | None = None,
+) -> Migration:
+    """Let the application read the copy: catch up once more, then move the name that the application uses.
+
+    name: the source, the copy or the alias. alias: the alias that is moved or created, in one step of the
+    database. rename: the application uses the source's own name: the source gets a new name, and its own name
+    becomes an alias of the copy. In between, for some milliseconds, the name leads nowhere; a HubnessClient
+    waits that out. An interrupted step is finished with its original arguments.
+
+    Raises WrongPhase unless the copy is verified, InvalidInput, NotCaughtUp, and the exceptions of the store.
+    """
+    found = Ledger(store).find(name)
+    found.require("verified", "switching", "switched", step="cutover")
+    with opened(store, found, options or MigrationOptions()) as migrator:
+        migrator.migration.require("verified", "switching", "switched", step="cutover")
+        migrator.cut_over(alias, rename)
+        return migrator.migration
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The result of a rollback. alias: leads to `source` again, unless it is the source's own name. carried:
+    number of rows that clients wrote to the corrected collection since the cutover and that were carried
+    back."""
+
+    alias: str
+    source: str
+    target: str
+    carried: int
+
+
+def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
+    """Let the application read the source again, after the source has caught up with writes since the
+    cutover.
+
+    name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound
+    if the source no longer exists, NotCaughtUp, and the exceptions of the store.
+    """
+    found = Ledger(store).find(name)
+    found.require("switched", "rolling back", step="rollback")
+    with opened(store, found, options or MigrationOptions()) as migrator:
+        return migrator.roll_back()
+
+
+@contextmanager
+def opened(
+    store: Store, found: Migration, options: MigrationOptions, lease: Lease | None = None
+) -> Iterator[Migrator]:
+    """Yield the migrator of a migration, under its lease. lease: a lease that the caller holds, extended to
+    the migration's collections; None for a new one. Raises LeaseHeld, NoMigration."""
+    with _leased(store, (found.source_now, found.target, found.source), options, lease) as held:
+        yield Migrator(held, Ledger(held.store).again(found), options)
+
+
+@contextmanager
+def _leased(
+    store: Store, names: Iterable[str], options: MigrationOptions, lease: Lease | None = None
+) -> Iterator[Lease]:
+    """Hold the lease. Waits in the throttle raise LeaseLost once it is lost."""
+    with options.reporting_failures():
+        if lease is None:
+            with Lease(store, *names) as new, options.throttle.guarded(new.check):
+                yield new
+            return
+        lease.include(*names)
+        with options.throttle.guarded(lease.check):
+            yield lease
+
+
+class Migrator:
+    """Carries one migration out, under its lease. migration: as in the ledger."""
+
+    def __init__(self, lease: Lease, migration: Migration, options: MigrationOptions) -> None:
+        self.migration = migration
+        self._lease, self._options = lease, options
+        self._store, self._ledger = lease.store, Ledger(lease.store)
+
+    def run(
+        self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
+    ) -> Migration:
+        """Run every step that no earlier run has completed. plan: needed until the bank is saved. alias,
+        rename: the name that moves to the copy; with neither, the run ends before the cutover."""
+        migration = self.migration
+        if migration.phase == "rolling back":
+            self.roll_back()
+            return self.migration
+        if migration.phase in {"preparing", "copying", "catching up", "rolled back"}:
+            self._require_unchanged(self._store.info(migration.source_now))
+            if alias or rename:
+                chosen_switch(self._store, migration.source, migration.target, alias, rename)
+        if migration.phase == "preparing":
+            self._prepare(plan)
+        if self.migration.phase in {"copying", "catching up", "rolled back"}:
+            # The rows that a killed job has changed in the source must be repaired before they are copied.
+            write_intents.repair(self._lease, migration.source, client_ttl=self._options.client_ttl)
+            source = self._store.info(migration.source)
+            if self.migration.phase == "copying":
+                self._create_copy(source)
+            self._announce(migration.source, migration.target)
+            if self.migration.phase == "copying":
+                self._copy(source)
+            self._wait_for_clients()
+            self._verify(source)
+        if alias or rename or self.migration.phase == "switching":
+            self.cut_over(alias, rename)
+        return self.migration
+
+    def _write(self, **changes: Any) -> None:
+        self.migration = self._ledger.write(self.migration, **changes)
+
+    def _report(self, event: str, **facts: Any) -> None:
+        self._options.events.report(
+            event, source=self.migration.source, target=self.migration.target, **facts
+        )
+
+    # -- plan, prepare, copy ------------------------------------------------------------------------------
+
+    def _require_unchanged(self, source: CollectionInfo) -> None:
+        schema = self.migration.arguments["schema"]
+        if schema != self._store.schema_facts(source):
+            raise ResumeRefused(
+                f"the schema of {source.name!r} is not what it was when this began: --restart"
+            )
+        if self._options.bulk and self.migration.phase in {"preparing", "copying"}:
+            self._options.bulk.require(self._store, source)
+
+    def _prepare(self, plan: MigrationPlan | None) -> None:
+        if plan is None:
+            raise ResumeRefused(
+                f"the migration of {self.migration.source!r} ended before anything was copied: give its bank "
+                "again"
+            )
+        self._write()
+        self.migration = prepared(self._store, self._ledger, plan, self.migration)
+        self._options.throttle.check()
+
+    def _create_copy(self, source: CollectionInfo) -> None:
+        migration, field = self.migration, self.migration.field
+        planned = migration.indexed(source)
+        self._store.validate_index(planned.vector_fields[field], source.vector_fields[field])
+        self._store.create_copy(planned, migration.target, migration.corrected())
+        self._lease.fence(migration.target)
+        # The imports of an earlier run must end before clients write to the copy. If this run imports files
+        # too, the copy may hold no rows of chunks that are not copied yet.
+        recorder = self._recorder()
+        are_importing = any(chunk.importing is not None for chunk in recorder.todo)
+        if are_importing or (self._options.bulk and self._store.count(migration.target)):
+            wait_for_imports(self._store, migration.target, recorder, self._options.throttle)
+
+    def _recorder(self) -> Recorder:
+        return Recorder(self.migration, self._ledger, self._options.events)
+
+    def _copy(self, source: CollectionInfo) -> None:
+        options, target = self._options, self.migration.target
+        self._report("before-copy", rows_total=self.migration.rows)
+        self._store.count(source.name)
+        pair, recorder = self._pair(), self._recorder()
+        if options.bulk:
+            import_chunks(pair, recorder, options.bulk, options.throttle)
+            capability(self._store, BulkImport).show_imported(target)
+        else:
+            alone = options.no_writers and self.migration.announced_at is None
+            copy_chunks(pair, recorder, options.throttle, alone=alone)
+            self._store.flush(target)
+        self._report("after-copy", rows=self.migration.rows)
+        keys = tuple(key for chunk in recorder.chunks for key in chunk.invalid_keys)
+        invalid = sum(chunk.invalid for chunk in recorder.chunks)
+        self._write(phase="catching up", invalid=invalid, invalid_keys=keys[: 4 * KEYS_NAMED])
+
+    # -- catch up, verify ---------------------------------------------------------------------------------
+
+    def _pair(self) -> Pair:
+        return pair_of(self._store, self.migration, self._options.engine)
+
+    def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
+        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all
+        clients do."""
+        dual_write = DualWrite(collection=copy, required=required)
+        if self._options.no_writers:
+            return
+        if self._store.info(origin).dual_write != dual_write:
+            self._write(announced_at=None)
+            self._store.write_property(origin, DUAL_WRITE_PROPERTY, dual_write)
+        if self.migration.announced_at is None:
+            self._write(announced_at=now())
+
+    def _wait_for_clients(self) -> None:
+        if not self._options.no_writers:
+            self._options.wait_for_clients(self.migration.announced_at)
+
+    def _pass(self, pair: Pair, partitions: Sequence[str | None]) -> Pass:
+        number = self.migration.passes + 1
+        done = run_pass(pair, partitions, self.migration, self._options, number=number)
+        self._write(passes=number)
+        return done
+
+    def _until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> tuple[Pass, int]:
+        """Run passes until one finds no difference. Return that pass, and the number of rows that earlier
+        passes carried over. Raises NotCaughtUp if every pass finds differences."""
+        carried = 0
+        for _ in range(MOST_PASSES):
+            done = self._pass(pair, partitions)
+            if not done.differing:
+                return done, carried
+            carried += done.differing
+        raise NotCaughtUp(
+            f"{pair.copy.collection!r} does not catch up with {pair.origin.collection!r}: each of "
+            f"{MOST_PASSES} passes found rows that differ, {done.differing} the last. Somebody writes "
+            "without HubnessClient, which writes to both: stop them, say so with --no-writers, and run it "
+            "again"
+        )
+
+    def _required_until_equal(self, pair: Pair, partitions: Sequence[str | None]) -> int:
+        """Catch up while writes fail if they do not reach both collections. Return the number of rows that
+        were carried over."""
+        origin, copy = pair.origin.collection, pair.copy.collection
+        self._announce(origin, copy, required=True)
+        self._wait_for_clients()
+        try:
+            return self._until_equal(pair, partitions)[1]
+        except Exception:
+            if not self._options.no_writers:
+                self._store.write_property(origin, DUAL_WRITE_PROPERTY, DualWrite(collection=copy))
+            raise
+
+    def _verify(self, source: CollectionInfo) -> None:
+        validate_index(self._store, self.migration, source)
+        pair = self._pair()
+        equal, _ = self._until_equal(pair, source.partitions)
+        self._report("before-verify", rows_total=self.migration.rows)
+        result = asdict(verified(pair, source.partitions, self._ledger.chunks(self.migration), equal))
+        state = keep_nearest(self._store, self.migration.target, self.migration.corrected())
+        state = state.model_copy(update={"phase": "ready"})
+        self._store.write_property(self.migration.target, state.property_name, state)
+        self._options.events.report("verified", **result)
+        self._write(phase="verified", state=state, rows=equal.rows, verified=result)
+
+    # -- cut over, roll back ------------------------------------------------------------------------------
+
+    def cut_over(self, alias: str | None, rename: bool) -> None:
+        """Move the name of a verified migration to the copy, or complete that step."""
+        migration, store = self.migration, self._store
+        if migration.phase == "verified":
+            switch = chosen_switch(store, migration.source, migration.target, alias, rename)
+            warm(store, migration)
+            pair, partitions = (
+                self._pair(),
+                store.info(migration.source).partitions,
+            )
+            self._await_release(pair, partitions)
+            self._report("before-cutover", alias=switch.name)
+            self._required_until_equal(pair, partitions)
+            state = keep_nearest(store, migration.target, self.migration.corrected())
+            if state != self.migration.state:
+                store.write_property(migration.target, state.property_name, state)
+            self._write(phase="switching", switch=switch, state=state)
+        if self.migration.phase == "switching":
+            self._move_name()
+
+    def _await_release(self, pair: Pair, partitions: Sequence[str | None]) -> None:
+        """Run catch-up passes while the cutover is postponed."""
+        gate = self._options.gate
+        if gate is None or not gate.postponed:
+            return
+        self._report("postponed")
+        while True:
+            for _ in range(POSTPONED_SECONDS):
+                self._options.throttle.admit(0, 0)
+                if gate.wait(1):
+                    return
+            self._pass(pair, partitions)
+
+    def _move_name(self) -> None:
+        store, switch, target = self._store, self.migration.switch, self.migration.target
+        if switch is None:
+            raise StoreError(
+                f"the ledger does not say which name of {self.migration.source!r} is being moved"
+            )
+        if switch.kept_as:
+            self._lease.include(switch.kept_as)
+        self._lease.check()
+        began = time.perf_counter()
+        if switch.kept_as and not store.exists(switch.kept_as):
+            capability(store, Renaming).rename(switch.name, switch.kept_as)
+        if store.alias_target(switch.name) != target:
+            store.point_alias(switch.name, target)
+        window = time.perf_counter() - began
+        self._confirm(switch.name, target)
+        source = self.migration.source_now
+        state = self.migration.corrected().model_copy(update={"source": source})
+        if switch.kept_as:
+            store.write_property(target, state.property_name, state)
+            self._lease.fence(switch.kept_as)
+        store.write_property(source, DUAL_WRITE_PROPERTY, None)
+        done = switch.model_copy(update={"window": round(window, 4), "at": now()})
+        self._write(phase="switched", switch=done, state=state)
+        self._options.events.report(
+            "after-cutover", source=source, target=target, alias=done.name, window=done.window
+        )
+
+    def roll_back(self) -> Rollback:
+        """Move the name back to the source, or complete that step."""
+        self.migration.require("switched", "rolling back", step="rollback")
+        migration, store, carried = self.migration, self._store, 0
+        switch, source, target = migration.switch, migration.source, migration.target
+        if switch is None or not (store.exists(migration.source_now) or store.exists(source)):
+            raise CollectionNotFound(f"the source {migration.source_now!r} of {target!r} is gone")
+        if migration.phase == "switched":
+            self._report("before-rollback", alias=switch.name)
+            pair = pair_of(store, migration, back=True)
+            partitions = store.info(migration.source_now).partitions
+            self._announce(target, migration.source_now)
+            self._wait_for_clients()
+            _, carried = self._until_equal(pair, partitions)
+            carried += self._required_until_equal(pair, partitions)
+            self._write(phase="rolling back")
+        self._lease.check()
+        if switch.kept_as is None:
+            store.point_alias(switch.name, source)
+            self._confirm(switch.name, source)
+        else:
+            if store.alias_target(switch.name) == target:
+                store.drop_alias(switch.name)
+            if store.exists(switch.kept_as):
+                capability(store, Renaming).rename(switch.kept_as, switch.name)
+        state = self.migration.corrected().model_copy(update={"source": source})
+        if switch.kept_as:
+            store.write_property(target, state.property_name, state)
+        store.write_property(target, DUAL_WRITE_PROPERTY, None)
+        self._write(phase="rolled back", switch=None, state=state)
+        self._report("after-rollback", alias=switch.name, carried=carried)
+        return Rollback(switch.name, source, target, carried)
+
+    def _confirm(self, alias: str, collection: str) -> None:
+        behind = self._store.alias_target(alias)
+        if behind != collection:
+            raise StoreError(f"alias {alias!r} was to lead to {collection!r} and leads to {behind!r}")
