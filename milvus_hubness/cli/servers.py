@@ -23,15 +23,9 @@ from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, URI_VARIA
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
 from milvus_hubness.operations.progress import Event
 from milvus_hubness.proxy import Proxy, ProxyOptions, Tls, read_pem
-from milvus_hubness.serve import ConfigFile, OpenStore, Service, database_faults, file_faults
+from milvus_hubness.serve import ACTIONS, ConfigFile, OpenStore, Service, database_faults, file_faults
 from milvus_hubness.state import STATE_TTL
 
-ACTIONS = {
-    "pending": "new rows got their bias",
-    "full": "all biases were recomputed",
-    "rebuilt": "a copy with new biases took over",
-    "refused": "new biases were refused",
-}
 RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
 
 

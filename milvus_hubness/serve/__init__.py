@@ -1,7 +1,7 @@
 """The service that keeps the biases of several collections up to date."""
 
 from milvus_hubness.serve.config_file import ConfigFile, database_faults, file_faults
-from milvus_hubness.serve.reconcile import OpenStore
+from milvus_hubness.serve.reconcile import ACTIONS, OpenStore
 from milvus_hubness.serve.service import Service
 
-__all__ = ["ConfigFile", "OpenStore", "Service", "database_faults", "file_faults"]
+__all__ = ["ACTIONS", "ConfigFile", "OpenStore", "Service", "database_faults", "file_faults"]

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from milvus_hubness.charts import TIME_UNITS, Line, Mark, number, page_template, span, timeline
 from milvus_hubness.operations.http_server import RedactedResponse, get
-from milvus_hubness.serve.reconcile import Reconciliation
+from milvus_hubness.serve.reconcile import ACTIONS, Reconciliation
 from milvus_hubness.serve.worker import CONTENT_TYPE, CollectionView, ServiceMetrics, ServiceView
 
 
@@ -36,13 +36,6 @@ def ahead(moment: datetime, now: datetime) -> str:
 SHOWN_RUNS = 8
 LONGEST = 300
 MOST_TEETH = 100
-ACTIONS = {
-    "none": "nothing was due",
-    "pending": "new rows",
-    "full": "all rows",
-    "rebuilt": "all rows, in a copy that took over",
-    "refused": "refused",
-}
 
 
 @cache

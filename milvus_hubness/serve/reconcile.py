@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -18,7 +18,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
 from milvus_hubness.operations.progress import Progress
 from milvus_hubness.refresh.plan import RefreshOptions
-from milvus_hubness.refresh.run import Action, RefreshResult
+from milvus_hubness.refresh.run import RefreshResult
 from milvus_hubness.refresh.status import status
 from milvus_hubness.serve.config import CollectionTable
 from milvus_hubness.stores.protocols import Store
@@ -26,7 +26,14 @@ from milvus_hubness.stores.records import Record
 
 Result = Literal["ok", "busy", "failed", "stopped"]
 RESULTS: tuple[Result, ...] = ("ok", "busy", "failed", "stopped")
-ACTIONS: tuple[str, ...] = get_args(Action)
+ACTIONS: dict[str, str] = {
+    "none": "nothing was due",
+    "pending": "new rows got their bias",
+    "full": "all biases were recomputed",
+    "rebuilt": "a copy with new biases took over",
+    "refused": "new biases were refused",
+}
+"""The actions of a refresh, in words."""
 UNFINISHED = "unfinished"
 
 

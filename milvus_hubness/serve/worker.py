@@ -249,7 +249,7 @@ class Worker:
             self._asked.wait()
             with self._lock:
                 self._asked.clear()
-                task = next((each for each in STRONGEST_FIRST if each in self._requested), None)
+                task = next((task for task in STRONGEST_FIRST if task in self._requested), None)
                 self._requested.clear()
                 if task is not None:
                     self._standing = replace(self._standing, running=Course(now(), "waiting for its turn"))
@@ -304,7 +304,7 @@ class Worker:
         try:
             self.history.write(self._reconciler.store)
         except HubnessError as error:
-            message = f"the history was not kept: {error}"
+            message = f"the history was not stored: {error}"
             self._events.report("warning", collection=self.table.label, message=message)
 
 
