@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -107,6 +108,20 @@ def show_facts(title: str, facts: Mapping[str, object]) -> None:
         if value not in (None, "", [], ()):
             table.add_row(name, redacted(str(value)))
     out.print(table)
+
+
+@contextmanager
+def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call `handle` with the number of each SIGTERM or SIGINT within the block."""
+    before = {
+        number: signal.signal(number, lambda received, frame: handle(received))
+        for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(app: typer.Typer, program: str = "milvus-hubness") -> NoReturn:

@@ -8,8 +8,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import typer
 from prometheus_client import disable_created_metrics
 
-from milvus_hubness.cli.console import FAILURE, USAGE, show_json
+from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, show_json
 from milvus_hubness.cli.migrate.show import stream
 from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, URI_VARIABLES, AsJson, open_store
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
@@ -115,10 +115,19 @@ def serve(
 
 
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
-    """Run the service. A requested stop is a success, except of unfinished work under --once."""
+    """Run the service. SIGTERM and SIGINT end it between two batches, a second signal at once. A requested
+    stop is a success, except of unfinished work under --once."""
     listener = stream if as_json else narrate
     service = Service(file, uri, connect, [listener])
-    with _stopped_by_signals(service) as caught:
+    caught: list[int] = []
+
+    def stop(number: int) -> None:
+        caught.append(number)
+        if len(caught) > 1:
+            raise SystemExit(128 + number)
+        threading.Thread(target=service.stop, name="milvus-hubness-stop").start()
+
+    with on_signals(stop):
         if not once:
             service.run()
             return
@@ -142,26 +151,6 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
     database = os.environ.get(DATABASE_VARIABLE, "") if table.db is None else table.db
     token_file = Path(table.token_file) if table.token_file else None
     return uri, lambda: open_store(uri, database, token_file)
-
-
-@contextmanager
-def _stopped_by_signals(service: Service) -> Iterator[list[int]]:
-    """End the service between two batches on SIGTERM or SIGINT, and at once on a second signal. Yield the
-    numbers of the received signals."""
-    caught: list[int] = []
-
-    def stop(number: int, frame: Any) -> None:
-        caught.append(number)
-        if len(caught) > 1:
-            raise SystemExit(128 + number)
-        threading.Thread(target=service.stop, name="milvus-hubness-stop").start()
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield caught
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 MIB = 1 << 20

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import err, out, show_json
+from milvus_hubness.cli.console import err, on_signals, out, show_json
 from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching, Writers
 from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
 from milvus_hubness.cli.options import AsJson, RowsPerSecond
@@ -31,40 +31,31 @@ from milvus_hubness.operations.shell_commands import Hooks, LoadWatch, parse_hoo
 
 
 class Terminated(SystemExit):
-    """Raised on SIGTERM."""
+    """Raised on SIGTERM. The event `stopped` has this name as its reason."""
 
 
 class Interrupted(SystemExit):
     """Raised on SIGINT."""
 
 
-STOPS: dict[signal.Signals, type[SystemExit]] = {
-    signal.SIGTERM: Terminated,
-    signal.SIGINT: Interrupted,
-}
-
-
 @contextmanager
-def stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
+def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
     """Turn SIGTERM and SIGINT within the block into exit codes of 128 plus the signal's number. Writers that
     wait for `throttle`, and commands that end when `stopped` is set, are released, so that their threads end.
     """
 
-    def stop(number: int, frame: Any) -> None:
-        error = STOPS[signal.Signals(number)](128 + number)
+    def stop(number: int) -> None:
+        error = (Terminated if number == signal.SIGTERM else Interrupted)(128 + number)
         stopped.set()
         throttle.stop(error)
         raise error
 
-    before = {number: signal.signal(number, stop) for number in STOPS}
-    try:
-        yield
-    except (Terminated, Interrupted):
-        sys.stderr.write("milvus-hubness: stopped; repeat the command to continue\n")
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with on_signals(stop):
+        try:
+            yield
+        except (Terminated, Interrupted):
+            sys.stderr.write("milvus-hubness: stopped; repeat the command to continue\n")
+            raise
 
 
 class Course:
@@ -108,7 +99,7 @@ class Course:
             listeners.append(stream if self.as_json else stack.enter_context(narrated()))
             stopped = threading.Event()
             events = Events(listeners, hooks=Hooks(self._hooks, cancelled=stopped))
-            stack.enter_context(stoppable(self._throttle, stopped))
+            stack.enter_context(_stoppable(self._throttle, stopped))
             if path := self._watching.control:
                 if self._gate.postponed:
                     write_control(path, cutover="postponed")
