@@ -37,6 +37,14 @@ QUERIES, ITEMS = 1_000, 20_000
 """Largest numbers of queries and items that the spread is measured on."""
 
 
+class FitInputs(NamedTuple):
+    """The optional arguments of `Estimator.fit`."""
+
+    gallery: npt.ArrayLike | None
+    target_bank: BankLike | None
+    start: npt.ArrayLike | None
+
+
 class Estimator(ABC):
     """One number per item, subtracted from its scores; a frozen dataclass of its parameters.
 
@@ -85,18 +93,12 @@ class Estimator(ABC):
         """
         bank = QueryBank.of(bank)
         if not self.needs_gallery:
-            return self._fit(bank, gallery, target_bank, start)
+            return self._fit(bank, FitInputs(gallery, target_bank, start))
         items = require_gallery(bank, gallery, type(self).__name__)
-        return self.measured(bank, items)._fit(bank, items, target_bank, start)
+        return self.measured(bank, items)._fit(bank, FitInputs(items, target_bank, start))
 
     @abstractmethod
-    def _fit(
-        self,
-        bank: QueryBank,
-        gallery: npt.ArrayLike | None,
-        target_bank: BankLike | None,
-        start: npt.ArrayLike | None,
-    ) -> FittedBias:
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         """Fit with measured taus; the gallery is checked if the estimator needs it."""
 
     def restore(

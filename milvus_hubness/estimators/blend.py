@@ -12,7 +12,14 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FittedBias, check_potentials, from_dict, to_dict
+from milvus_hubness.estimators.base import (
+    Estimator,
+    FitInputs,
+    FittedBias,
+    check_potentials,
+    from_dict,
+    to_dict,
+)
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
@@ -77,39 +84,28 @@ class Blend(Estimator, alias="blend"):
             tolerance=min(needs.tolerance for needs in parts),
         )
 
-    def _fit(
-        self,
-        bank: QueryBank,
-        gallery: npt.ArrayLike | None,
-        target_bank: BankLike | None,
-        start: npt.ArrayLike | None,
-    ) -> FittedBias:
-        before = None if start is None else check_potentials(bank, start, self.potentials)
-        return self._mixed(
-            bank,
-            [
-                part.fit(
-                    bank,
-                    gallery=gallery,
-                    target_bank=target_bank,
-                    start=before[:, columns] if before is not None and part.potentials else None,
-                )
-                for part, columns in self.parts()
-            ],
-        )
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        start = None if inputs.start is None else check_potentials(bank, inputs.start, self.potentials)
+        fits = [
+            part.fit(
+                bank,
+                gallery=inputs.gallery,
+                target_bank=inputs.target_bank,
+                start=start[:, columns] if start is not None and part.potentials else None,
+            )
+            for part, columns in self.parts()
+        ]
+        return self._mixed(bank, fits)
 
     def restore(
         self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
     ) -> FittedBias:
         bank = QueryBank.of(bank)
         whole = check_potentials(bank, potentials, self.potentials)
-        return self._mixed(
-            bank,
-            [
-                part.restore(bank, whole[:, columns], target_bank=target_bank)
-                for part, columns in self.parts()
-            ],
-        )
+        fits = [
+            part.restore(bank, whole[:, columns], target_bank=target_bank) for part, columns in self.parts()
+        ]
+        return self._mixed(bank, fits)
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return Σ_e w_e of the parts' biases, and of their errors."""

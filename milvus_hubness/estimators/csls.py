@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators.base import Estimator, FittedBias
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import topk_mean
 from milvus_hubness.kernels.operands import whole_number
@@ -32,7 +31,7 @@ class CSLS(Estimator, alias="csls"):
     def needs(self) -> Needs:
         return Needs(queries=self.k)
 
-    def _fit(self, bank: QueryBank, *others: Any) -> FittedBias:
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
         return self._fitted(
             bank, lambda items: 0.5 * topk_mean(items, bank.vectors, self.k, device=self.device)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators.base import Estimator, FittedBias
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.kernels.operands import finite_number
 
@@ -30,7 +29,7 @@ class DistributionNormalization(Estimator, alias="dn"):
     def needs(self) -> Needs:
         return Needs(mean=True)
 
-    def _fit(self, bank: QueryBank, *others: Any) -> FittedBias:
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         mean = self.lam * bank.vectors.mean(0, dtype=np.float64)
         return self._fitted(bank, lambda items: items @ mean)
 

@@ -7,9 +7,15 @@ from typing import Any
 
 import numpy.typing as npt
 
-from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
+from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators.base import BankDiagnostics, Estimator, FittedBias, require_target_bank
+from milvus_hubness.estimators.base import (
+    BankDiagnostics,
+    Estimator,
+    FitInputs,
+    FittedBias,
+    require_target_bank,
+)
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
 from milvus_hubness.kernels import logsumexp
 
@@ -44,10 +50,8 @@ class DualInvertedSoftmax(Estimator, alias="dualis"):
         least = ACCURACY * min(self._taus[:2])
         return Needs(queries=LEADING, targets=LEADING, tolerance=least)
 
-    def _fit(
-        self, bank: QueryBank, gallery: npt.ArrayLike | None, target_bank: BankLike | None, start: Any
-    ) -> FittedBias:
-        targets = require_target_bank(bank, target_bank, type(self).__name__, as_queries=True)
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        targets = require_target_bank(bank, inputs.target_bank, type(self).__name__, as_queries=True)
         by_query, by_target, share = self._taus
 
         def formula(items: Vectors) -> npt.NDArray[Any]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.estimators.base import Estimator, FittedBias
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
 from milvus_hubness.kernels import logsumexp
 
@@ -32,7 +31,7 @@ class InvertedSoftmax(Estimator, alias="is"):
     def needs(self) -> Needs:
         return Needs(queries=LEADING, tolerance=ACCURACY * self.tau_of())
 
-    def _fit(self, bank: QueryBank, *others: Any) -> FittedBias:
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         tau = self.tau_of()
         return self._fitted(bank, lambda items: logsumexp(items, bank.vectors, tau, device=self.device))
 

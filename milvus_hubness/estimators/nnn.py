@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import Estimator, FittedBias, require_gallery
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, require_gallery
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs, mean_of_largest
 from milvus_hubness.kernels import ApproximateBank, kernel_on, resolve_device, topk_mean
 from milvus_hubness.kernels.operands import finite_number, whole_number
@@ -61,10 +60,11 @@ class NNN(Estimator, alias="nnn"):
     def needs(self) -> Needs:
         return Needs(queries=self.k)
 
-    def _fit(self, bank: QueryBank, gallery: npt.ArrayLike | None, *others: Any) -> FittedBias:
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         bank.require(at_least=self.k)
         if self.kernel == "approximate":
-            items = bank.vectors if gallery is None else require_gallery(bank, gallery, "NNN")
+            gallery = bank.vectors if inputs.gallery is None else inputs.gallery
+            items = require_gallery(bank, gallery, "NNN")
             near = ApproximateBank(bank.vectors, items, self.k)
             tuned, share = near.tuned, abs(self.alpha)
             diagnostics = NNNDiagnostics(

@@ -20,6 +20,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators.base import (
     Estimator,
+    FitInputs,
     FittedBias,
     check_potentials,
     require_target_bank,
@@ -235,18 +236,28 @@ class Sinkhorn(Estimator, alias="sn"):
         tau = self.tau_of()
         return Needs(queries=LEADING, temperatures=(tau,), tolerance=ACCURACY * tau)
 
-    def _fit(
-        self,
-        bank: QueryBank,
-        gallery: npt.ArrayLike | None,
-        target_bank: BankLike | None,
-        start: npt.ArrayLike | None,
-    ) -> FittedBias:
-        items = np.asarray(gallery, np.float32)
+    def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
+        items = np.asarray(inputs.gallery, np.float32)
         if self.needs_target_bank:
-            targets = require_target_bank(bank, target_bank, type(self).__name__)
+            targets = require_target_bank(bank, inputs.target_bank, type(self).__name__)
             items = np.concatenate([items, targets])
-        return self._balanced(bank, items, start)
+        tau = self.tau_of()
+        queries, columns, scores, steps = self._steps(bank, items)
+        g = columns.new_zeros(len(columns))
+        if inputs.start is not None:
+            f = check_potentials(bank, inputs.start, 1)[:, 0]
+            g = steps[1](as_tensor(f, torch.float32, queries.device))
+        ahead = 0
+        if scores == "sparse" and self.iterations > 1:
+            nearest = sparse_steps(queries, columns, tau, self.neighbors or NEIGHBORS)
+            _, g, ahead, _, _ = balance(*nearest, g, tau, self.iterations - 1, self.tol)
+        result = balance(*steps, g, tau, 1 if ahead else self.iterations, self.tol)
+        diagnostics = SinkhornDiagnostics(
+            len(bank), bank.dim, len(items), ahead + result.iterations, result.marginal_error,
+            result.converged, scores,
+        )  # fmt: skip
+        fitted = replace(self, items=len(items))
+        return fitted._with_potentials(bank, result.f.cpu().numpy()[:, None], diagnostics)
 
     def restore(
         self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
@@ -262,30 +273,6 @@ class Sinkhorn(Estimator, alias="sn"):
             return found
         size = queries.scores.shape[1] + queries.rest
         return found._replace(biases=found.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
-
-    def _balanced(self, bank: QueryBank, items: Vectors, start: npt.ArrayLike | None) -> FittedBias:
-        tau = self.tau_of()
-        queries, columns, scores, steps = self._steps(bank, items)
-        device = queries.device
-        g = columns.new_zeros(len(columns))
-        if start is not None:
-            g = steps[1](as_tensor(check_potentials(bank, start, 1)[:, 0], torch.float32, device))
-        ahead = 0
-        if scores == "sparse" and self.iterations > 1:
-            nearest = sparse_steps(queries, columns, tau, self.neighbors or NEIGHBORS)
-            _, g, ahead, _, _ = balance(*nearest, g, tau, self.iterations - 1, self.tol)
-        result = balance(*steps, g, tau, 1 if ahead else self.iterations, self.tol)
-        diagnostics = SinkhornDiagnostics(
-            len(bank),
-            bank.dim,
-            len(items),
-            ahead + result.iterations,
-            result.marginal_error,
-            result.converged,
-            scores,
-        )
-        fitted = replace(self, items=len(items))
-        return fitted._with_potentials(bank, result.f.cpu().numpy()[:, None], diagnostics)
 
     def _steps(
         self, bank: QueryBank, items: Vectors

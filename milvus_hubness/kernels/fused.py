@@ -3,9 +3,7 @@
 X (n, d) and B (m, d) are contiguous, of one dtype, and may exceed the range of 32-bit offsets. The bank is
 divided into `splits`, each a separate program that takes every splits-th tile.
 
-log-sum-exp: |x·b| ≤ ‖x‖·max‖b‖ bounds every exponent. So one shift per row is enough for the whole bank,
-partial sums are additive over parts of the bank, and no running maximum is needed. If the sum of a row falls
-so low that terms may have been lost to underflow, the row is computed again under a running maximum.
+log-sum-exp: each split adds under its own running maximum, and the sums of the splits are joined.
 
 top-k: a random sample of the bank gives a threshold that somewhat more than k scores reach. These scores are
 stored and counted, and the k largest are selected among them. If a row has fewer than k of them, or more than
@@ -81,34 +79,21 @@ def _scores(
 
 
 @triton.jit
-def sum_exponentials(
-    x_ptr, b_ptr, w_ptr, shift_ptr, sum_ptr, n, m, d, scale,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-):  # fmt: skip
-    """Compute sum_ptr (splits, n): Σ_i 2^(scale·x·b_i + w_i − shift) over the split.
-
-    w_i and shift are in powers of 2.
-    """
-    split = tl.program_id(1)
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    shift = tl.load(shift_ptr + rows, mask=rows < n, other=-LOWEST)
-    total = tl.zeros((BM,), tl.float32)
-    for start in range(split * BN, m, tl.num_programs(1) * BN):
-        columns = start + tl.arange(0, BN)
-        scores = _scores(x_ptr, b_ptr, rows, columns, n, m, d, EVEN, PRECISION, BM, BN, BK)
-        w = tl.load(w_ptr + columns, mask=columns < m, other=LOWEST)
-        total += tl.sum(tl.exp2(scores * scale + w[None, :] - shift[:, None]), 1)
-    tl.store(sum_ptr + split.to(tl.int64) * n + rows, total, mask=rows < n)
+def _added(scores, largest, total):
+    """Return the maxima and the sums of 2^(score − maximum) of rows, (BM,) each, after scores (BM, BN)."""
+    above = tl.maximum(largest, tl.max(scores, 1))
+    finite = tl.where(above == LOWEST, 0.0, above)
+    total = total * tl.exp2(largest - finite) + tl.sum(tl.exp2(scores - finite[:, None]), 1)
+    return above, total
 
 
 @triton.jit
-def sum_under_maximum(
+def sum_products(
     x_ptr, b_ptr, w_ptr, max_ptr, sum_ptr, n, m, d, scale,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute sums as `sum_exponentials` does.
-
-    The shift is the split's own maximum, written to max_ptr (splits, n).
+    """Compute max_ptr and sum_ptr (splits, n): the maximum of scale·x·b_i + w_i over the split, and the sum
+    of 2^(scale·x·b_i + w_i − maximum). w_i is in powers of 2.
     """
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -118,11 +103,7 @@ def sum_under_maximum(
         columns = start + tl.arange(0, BN)
         scores = _scores(x_ptr, b_ptr, rows, columns, n, m, d, EVEN, PRECISION, BM, BN, BK)
         w = tl.load(w_ptr + columns, mask=columns < m, other=LOWEST)
-        scores = scores * scale + w[None, :]
-        above = tl.maximum(largest, tl.max(scores, 1))
-        finite = tl.where(above == LOWEST, 0.0, above)
-        total = total * tl.exp2(largest - finite) + tl.sum(tl.exp2(scores - finite[:, None]), 1)
-        largest = above
+        largest, total = _added(scores * scale + w[None, :], largest, total)
     place = split.to(tl.int64) * n + rows
     tl.store(max_ptr + place, largest, mask=rows < n)
     tl.store(sum_ptr + place, total, mask=rows < n)
@@ -133,7 +114,7 @@ def sum_cached(
     s_ptr, w_ptr, max_ptr, sum_ptr, n, m, row_stride, column_stride, scale,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Compute sums as `sum_under_maximum` does, from stored scores (n, m), by rows or by columns."""
+    """Compute sums as `sum_products` does, from stored scores (n, m), by rows or by columns."""
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     s_rows = s_ptr + rows.to(tl.int64)[:, None] * row_stride
@@ -144,11 +125,7 @@ def sum_cached(
         inside = (rows < n)[:, None] & (columns < m)[None, :]
         s = tl.load(s_rows + columns.to(tl.int64)[None, :] * column_stride, mask=inside, other=0.0)
         w = tl.load(w_ptr + columns, mask=columns < m, other=LOWEST)
-        scores = s.to(tl.float32) * scale + w[None, :]
-        above = tl.maximum(largest, tl.max(scores, 1))
-        finite = tl.where(above == LOWEST, 0.0, above)
-        total = total * tl.exp2(largest - finite) + tl.sum(tl.exp2(scores - finite[:, None]), 1)
-        largest = above
+        largest, total = _added(s.to(tl.float32) * scale + w[None, :], largest, total)
     place = split.to(tl.int64) * n + rows
     tl.store(max_ptr + place, largest, mask=rows < n)
     tl.store(sum_ptr + place, total, mask=rows < n)
@@ -211,7 +188,6 @@ SURVIVORS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 28}
 SAMPLE_SCORES_AT_ONCE = 1 << 28
 PROGRAMS = {"cpu": 1, "cuda": 2048}
 ROWS = 1 << 18
-LARGEST_POWER, SMALLEST_POWER = 125, 102
 LEAST_TAU = 1e-12
 LOG2E = 1 / log(2)
 
@@ -250,36 +226,19 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
     if tau < LEAST_TAU:
         return dense.logsumexp(operands.in_full(), tau, weights)
     result = operands.empty(operands.X.shape[0])
-    bank = operands.bank.contiguous()
-    largest = torch.linalg.vector_norm(bank, dim=1, dtype=torch.float32).max()
+    bank, scale, tile = operands.bank.contiguous(), LOG2E / tau, SUMMING[operands.bank.dtype]
     for part, x in operands.rows(ROWS):
-        result[part] = _logsumexp(x.contiguous(), bank, LOG2E / tau, weights, largest)
+        x = x.contiguous()
+        splits = _splits(len(x), len(bank), tile, x.device)
+        largest = torch.empty(splits, len(x), device=x.device)
+        sums = torch.empty_like(largest)
+        with _on(x.device):
+            sum_products[triton.cdiv(len(x), tile.BM), splits](
+                x, bank, scale * weights, largest, sums, len(x), len(bank), x.shape[1], scale,
+                **_options(x, tile),
+            )  # fmt: skip
+        result[part] = _joined(largest, sums, scale)
     return (result,)
-
-
-def _logsumexp(
-    X: torch.Tensor, B: torch.Tensor, scale: float, weights: torch.Tensor, largest: torch.Tensor
-) -> torch.Tensor:
-    m = log(len(B), 2)
-    bound = torch.linalg.vector_norm(X, dim=1, dtype=torch.float32) * largest + weights.max()
-    shift = torch.nan_to_num(scale * bound, neginf=0.0) - (LARGEST_POWER - m)
-    splits = _splits(len(X), len(B), SUMMING[X.dtype], X.device)
-    sums = torch.empty(splits, len(X), device=X.device)
-    _launch(sum_exponentials, X, B, scale * weights, shift, sums, scale)
-    total = sums.sum(0, dtype=torch.float64)
-    result = ((shift.double() + total.log2()) / scale).float()
-    lost = total < 2.0 ** (2 * m - SMALLEST_POWER)
-    if lost.any():
-        result[lost] = _under_maximum(X[lost], B, scale, weights)
-    return result
-
-
-def _under_maximum(X: torch.Tensor, B: torch.Tensor, scale: float, weights: torch.Tensor) -> torch.Tensor:
-    splits = _splits(len(X), len(B), SUMMING[X.dtype], X.device)
-    largest = torch.empty(splits, len(X), device=X.device)
-    sums = torch.empty_like(largest)
-    _launch(sum_under_maximum, X, B, scale * weights, largest, sums, scale)
-    return _joined(largest, sums, scale)
 
 
 def _joined(largest: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Tensor:
@@ -288,26 +247,6 @@ def _joined(largest: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Te
     above = torch.where(above.isinf(), 0.0, above)
     total = (sums.double() * torch.exp2((largest - above).double())).sum(0)
     return ((above.double() + total.log2()) / scale).float()
-
-
-def _launch(
-    kernel: Any,
-    X: torch.Tensor,
-    B: torch.Tensor,
-    w: torch.Tensor,
-    second: torch.Tensor,
-    sums: torch.Tensor,
-    scale: float,
-) -> None:
-    """Fill sums (splits, n).
-
-    second: the shift (n,) that the kernel reads, or the maxima that it writes.
-    """
-    tile = SUMMING[X.dtype]
-    with _on(X.device):
-        kernel[triton.cdiv(len(X), tile.BM), len(sums)](
-            X, B, w, second, sums, len(X), len(B), X.shape[1], scale, **_options(X, tile)
-        )
 
 
 def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ from milvus_hubness.kernels import fused as kernels
 
 SHARED_MEMORY = 227 * 1024
 TYPES = {"index_ptr": "*i32", "count_ptr": "*i32", "mean_ptr": "*fp64", "scale": "fp32"}
-SCORES = ("sum_exponentials", "sum_under_maximum", "keep_survivors")
+SCORES = ("sum_products", "keep_survivors")
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
