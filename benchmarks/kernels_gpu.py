@@ -99,7 +99,7 @@ def sinkhorn(size: int) -> float:
             if kept
             else dense_steps(queries, items, 0.03, "cuda")
         )
-        balance(*steps, torch.zeros(size, device="cuda"), 0.03, 10, 0.0)
+        balance(steps, torch.zeros(size, device="cuda"), 0.03, 10, 0.0)
 
     return timed(run)
 

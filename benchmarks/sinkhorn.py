@@ -37,12 +37,12 @@ def ours(bank: torch.Tensor, items: torch.Tensor, way: str) -> torch.Tensor:
     zero = torch.zeros(len(items))
     if way == "sparse":
         near = sparse_steps(bank, items, TAU, 64)
-        _, g, *_ = balance(*near, zero, TAU, ITERATIONS - 1, 0.0)
-        return balance(*dense_steps(bank, items, TAU), g, TAU, 1, 0.0).f
+        g = near[1](balance(near, zero, TAU, ITERATIONS - 1, 0.0).f)
+        return balance(dense_steps(bank, items, TAU), g, TAU, 1, 0.0).f
     if way == "recomputed":
-        return balance(*dense_steps(bank, items, TAU), zero, TAU, ITERATIONS, 0.0).f
+        return balance(dense_steps(bank, items, TAU), zero, TAU, ITERATIONS, 0.0).f
     steps = cached_steps(bank, items, TAU, getattr(torch, way))
-    return balance(*steps, zero, TAU, ITERATIONS, 0.0).f
+    return balance(steps, zero, TAU, ITERATIONS, 0.0).f
 
 
 def pot(bank: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

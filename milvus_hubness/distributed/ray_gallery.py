@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.distributed import shards as distributed_shards
@@ -15,7 +16,8 @@ from milvus_hubness.distributed.shards import Shard, Sums
 from milvus_hubness.errors import InvalidInput, MissingExtra
 from milvus_hubness.estimators import Blend, Estimator, FittedBias, Sinkhorn
 from milvus_hubness.estimators.base import ITEMS, check_potentials, require_target_bank
-from milvus_hubness.kernels.operands import finite_number, whole_number
+from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
+from milvus_hubness.kernels.operands import finite_number
 
 RETRIES = 3
 
@@ -25,29 +27,19 @@ class RayGallery:
 
     shards: each an array (n, d), which is put into Ray's object store, or a function by which a worker reads
     it from its own storage, so that no machine holds them all; it must return the same items in the same
-    order every time. gpus, cpus: what Ray reserves for each task; with a GPU, tasks compute on it. retries:
-    if a worker dies, its task runs again up to that many times. Errors of workers are raised here.
+    order every time. gpus: what Ray reserves for each task, besides a core; with a GPU, tasks compute on it.
+    If a worker dies, its task runs again up to three times. Errors of workers are raised here.
 
     Raises InvalidInput without shards, InvalidParameter, and MissingExtra if Ray is not installed.
     """
 
-    def __init__(
-        self, shards: Sequence[Shard], *, cpus: float = 1, gpus: float = 0, retries: int = RETRIES
-    ) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingExtra('needs Ray: pip install "milvus-hubness[ray]"') from error
+    def __init__(self, shards: Sequence[Shard], *, gpus: float = 0) -> None:
+        self._ray: Any = imported_ray()
         if not len(shards):
             raise InvalidInput("a gallery has at least one shard")
-        self._ray: Any = ray
-        self._options = {
-            "num_cpus": finite_number("cpus", cpus),
-            "num_gpus": finite_number("gpus", gpus),
-            "max_retries": whole_number("retries", retries, at_least=0),
-        }
+        self._gpus = finite_number("gpus", gpus)
         self._device = "cuda" if gpus else "cpu"
-        self._shards = [shard if callable(shard) else ray.put(shard) for shard in shards]
+        self._shards = [shard if callable(shard) else self._ray.put(shard) for shard in shards]
 
     def fit(
         self,
@@ -106,35 +98,25 @@ class RayGallery:
         shards = list(self._shards)
         if estimator.needs_target_bank:
             shards.append(self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__)))
-        kept, tau, m = self._ray.put(bank), estimator.tau_of(), len(bank)
+        remote_bank, tau = self._ray.put(bank), estimator.tau_of()
         run = self._remote(distributed_shards.step)
 
         def sums(f: Vectors | None) -> list[Sums]:
             done: list[Sums] = self._ray.get(
-                [run.remote(each, kept, f, tau, self._device) for each in shards]
+                [run.remote(shard, remote_bank, f, tau, self._device) for shard in shards]
             )
             return done
 
-        before = None if start is None else check_potentials(bank, start, 1)[:, 0]
-        f = distributed_shards.joined(sums(before), tau)
-        for iteration in range(1, estimator.iterations + 1):
-            parts = sums(f.astype(np.float32))
-            following = distributed_shards.joined(parts, tau)
-            items = sum(part.items for part in parts)
-            error = float(np.abs(np.exp((f - following) / tau) / items - 1 / m).sum())
-            if error <= estimator.tol or iteration == estimator.iterations:
-                break
-            f = following
-        estimator = replace(estimator, items=items)
-        fitted = estimator.restore(bank, f.astype(np.float32)[:, None])
-        ended = {
-            "items": items,
-            "iterations": iteration,
-            "marginal_error": error,
-            "converged": error <= estimator.tol,
-            "scores": "recomputed",
-        }
-        return replace(fitted, diagnostics=fitted.diagnostics._replace(**ended))
+        def step(f: torch.Tensor) -> torch.Tensor:
+            return torch.from_numpy(distributed_shards.joined(sums(f.float().numpy()), tau))
+
+        first = sums(None if start is None else check_potentials(bank, start, 1)[:, 0])
+        items = sum(part.items for part in first)
+        f = torch.from_numpy(distributed_shards.joined(first, tau))
+        result = iterate(step, f, tau, items, estimator.iterations, estimator.tol)
+        fitted = replace(estimator, items=items).restore(bank, result.f.float().numpy()[:, None])
+        diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[1:], "recomputed")
+        return replace(fitted, diagnostics=diagnostics)
 
     def _sample(self, bank: QueryBank) -> Vectors:
         """Return items spread evenly over each shard."""
@@ -143,7 +125,15 @@ class RayGallery:
         return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
 
     def _remote(self, function: Any) -> Any:
-        return self._ray.remote(**self._options)(function)
+        return self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_retries=RETRIES)(function)
+
+
+def imported_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtra('needs Ray: pip install "milvus-hubness[ray]"') from error
+    return ray
 
 
 def connected() -> Any:
@@ -152,10 +142,7 @@ def connected() -> Any:
     It is the cluster that this process is connected to already, else that of $RAY_ADDRESS, else one of this
     machine's cores, which ends with the process. Raises MissingExtra.
     """
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtra('needs Ray: pip install "milvus-hubness[ray]"') from error
+    ray = imported_ray()
     if not ray.is_initialized():
         ray.init(include_dashboard=False, log_to_driver=False)
     return ray

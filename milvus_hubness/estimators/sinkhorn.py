@@ -64,38 +64,38 @@ def scores_for(m: int, n: int, device: torch.device) -> Scores:
 
 
 class Balance(NamedTuple):
-    """Potentials f (m,) of the bank and g (n,) of the items, and how near to balance they are.
+    """Potentials f (m,) of the bank, and how near to balance they are.
 
     marginal_error: Σ_i |marginal of bank query i − 1/m|, between 0 and 2.
     """
 
     f: torch.Tensor
-    g: torch.Tensor
     iterations: int
     marginal_error: float
     converged: bool
 
 
-def balance(
-    bank_step: Step, item_step: Step, g: torch.Tensor, tau: float, iterations: int, tol: float
-) -> Balance:
-    """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals.
+def iterate(step: Step, f: torch.Tensor, tau: float, items: int, iterations: int, tol: float) -> Balance:
+    """Compute potentials for which exp((s_ij + f_i + g_j) / tau) has uniform marginals over bank × items.
 
-    The iteration starts from g, the potentials of the items. bank_step: f from g, −tau · log Σ_j exp((s_ij +
-    g_j) / tau). item_step: g from f, likewise over i. Each iteration sets f and then g, so the items'
-    marginal is exact and the bank's has the reported error. Ends when that is at most `tol`, or after
-    `iterations`.
+    The iteration starts from f. step: the next f, −tau · log Σ_j exp((s_ij + g_j) / tau), under the g that
+    follow from f likewise over i. So the items' marginal is exact, and the bank's has the reported error.
+    Ends when that is at most `tol`, or after `iterations`.
     """
-    f = bank_step(g)
     for done in range(1, iterations + 1):
-        g = item_step(f)
-        following = bank_step(g)
-        marginal = ((f - following).double() / tau).exp_() / len(g)
+        following = step(f)
+        marginal = ((f - following).double() / tau).exp_() / items
         error = float((marginal - 1 / len(f)).abs().sum())
         if error <= tol or done == iterations:
             break
         f = following
-    return Balance(f, g, done, error, error <= tol)
+    return Balance(f, done, error, error <= tol)
+
+
+def balance(steps: tuple[Step, Step], g: torch.Tensor, tau: float, iterations: int, tol: float) -> Balance:
+    """Balance by the steps to f and to g, from the potentials g (n,) of the items."""
+    bank_step, item_step = steps
+    return iterate(lambda f: bank_step(item_step(f)), bank_step(g), tau, len(g), iterations, tol)
 
 
 def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, share: float) -> torch.Tensor:
@@ -250,8 +250,9 @@ class Sinkhorn(Estimator, alias="sn"):
         ahead = 0
         if scores == "sparse" and self.iterations > 1:
             nearest = sparse_steps(queries, columns, tau, self.neighbors or NEIGHBORS)
-            _, g, ahead, _, _ = balance(*nearest, g, tau, self.iterations - 1, self.tol)
-        result = balance(*steps, g, tau, 1 if ahead else self.iterations, self.tol)
+            first = balance(nearest, g, tau, self.iterations - 1, self.tol)
+            g, ahead = nearest[1](first.f), first.iterations
+        result = balance(steps, g, tau, 1 if ahead else self.iterations, self.tol)
         diagnostics = SinkhornDiagnostics(
             len(bank), bank.dim, len(items), ahead + result.iterations, result.marginal_error,
             result.converged, scores,
