@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
-from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 from tenacity import Retrying, retry_if_result, wait_exponential
 
@@ -34,7 +33,7 @@ from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
-from milvus_hubness.stores.milvus_server import connect, supports, translated
+from milvus_hubness.stores.milvus_server import connect, in_parts, supports, translated
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
 from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
 
@@ -112,10 +111,10 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
             data = milvus_schema.form_of(schema, field).encode_queries(query_vectors)
-            for start in range(0, len(data), QUERIES_PER_REQUEST):
+            for part in in_parts(data, QUERIES_PER_REQUEST):
                 results = self.client.search(
                     collection,
-                    data=data[start : start + QUERIES_PER_REQUEST],
+                    data=part,
                     anns_field=field,
                     limit=k,
                     output_fields=[key_field],
@@ -200,12 +199,11 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         return True
 
     def create_side(self, source: CollectionInfo, side: str) -> None:
-        index = MilvusClient.prepare_index_params(SIDE_FIELD, index_type="FLAT", metric_type="IP")
         with translated(side):
             self.client.create_collection(
                 side,
                 schema=milvus_schema.side_schema(source),
-                index_params=index,
+                index_params=milvus_schema.flat_index(SIDE_FIELD, "IP"),
                 properties={SIDE_PROPERTY: source.name},
                 consistency_level=source.schema["consistency_level"],
             )

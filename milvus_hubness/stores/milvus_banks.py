@@ -26,8 +26,9 @@ from milvus_hubness.banks.generations import (
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.state import BankReference, CollectionState, read_states
+from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
-from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
+from milvus_hubness.stores.milvus_server import in_parts, is_one_of, literal, translated
 from milvus_hubness.stores.records import QuerySamples, Record
 
 QUERIES_PER_PAGE = 8_000
@@ -83,8 +84,7 @@ class OwnCollections(MilvusRequests):
     def _serve_flat(self, collection: str, metric: str) -> None:
         """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
         if not self.client.list_indexes(collection):
-            index = MilvusClient.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
-            self.client.create_index(collection, index)
+            self.client.create_index(collection, milvus_schema.flat_index("vector", metric))
         if self.client.get_load_state(collection)["state"].name != "Loaded":
             self.client.load_collection(collection)
 
@@ -224,10 +224,7 @@ class MilvusQuerySamples(OwnCollections):
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
         if not self.exists(samples_collection):
             return
-        with translated(samples_collection):
-            for start in range(0, len(numbers), ROWS_PER_REQUEST):
-                part = numbers[start : start + ROWS_PER_REQUEST]
-                self.client.delete(samples_collection, filter=is_one_of("sample", part))
+        self._delete_in(samples_collection, "sample", numbers)
 
 
 LEDGER_PROPERTY = "hubness_ledger"
@@ -248,8 +245,8 @@ class MilvusLedger(MilvusBanks):
             {"key": each.key, "belongs_to": each.group, "body": each.body, "vector": [0.0, 0.0]}
             for each in records
         ]
-        for start in range(0, len(rows), _RECORDS_PER_REQUEST):
-            self._upsert(ledger, rows[start : start + _RECORDS_PER_REQUEST])
+        for part in in_parts(rows, _RECORDS_PER_REQUEST):
+            self._upsert(ledger, part)
 
     def record(self, ledger: str, key: str) -> Record | None:
         if ledger not in self._ready_ledgers and not self.exists(ledger):

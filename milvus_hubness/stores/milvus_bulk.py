@@ -79,8 +79,8 @@ class MilvusBulk(MilvusLedger):
             return ["Milvus Lite imports no files"]
         if not supports(self._version, "Parquet imports"):
             return [f"this server, {self._version}, imports no Parquet files: Milvus does from 2.3.4 on"]
-        if missing := [name for name in BULK_WRITER_NEEDS if not _is_installed(name)]:
-            return [f"pymilvus's bulk writer needs {', '.join(missing)}: pip install 'milvus-hubness[bulk]'"]
+        if missing := _missing_packages():
+            return [missing]
         return [
             f"field {field['name']!r} is of a type that pymilvus's bulk writer does not write"
             for field in source.schema["fields"]
@@ -103,10 +103,8 @@ class MilvusBulk(MilvusLedger):
 
         Raises StoreError if packages are missing that it needs.
         """
-        if missing := [name for name in BULK_WRITER_NEEDS if not _is_installed(name)]:
-            raise StoreError(
-                f"pymilvus's bulk writer needs {', '.join(missing)}: pip install 'milvus-hubness[bulk]'"
-            )
+        if missing := _missing_packages():
+            raise StoreError(missing)
         with translated(collection):
             described = self.client.describe_collection(collection)
         return ImportWriter(collection, described, folder, file_bytes)
@@ -143,11 +141,17 @@ def _job(state: BulkInsertState) -> ImportJob:
     )
 
 
-def _is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:
-        return False
+def _missing_packages() -> str:
+    """Return what to do about packages that the bulk writer needs and that are missing; empty if none is."""
+
+    def is_installed(module: str) -> bool:
+        try:
+            return find_spec(module) is not None
+        except ModuleNotFoundError:
+            return False
+
+    missing = ", ".join(name for name in BULK_WRITER_NEEDS if not is_installed(name))
+    return missing and f"pymilvus's bulk writer needs {missing}: pip install 'milvus-hubness[bulk]'"
 
 
 def _bulk_writer() -> Any:

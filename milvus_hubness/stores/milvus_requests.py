@@ -28,6 +28,7 @@ from milvus_hubness.stores.milvus_server import (
     PAUSES,
     ROWS_PER_REQUEST,
     in_fitting_parts,
+    in_parts,
     is_missing,
     is_one_of,
     is_rate_limited,
@@ -266,11 +267,16 @@ class MilvusRequests:
 
     def delete(self, collection: str, keys: Sequence[Key], *, partition: str | None = None) -> None:
         with translated(collection):
-            key_field = self._key_field(collection)
-            for start in range(0, len(keys), ROWS_PER_REQUEST):
-                # By ids, pymilvus would not escape text keys.
-                part = keys[start : start + ROWS_PER_REQUEST]
-                self._delete(collection, is_one_of(key_field, part), partition)
+            # By ids, pymilvus would not escape text keys.
+            self._delete_in(collection, self._key_field(collection), keys, partition)
+
+    def _delete_in(
+        self, collection: str, field: str, values: Sequence[Key], partition: str | None = None
+    ) -> None:
+        """Delete the rows with these values of a field."""
+        with translated(collection):
+            for part in in_parts(values):
+                self._delete(collection, is_one_of(field, part), partition)
 
     def _delete(self, collection: str, chosen: str, partition: str | None = None) -> None:
         self._send(
@@ -392,15 +398,12 @@ class MilvusRequests:
 
     def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
         """Return the vectors and the other fields of many rows."""
-        parts = [
-            self.get(collection, keys[start : start + ROWS_PER_REQUEST], field)
-            for start in range(0, len(keys), ROWS_PER_REQUEST)
-        ]
+        parts = [self.get(collection, part, field) for part in in_parts(keys)]
         vectors = np.concatenate([part.vectors for part in parts]) if parts else np.empty((0, 0), np.float32)
         return vectors, [row for part in parts for row in part.rows]
 
     def _upsert(
-        self, collection: str, rows: list[dict[str, Any]], partition: str | None = None, **how: Any
+        self, collection: str, rows: Sequence[dict[str, Any]], partition: str | None = None, **how: Any
     ) -> None:
         def upsert(part: Sequence[dict[str, Any]]) -> Any:
             return self._send(

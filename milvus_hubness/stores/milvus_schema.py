@@ -307,6 +307,10 @@ def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str,
     return carried
 
 
+def flat_index(field: str, metric: str) -> IndexParams:
+    return MilvusClient.prepare_index_params(field, index_type="FLAT", metric_type=metric)
+
+
 def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> IndexParams:
     """Return the source's indexes, with that of the corrected field from `corrected` and the metric IP."""
     params = MilvusClient.prepare_index_params()

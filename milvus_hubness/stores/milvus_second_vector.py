@@ -69,15 +69,10 @@ class MilvusSecondField(MilvusRequests):
         of, name = source.vector_fields[state.field], state.searched_field
         with translated(source.name):
             if not self.client.list_indexes(source.name, name):
-                params = MilvusClient.prepare_index_params()
-                params.add_index(
-                    name,
-                    index_type=of.index_type,
-                    index_name=name,
-                    metric_type="IP",
-                    params=of.index_params,
+                index = MilvusClient.prepare_index_params(
+                    name, index_type=of.index_type, index_name=name, metric_type="IP", params=of.index_params
                 )
-                self.client.create_index(source.name, params)
+                self.client.create_index(source.name, index)
             if self.is_lite:
                 self.client.load_collection(source.name)
             else:

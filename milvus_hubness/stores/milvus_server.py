@@ -34,6 +34,11 @@ T = TypeVar("T")
 
 COLLECTION_NOT_FOUND = 100
 COLLECTION_NOT_LOADED = 101
+KEYS_PER_PAGE = 16_384
+FEW_KEYS = 4_096
+DUPLICATES_PER_KEY = 4
+"""Milvus 2.3 counts duplicates of a key towards the limit, and returns fewer rows."""
+ROWS_PER_REQUEST = 2_000
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"})
 _WORD = re.compile(r"[\w.+-]*", re.ASCII)
 _TOO_LARGE = ("larger than max", "resource_exhausted", "exceeds the maximum", "message size", "too large")
@@ -221,6 +226,11 @@ def in_fitting_parts(call: Callable[[Sequence[T]], Any], items: Sequence[T]) -> 
     return in_fitting_parts(call, items[:middle]) + in_fitting_parts(call, items[middle:])
 
 
+def in_parts(items: Sequence[T], size: int = ROWS_PER_REQUEST) -> Iterator[Sequence[T]]:
+    """Yield parts of at most `size` items."""
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
 def is_too_large(error: Exception) -> bool:
     """Whether a request failed because it, or its answer, exceeds the message limit."""
     return any(mark in _message_of(error).lower() for mark in _TOO_LARGE)
@@ -230,13 +240,6 @@ def _message_of(error: Exception) -> str:
     """Return the server's message; pymilvus passes some errors of gRPC on unchanged."""
     words = error.details() if isinstance(error, grpc.RpcError) else getattr(error, "message", error)
     return redacted(str(words))
-
-
-KEYS_PER_PAGE = 16_384
-FEW_KEYS = 4_096
-DUPLICATES_PER_KEY = 4
-"""Milvus 2.3 counts duplicates of a key towards the limit, and returns fewer rows."""
-ROWS_PER_REQUEST = 2_000
 
 
 INT_MAX = 2**31 - 1

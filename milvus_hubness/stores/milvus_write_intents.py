@@ -28,7 +28,7 @@ from milvus_hubness.errors import CollectionExists
 from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
-from milvus_hubness.stores.milvus_server import ROWS_PER_REQUEST, is_one_of, literal, translated
+from milvus_hubness.stores.milvus_server import in_parts, is_one_of, literal, translated
 from milvus_hubness.stores.records import CollectionInfo, Note, intent_log_name, intent_logs_among
 
 WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
@@ -96,7 +96,7 @@ class MilvusWriteIntents(MilvusRequests):
                 for each in self.client.list_indexes(source.name)
             ]
         parts = {
-            intent_log.collection: (_lines_schema(source), _flat_index("vector", "IP")),
+            intent_log.collection: (_lines_schema(source), milvus_schema.flat_index("vector", "IP")),
             intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
         }
         for collection, (schema, index) in parts.items():
@@ -199,11 +199,7 @@ class MilvusWriteIntents(MilvusRequests):
         names = self._keys(intent_log.rows, "")
         lines = self._lines(intent_log, self._keys(intent_log.collection, ""))
         spare = {str(name) for name in names} - {row["name"] for row in lines}
-        gone = sorted(spare & unused)
-        for start in range(0, len(gone), ROWS_PER_REQUEST):
-            with translated(intent_log.rows):
-                part = gone[start : start + ROWS_PER_REQUEST]
-                self.client.delete(intent_log.rows, filter=is_one_of(NAME_FIELD, part))
+        self._delete_in(intent_log.rows, NAME_FIELD, sorted(spare & unused))
         return frozenset(spare - unused)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
@@ -216,13 +212,12 @@ class MilvusWriteIntents(MilvusRequests):
         for note in notes:
             by_partition.setdefault(note.partition, []).append(note)
         done = []
-        for partition, all_there in by_partition.items():
-            for start in range(0, len(all_there), ROWS_PER_REQUEST):
-                part = all_there[start : start + ROWS_PER_REQUEST]
-                done += self._repeat(collection, schema, intent_log, part, partition)
+        for partition, noted in by_partition.items():
+            for part in in_parts(noted):
+                done += self._replay(collection, schema, intent_log, part, partition)
         return done
 
-    def _repeat(
+    def _replay(
         self,
         collection: str,
         schema: dict[str, Any],
@@ -350,7 +345,3 @@ def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> In
             params={} if is_dense else milvus_schema.build_params(index),
         )
     return params
-
-
-def _flat_index(field: str, metric: str) -> IndexParams:
-    return MilvusClient.prepare_index_params(field, index_type="FLAT", metric_type=metric)

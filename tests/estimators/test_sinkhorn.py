@@ -110,7 +110,7 @@ def test_bad_input():
     estimator = Sinkhorn(0.05)
     with pytest.raises(InvalidInput, match="Sinkhorn is fitted on the gallery"):
         estimator.fit(BANK)
-    with pytest.raises(InvalidInput, match="DualBankSinkhorn needs a bank of items"):
+    with pytest.raises(InvalidInput, match="DualBankSinkhorn needs reference items"):
         DualBankSinkhorn(0.05).fit(BANK, gallery=GALLERY)
     with pytest.raises(InvalidInput, match="the gallery is empty"):
         estimator.fit(BANK, gallery=GALLERY[:0])
