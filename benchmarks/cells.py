@@ -25,6 +25,7 @@ from benchmarks.environment import environment, one_thread, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, Layout, QueryBank
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.correction import Correction
 from tests.real_data import load_task
 
@@ -49,7 +50,7 @@ def measured(items: Floats, queries: Floats, bank: Floats, count: int) -> dict[s
     raw = queries @ items.T
     found = {"raw": both_orders(items, queries, raw, count)}
     for locality_hints in (False, True):
-        layout = Layout(items.shape[1], "IP").measured_on(items, bank, locality_hints=locality_hints)
+        layout = measured_on(Layout(items.shape[1], "IP"), items, bank, locality_hints=locality_hints)
         correction = Correction.fit(layout, NNN(32, 0.75), QueryBank.of(bank))
         biases = correction.centred(items)
         biases -= biases.mean()

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.estimators import NNN
@@ -84,9 +85,9 @@ def layouts(gallery: Gallery) -> dict[str, Layout]:
     return {
         "m = 0, s = 1": plain,
         "m = mean, s = 1": replace(plain, offset=mean),
-        "measured, no link": plain.measured_on(gallery.items, graph_hint=False),
-        "measured": plain.measured_on(gallery.items),
-        "measured on the bank": plain.measured_on(gallery.bank),
+        "measured, no link": measured_on(plain, gallery.items, graph_hint=False),
+        "measured": measured_on(plain, gallery.items),
+        "measured on the bank": measured_on(plain, gallery.bank),
     }
 
 

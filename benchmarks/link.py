@@ -27,7 +27,8 @@ import numpy.typing as npt
 from benchmarks.environment import environment, save, table
 from benchmarks.kernels import enlarged
 from milvus_hubness import NNN, Layout, QueryBank
-from milvus_hubness.codec.arrays import GRAPH_HINT_SHARE, Floats
+from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, measured_on
 from milvus_hubness.correction import Correction
 from tests.real_data import load_task
 
@@ -85,7 +86,7 @@ def measured(name: str, count: int) -> dict[str, Any]:
     }
     found = {"raw index": distances(items, {"raw": queries}, exact)}
     for pull, locality_hints in FORMS:
-        layout = plain.measured_on(items, task.bank, graph_hint=pull > 0, locality_hints=locality_hints)
+        layout = measured_on(plain, items, task.bank, graph_hint=pull > 0, locality_hints=locality_hints)
         layout = replace(layout, pull=layout.pull * pull / GRAPH_HINT_SHARE["IP"])
         stored = layout.augment(items, biases, replace(uncentred, layout=layout).locality_hints(items))
         query_vectors = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import Dtype, rounded
+from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import ZeroVectors
@@ -204,21 +203,3 @@ def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
     """Return the rows that are finite and, under COSINE, not zero."""
     rows = np.asarray(vectors, np.float32)
     return rows[~layout.invalid(rows)]
-
-
-def hidden_columns(
-    state: CollectionState, vectors: npt.ArrayLike, biases: npt.ArrayLike, epoch: int
-) -> list[dict[str, Any]]:
-    """Return the scalar fields of each row: bias, epoch and, under COSINE, the norm."""
-    values = np.asarray(biases, np.float32).tolist()
-    columns = [{state.bias_field: bias, state.epoch_field: epoch} for bias in values]
-    if state.norm_field:
-        for column, norm in zip(columns, state.layout.norms(vectors).tolist(), strict=True):
-            column[state.norm_field] = norm
-    return columns
-
-
-def read_back(state: CollectionState, stored: npt.ArrayLike, hidden: Sequence[Mapping[str, Any]]) -> Floats:
-    """Return the user's vectors (n, d) from stored ones (n, width) and their hidden columns."""
-    norms = [columns[state.norm_field] for columns in hidden] if state.norm_field else None
-    return rounded(state.layout.decode_vectors(stored, norms), state.dtype)

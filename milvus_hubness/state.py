@@ -12,13 +12,11 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD, RowCodec
-from milvus_hubness.codec.fields import SLOT_FIELDS, FieldsCodec, SideCollectionCodec
-from milvus_hubness.codec.half_precision import Dtype, StorageFormat
+from milvus_hubness.codec.arrays import Dtype, Floats, Metric
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, RowCodec, VectorCodec
+from milvus_hubness.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.codec.second_vector import SecondVectorCodec
-from milvus_hubness.codec.vector import VectorCodec
 from milvus_hubness.errors import (
     InvalidInput,
     InvalidParameter,
@@ -217,13 +215,9 @@ class CollectionState(FrozenModel):
         if self.reranking is None:
             return VectorCodec(*of)
         if self.reranking.side is None:
-            return FieldsCodec(*of)
-        return SideCollectionCodec(*of, side_collection=self.reranking.side)
-
-    @property
-    def form(self) -> StorageFormat:
-        """The storage format of the searched field."""
-        return self.codec.form
+            return FieldsCodec(*of, candidates=self.reranking.candidates)
+        side, candidates = self.reranking.side, self.reranking.candidates
+        return SideCollectionCodec(*of, side_collection=side, candidates=candidates)
 
     @property
     def searched_field(self) -> str:
@@ -231,14 +225,26 @@ class CollectionState(FrozenModel):
         return self.second_vector or self.field
 
     @property
-    def leaves_vectors(self) -> bool:
-        """Whether `field` has the vectors as the user gave them."""
-        return self.reranking is not None or self.second_vector is not None
-
-    @property
     def serves(self) -> bool:
         """Whether searches of `field` can be corrected yet."""
         return self.second_vector is None or self.phase == "ready"
+
+    @property
+    def miss_rate(self) -> float | None:
+        """Measured share of the exact corrected top 10 outside the candidates; None if there are none."""
+        return None if self.reranking is None else self.reranking.missed
+
+    @property
+    def allowed_miss_rate(self) -> float | None:
+        """The upper limit of `miss_rate` in the choice of the number of candidates."""
+        return None if self.reranking is None else self.reranking.allowed
+
+    def with_candidates(self, candidates: int, missed: float, queries: int) -> CollectionState:
+        """Return this state with a new measurement of the candidates that a search fetches."""
+        if self.reranking is None:
+            return self
+        measured = {"candidates": candidates, "missed": missed, "queries": queries}
+        return self.model_copy(update={"reranking": self.reranking.model_copy(update=measured)})
 
     @property
     def profile(self) -> Profile:
@@ -286,21 +292,6 @@ class CollectionState(FrozenModel):
         """The scalar field with the epoch in which the row's bias was computed."""
         return EPOCH_FIELD + self.suffix
 
-    @property
-    def norm_field(self) -> str | None:
-        """The scalar field with ‖r‖; None if the stored vectors still have that length."""
-        return NORM_FIELD + self.suffix if self.metric == "COSINE" and not self.leaves_vectors else None
-
-    @property
-    def slot_fields(self) -> tuple[str, ...]:
-        """The scalar fields that hold the slots with the bias location `fields`."""
-        return tuple(field + self.suffix for field in SLOT_FIELDS)
-
-    @property
-    def hidden_fields(self) -> tuple[str, ...]:
-        """The fields that this package added; readers do not see them unless they name them."""
-        return self.codec.hidden_fields
-
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """Return `vectors` as float32 (n, d), valid for insertion.
 
@@ -317,7 +308,7 @@ class CollectionState(FrozenModel):
 
         rows: (n, d). keys: names of the rows in the message.
         """
-        if not self.mean or self.leaves_vectors:
+        if not self.mean or self.codec.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)
         if not lost.any():

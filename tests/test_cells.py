@@ -15,6 +15,7 @@ from milvus_hubness.codec.index_hints import (
     REACH,
     foremost,
     hint_directions,
+    measured_on,
 )
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
@@ -33,7 +34,7 @@ def sets(seed=0, items=50, queries=200, dim=DIM):
 def fitted(metric="COSINE", factor=1.0, graph_hint=True, dim=DIM, queries=200):
     items, bank = sets(dim=dim, queries=queries)
     items *= np.float32(factor)
-    layout = Layout(dim, metric).measured_on(items, bank, graph_hint=graph_hint, locality_hints=True)
+    layout = measured_on(Layout(dim, metric), items, bank, graph_hint=graph_hint, locality_hints=True)
     return Correction.fit(layout, NNN(4), QueryBank(bank)), items, bank
 
 
@@ -91,7 +92,7 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
     norms = layout.norms(items)
     np.testing.assert_array_equal(layout.decode_vectors(stored, norms), layout.decode_vectors(bare, norms))
     np.testing.assert_array_equal(layout.biases(stored, 1), biases[:, 1].astype(np.float32))
-    np.testing.assert_array_equal(layout.with_locality_hints(bare, locality_hints), stored)
+    np.testing.assert_array_equal(layout.with_biases(bare, {}, locality_hints), stored)
     again = layout.with_biases(layout.with_biases(stored, {0: biases[:, 1]}), {0: biases[:, 0]})
     np.testing.assert_array_equal(again, stored)
     assert (stored != bare).sum(axis=1).min() == layout.locality_hint_count
@@ -102,9 +103,9 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
 def test_they_take_what_the_width_has_to_spare():
     def count(dim, metric="COSINE", queries=FEWEST_QUERIES, **options):
         items, bank = sets(dim=dim, queries=queries)
-        return (
-            Layout(dim, metric, **options).measured_on(items, bank, locality_hints=True).locality_hint_count
-        )
+        return measured_on(
+            Layout(dim, metric, **options), items, bank, locality_hints=True
+        ).locality_hint_count
 
     assert count(32) == COLUMNS
     assert count(DIM) == 9
@@ -115,9 +116,9 @@ def test_they_take_what_the_width_has_to_spare():
     assert count(32, "L2") == 0
     assert count(32, queries=FEWEST_QUERIES - 1) == 0
     items, bank = sets()
-    assert Layout(DIM, "IP").measured_on(items, locality_hints=True).locality_hint_count == 0
+    assert measured_on(Layout(DIM, "IP"), items, locality_hints=True).locality_hint_count == 0
     assert (
-        Layout(DIM, "IP").measured_on(items, bank, graph_hint=False, locality_hints=True).locality_hint_count
+        measured_on(Layout(DIM, "IP"), items, bank, graph_hint=False, locality_hints=True).locality_hint_count
         == 10
     )
 
@@ -137,7 +138,7 @@ def test_fewer_of_them_hold_what_they_held():
     )
     assert (layout.locality_hint_count, fewer.locality_hint_count) == (13, 11)
     np.testing.assert_array_equal(fewer.locality_directions, layout.locality_directions[:, 2:])
-    np.testing.assert_array_equal(fewer.with_locality_hints(stored, stored[:, -12:-1]), stored)
+    np.testing.assert_array_equal(fewer.with_biases(stored, {}, stored[:, -12:-1]), stored)
     assert foremost(layout.locality_hints, 32, FEWEST - 1) == foremost("", 32, 0) == ""
 
 
@@ -159,7 +160,7 @@ def test_what_is_no_layout_is_refused():
 def recalls_without_and_with_them(items, bank, queries, index_type, params, width):
     """recall@10 of corrected searches."""
     for locality_hints in (False, True):
-        layout = Layout(items.shape[1], "COSINE").measured_on(items, bank, locality_hints=locality_hints)
+        layout = measured_on(Layout(items.shape[1], "COSINE"), items, bank, locality_hints=locality_hints)
         correction = Correction.fit(layout, NNN(32, 0.75), QueryBank(bank))
         biases = correction.centred(items)
         stored = layout.augment(items, biases - biases.mean(), correction.locality_hints(items))

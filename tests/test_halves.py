@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.codec.base import form_of
-from milvus_hubness.codec.half_precision import (
+from milvus_hubness.codec.arrays import (
     SMALLEST,
     SPACING,
     StorageFormat,
@@ -19,6 +18,8 @@ from milvus_hubness.codec.half_precision import (
     rounded,
     unpacked,
 )
+from milvus_hubness.codec.base import form_of
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter
 from tests.galleries import METRICS
@@ -98,7 +99,7 @@ def test_products_in_the_field_are_those_of_the_rows(case, seed, strength):
     rng = np.random.default_rng(seed)
     items = rounded(rng.standard_normal((6, layout.dim)), form.dtype)
     queries = rounded(rng.standard_normal((4, layout.dim)), form.dtype)
-    layout = layout.measured_on(items)
+    layout = measured_on(layout, items)
     stored = layout.augment(items, rng.standard_normal((6, layout.slots)).astype(np.float32))
     asked = layout.encode_queries(queries, strength, slot=layout.slots - 1)
     sent = [decode(form.encode_queries(asked), form.dtype), decode(form.encode_rows(stored), form.dtype)]

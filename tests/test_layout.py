@@ -9,8 +9,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from milvus_hubness.codec.arrays import GRAPH_HINT_SHARE
-from milvus_hubness.codec.half_precision import rounded
+from milvus_hubness.codec.arrays import rounded
+from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import (
     DimensionMismatch,
@@ -39,7 +39,7 @@ def cases(draw, metric=None):
         assume((np.linalg.norm(items, axis=1) > 1e-3).all())
         assume((np.linalg.norm(queries, axis=1) > 1e-3).all())
     if draw(st.booleans()):
-        layout = layout.measured_on(items)
+        layout = measured_on(layout, items)
     return layout, items, queries, biases
 
 
@@ -146,7 +146,7 @@ def test_other_biases_replace_those_in_their_slot_alone_and_exactly(case):
 @given(cases())
 def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
     layout, items, queries, biases = case
-    layout = layout.measured_on(items, queries)
+    layout = measured_on(layout, items, queries)
     stored = layout.augment(items, biases)
     if layout.anchor == 0:
         return
@@ -165,11 +165,11 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
 
 def test_the_link_column_takes_what_the_width_has_to_spare():
     items = np.random.default_rng(0).normal(size=(50, 30)).astype(np.float32)
-    assert Layout(30, "IP").measured_on(items).anchor == 0
+    assert measured_on(Layout(30, "IP"), items).anchor == 0
     items = items[:, :29]
-    assert Layout(29, "IP").measured_on(items).anchor > 0
-    assert Layout(28, "L2").measured_on(items[:, :28]).anchor == 0
-    assert Layout(29, "IP").measured_on(items, graph_hint=False) == Layout(29, "IP")
+    assert measured_on(Layout(29, "IP"), items).anchor > 0
+    assert measured_on(Layout(28, "L2"), items[:, :28]).anchor == 0
+    assert measured_on(Layout(29, "IP"), items, graph_hint=False) == Layout(29, "IP")
     with pytest.raises(InvalidParameter, match="has 0 columns to spare, not 1"):
         Layout(30, "IP", anchor=1.0)
     with pytest.raises(InvalidParameter, match="finite anchor"):
@@ -179,7 +179,7 @@ def test_the_link_column_takes_what_the_width_has_to_spare():
 def test_the_pull_is_in_proportion_to_what_biases_are_of():
     items = np.random.default_rng(0).normal(size=(50, 20)).astype(np.float32)
     layout = Layout(20, "IP")
-    near, far = (layout.measured_on(items, factor * items) for factor in (1, 10))
+    near, far = (measured_on(layout, items, factor * items) for factor in (1, 10))
     assert near.anchor == far.anchor
     assert far.pull == pytest.approx(near.pull / 10)
     assert near.anchor * near.pull == pytest.approx(GRAPH_HINT_SHARE["IP"], rel=1e-3)
@@ -196,7 +196,7 @@ def test_corrected_searches_of_a_graph_find_more_with_the_link():
     exact = np.argsort(-(scores - biases), axis=1)[:, :10]
     spec, shares = IndexSpec.of("HNSW", {"M": 8, "efConstruction": 60}), []
     for graph_hint in (False, True):
-        layout = Layout(24, "L2").measured_on(items, queries, graph_hint=graph_hint)
+        layout = measured_on(Layout(24, "L2"), items, queries, graph_hint=graph_hint)
         index = AnnIndex(layout.augment(items, biases), spec, metric="IP")
         found = index.search(layout.encode_queries(queries), 10, 20)
         shares.append(np.mean([np.isin(own, got).mean() for own, got in zip(exact, found, strict=True)]))
@@ -212,7 +212,7 @@ def test_without_constants_the_half_square_is_stored_as_it_is():
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
 def test_only_l2_has_an_offset_and_a_scale(metric):
-    measured = Layout(4, metric).measured_on(np.random.default_rng(0).normal(size=(9, 4)))
+    measured = measured_on(Layout(4, metric), np.random.default_rng(0).normal(size=(9, 4)))
     assert (measured.offset, measured.scale) == (0, 1)
     with pytest.raises(InvalidParameter, match="for L2"):
         Layout(4, metric, scale=2.0)
@@ -229,7 +229,7 @@ def test_stored_vectors_are_nearly_of_one_length_under_l2():
     items = (rng.normal(size=(500, 24)) * np.exp(0.3 * rng.normal(size=500))[:, None]).astype(np.float32)
     raw, stored = (
         np.linalg.norm(each, axis=1)
-        for each in (items, Layout(24, "L2").measured_on(items).augment(items, np.zeros(500)))
+        for each in (items, measured_on(Layout(24, "L2"), items).augment(items, np.zeros(500)))
     )
     assert stored.std() / stored.mean() < 0.05 * raw.std() / raw.mean()
 
@@ -244,7 +244,7 @@ def test_l2_is_safe_under_translation():
         rng = np.random.default_rng(seed)
         signs = np.where(rng.random(64) < 0.5, -mean, mean)
         items, queries = ((signs + scale * rng.normal(size=(n, 64))).astype(np.float32) for n in (1_000, 60))
-        layout = Layout(64, "L2").measured_on(items, queries)
+        layout = measured_on(Layout(64, "L2"), items, queries)
         products = layout.encode_queries(queries, 0.0) @ layout.augment(items, np.zeros(1_000)).T
         raw = -2 * similarity(layout, queries, items)
         best = np.argsort(-products, axis=1, kind="stable")[:, :10]
@@ -266,7 +266,7 @@ def test_biases_are_the_same_wherever_the_gallery_lies(mean):
     items, bank = (np.round(each / steps) * steps for each in (items, bank))
     found = []
     for away in (0.0, mean):
-        layout = Layout(24, "L2").measured_on(items + away)
+        layout = measured_on(Layout(24, "L2"), items + away)
         products = layout.reduce_queries(bank + away) @ layout.reduce_items(items + away).T
         found.append(np.sort(products, axis=0)[-8:].mean(axis=0))
     np.testing.assert_allclose(found[0], found[1], rtol=2e-6)
@@ -282,7 +282,7 @@ def test_biases_are_the_same_wherever_the_gallery_lies(mean):
 )
 def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, others, shares):
     sample = rounded(mean + scale * np.random.default_rng(seed).normal(size=(50, 20)), dtype)
-    layout = Layout(20, "L2").measured_on(sample)
+    layout = measured_on(Layout(20, "L2"), sample)
     near = rounded(layout.taken_off * shares, dtype)
     rows = np.concatenate([sample, rounded(others, dtype), near])
     lost = layout.lost(rows)
@@ -299,33 +299,33 @@ def test_a_mean_is_kept_where_half_squares_need_it_alone():
     near, far = rng.normal(size=(500, 30)), rng.normal(size=(500, 30))
     far[:, 7] += 1_000
     far[:, 8] += 4
-    assert Layout(30, "L2").measured_on(near).mean == ""
-    assert Layout(30, "IP").measured_on(far).mean == ""
-    layout = Layout(30, "L2").measured_on(far)
+    assert measured_on(Layout(30, "L2"), near).mean == ""
+    assert measured_on(Layout(30, "IP"), far).mean == ""
+    layout = measured_on(Layout(30, "L2"), far)
     assert np.flatnonzero(layout.taken_off).tolist() == [7]
-    linear = Layout(30, "L2").measured_on(far, taken_off=False)
+    linear = measured_on(Layout(30, "L2"), far, taken_off=False)
     assert linear.mean
     assert not linear.taken_off.any()
 
 
 def test_one_long_row_changes_little_of_the_constants():
     items = np.random.default_rng(4).normal(size=(500, 24)).astype(np.float32)
-    layout = Layout(24, "L2").measured_on(items)
+    layout = measured_on(Layout(24, "L2"), items)
     items[0] *= 1e4
-    assert Layout(24, "L2").measured_on(items).scale == layout.scale
+    assert measured_on(Layout(24, "L2"), items).scale == layout.scale
 
 
 def test_a_gallery_of_zeros_but_for_one_row_has_a_layout():
     items = np.zeros((1_000, 4))
     items[0] = 1
     for metric in ("IP", "L2"):
-        layout = Layout(4, metric).measured_on(items)
+        layout = measured_on(Layout(4, metric), items)
         assert (layout.offset, layout.scale) == (0, 1)
 
 
 @pytest.mark.parametrize("items", [np.zeros((3, 4)), np.full((2, 4), np.nan), np.empty((0, 4))])
 def test_rows_that_tell_nothing_leave_the_constants_alone(items):
-    assert Layout(4, "L2").measured_on(items) == Layout(4, "L2")
+    assert measured_on(Layout(4, "L2"), items) == Layout(4, "L2")
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     layout, _, queries, _ = case
     assume(np.linalg.norm(queries[0]) > 1e-3)
     for query in (queries[0].tolist(), queries[0].astype(np.float32)):
-        packed, length = layout.encode_query(query, strength)
+        packed, length = layout.encode_one(query, strength)
         asked = np.frombuffer(packed, np.float32) / length
         np.testing.assert_allclose(
             asked, layout.encode_queries(queries[:1], strength)[0], rtol=2.0**-21, atol=0
@@ -414,7 +414,7 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]],
 )
 def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
-    assert Layout(2, metric).encode_query(query) is None
+    assert Layout(2, metric).encode_one(query) is None
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
@@ -432,4 +432,4 @@ def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
     ],
 )
 def test_arrays_that_are_no_ordinary_query_are_left_to_wrap(metric, query):
-    assert Layout(2, metric).encode_query(query) is None
+    assert Layout(2, metric).encode_one(query) is None

@@ -102,6 +102,17 @@ def test_rewriting_does_no_io():
         assert not module.startswith(("pymilvus", "grpc", "asyncio", "milvus_hubness.stores", "time", "os"))
 
 
+def test_only_the_codec_and_enable_tell_the_bias_locations_apart():
+    for path in modules():
+        room = room_of(path)
+        names = {
+            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+        }
+        if room not in {"codec", "enable", "state"}:
+            # What `status` reports has a field of that name, which the command line shows.
+            assert not names & ({"reranking"} if room == "cli" else {"reranking", "second_vector"}), path
+
+
 def test_public_names_are_all_there_and_documented():
     assert (
         sorted(milvus_hubness.__all__, key=lambda name: (not name.isupper(), name)) == milvus_hubness.__all__

@@ -61,11 +61,15 @@ def test_a_state_from_before_second_fields_is_read(state):
 
 def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
     second = state.model_copy(update={"second_vector": "hubness_vector", "phase": "copying"})
-    assert (second.searched_field, second.serves, second.leaves_vectors) == ("hubness_vector", False, True)
+    assert (second.searched_field, second.serves, second.codec.leaves_vectors) == (
+        "hubness_vector",
+        False,
+        True,
+    )
     assert second.model_copy(update={"phase": "ready"}).serves
-    assert set(second.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
-    assert second.form.width == 400
-    assert (state.searched_field, state.serves, state.leaves_vectors) == ("vector", True, False)
+    assert set(second.codec.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
+    assert second.codec.form.width == 400
+    assert (state.searched_field, state.serves, state.codec.leaves_vectors) == ("vector", True, False)
 
 
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
@@ -106,7 +110,7 @@ def test_a_broken_state_says_where(text, said):
 def test_each_field_has_its_own_property_and_columns(state):
     second = state.model_copy(update={"field": "image", "suffix": suffix_for("image", [state])})
     assert second.suffix == "_image"
-    assert not set(second.hidden_fields) & set(state.hidden_fields)
+    assert not set(second.codec.hidden_fields) & set(state.codec.hidden_fields)
     properties = {each.property_name: each.to_json() for each in (state, second)}
     assert read_states(properties) == {state.field: state, "image": second}
     assert suffix_for(state.field, [second]) == ""
@@ -120,18 +124,18 @@ def test_a_profile_is_found_by_its_name(state):
 
 
 def test_norms_are_hidden_only_where_they_are_kept(state):
-    assert "hubness_norm" in state.hidden_fields
-    assert "hubness_norm" not in state.model_copy(update={"metric": "IP"}).hidden_fields
+    assert "hubness_norm" in state.codec.hidden_fields
+    assert "hubness_norm" not in state.model_copy(update={"metric": "IP"}).codec.hidden_fields
 
 
 def test_a_state_from_before_half_precision_is_of_float32(state):
     text = state.to_json().replace('"dtype":"float32",', "")
     assert "dtype" not in text
     assert read_states({"hubness": text}) == {state.field: state}
-    assert state.form.width == state.layout.width
+    assert state.codec.form.width == state.layout.width
 
 
 def test_a_field_of_half_precision_gives_each_number_three_columns(state):
     halves = state.model_copy(update={"dtype": "bfloat16", "dim": 380})
-    assert (halves.layout.width, halves.form.width) == (384, 400)
-    assert read_states({"hubness": halves.to_json()})[state.field].form == halves.form
+    assert (halves.layout.width, halves.codec.form.width) == (384, 400)
+    assert read_states({"hubness": halves.to_json()})[state.field].codec.form == halves.codec.form

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.codec.base import with_columns
 from milvus_hubness.errors import (
     CollectionExists,
     DimensionMismatch,
@@ -85,12 +86,7 @@ class Batch:
 
     def with_columns(self, columns: Mapping[str, Sequence[Any]]) -> Batch:
         """Return the rows with these values of fields, by field name."""
-        values = zip(*columns.values(), strict=True) if columns else ((),) * len(self)
-        rows = [
-            {**row, **dict(zip(columns, own, strict=True))}
-            for row, own in zip(self.rows, values, strict=True)
-        ]
-        return Batch(self.keys, self.vectors, rows)
+        return Batch(self.keys, self.vectors, with_columns(self.rows, columns))
 
 
 BANK_PROPERTY = "hubness_bank"

@@ -90,8 +90,8 @@ class Reads:
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
         cached = yield from self._states.cached_state(collection)
         for state in cached.states.values():
-            if state.second_vector and not field_name:
-                ours = yield Ask("list_indexes", (collection, state.second_vector), dict(options))
+            if state.searched_field != state.field and not field_name:
+                ours = yield Ask("list_indexes", (collection, state.searched_field), dict(options))
                 names = [name for name in names if name not in ours]
         return names
 
@@ -120,9 +120,7 @@ class Whole:
     @property
     def sides(self) -> tuple[str, ...]:
         """Its side collections."""
-        return tuple(
-            state.reranking.side for state in self.states if state.reranking and state.reranking.side
-        )
+        return tuple(side for state in self.states if (side := state.codec.side_collection))
 
     def expect_no_dual_write(self) -> None:
         """Raises UnsupportedOperation during dual writes."""
@@ -261,9 +259,8 @@ class Catalog:
         """Return the names with those of their hidden fields."""
         cached = yield from self._states.cached_state(collection, timeout)
         wanted = list(names)
-        hidden = [
-            name for state in cached.states.values() if state.field in wanted for name in state.hidden_fields
-        ]
+        codecs = [state.codec for state in cached.states.values() if state.field in wanted]
+        hidden = [name for codec in codecs for name in codec.hidden_fields]
         return list(dict.fromkeys([*wanted, *hidden]))
 
     def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:

@@ -15,13 +15,10 @@ import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import decode, returned
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import read_back
+from milvus_hubness.codec.arrays import Floats, returned
+from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import (
     InvalidParameter,
-    StateError,
     UnsupportedOperation,
 )
 from milvus_hubness.job_properties import (
@@ -209,27 +206,6 @@ def rescale(hits: Any, length: float) -> None:
         hit["distance"] = score
 
 
-def rerank(
-    results: Any,
-    queries: Floats,
-    layout: Layout,
-    how: GloballyCorrected,
-    bank: Floats,
-    page: slice,
-    vectors_of: Callable[[list[Any]], Floats],
-) -> None:
-    """Rank each query's hits by `how` and cut them to `page`, in place.
-
-    queries, bank: (m, d) as the user gave them. vectors_of: returns the vectors (n, d) of n hits, as the user
-    gave them.
-    """
-    reduced_bank = layout.reduce_queries(bank)
-    for hits, query in zip(results, queries, strict=True):
-        items = layout.reduce_items(vectors_of(list(hits)))
-        scores = items @ layout.reduce_queries(query[None, :])[0]
-        keep(hits, [hits[i] for i in how.order(scores, items, reduced_bank)[page]])
-
-
 Row = MutableMapping[str, Any]
 
 _OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
@@ -266,8 +242,10 @@ class Reading:
         named = list(output_fields or [])
         hidden = tuple(name for name in self._hidden if name not in named)
         if "*" not in named:
-            norms = [state.norm_field for state in self.states if state.field in named]
-            named += [norm for norm in norms if norm and norm in hidden]
+            needed = [
+                name for codec in self._codecs if codec.field in named for name in codec.decoding_fields
+            ]
+            named += [name for name in needed if name in hidden]
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
     def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
@@ -278,21 +256,17 @@ class Reading:
         says.
         """
         rows = list(rows)
-        for state in self.states:
-            with_vector = [row for row in rows if row.get(state.field) is not None]
-            if with_vector and not state.leaves_vectors:
-                stored = decode([row[state.field] for row in with_vector], state.dtype)
-                if stored.shape[1:] != (state.form.width,):
-                    raise StateError(
-                        f"field {state.field!r} holds vectors of width {stored.shape[1]}, "
-                        f"its state speaks of {state.form.width}"
-                    )
-                vectors = read_back(state, state.form.joined(stored), with_vector)
-                for row, vector in zip(with_vector, returned(vectors, state.dtype), strict=True):
-                    in_list = isinstance(vector, bytes) and isinstance(row[state.field], list)
-                    row[state.field] = [vector] if in_list else vector
-                    if strict_float32 and state.dtype == "float32":
-                        row[state.field] = list(np.asarray(vector, np.float32))
+        for codec in self._codecs:
+            with_vector = [row for row in rows if row.get(codec.field) is not None]
+            if not with_vector or codec.leaves_vectors:
+                continue
+            for row, vector in zip(
+                with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True
+            ):
+                in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
+                row[codec.field] = [vector] if in_list else vector
+                if strict_float32 and codec.dtype == "float32":
+                    row[codec.field] = list(np.asarray(vector, np.float32))
         for row in rows:
             for name in fields.hidden:
                 row.pop(name, None)
@@ -308,8 +282,12 @@ class Reading:
         return results
 
     @cached_property
+    def _codecs(self) -> tuple[RowCodec, ...]:
+        return tuple(state.codec for state in self.states)
+
+    @cached_property
     def _hidden(self) -> tuple[str, ...]:
-        return tuple(name for state in self.states for name in state.hidden_fields)
+        return tuple(name for codec in self._codecs for name in codec.hidden_fields)
 
     @cached_property
     def _changed(self) -> frozenset[str]:
@@ -318,7 +296,7 @@ class Reading:
 
     def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
         """Convert the result of describe_collection to the collection that the user created."""
-        ours = {name for state in self.states for name in state.hidden_fields}
+        ours = set(self._hidden)
         dims = {state.field: state.dim for state in self.states}
         fields = [each for each in description["fields"] if each["name"] not in ours]
         for each in fields:
@@ -393,4 +371,3 @@ class SearchRequest:
 
 
 Asking = Callable[[npt.ArrayLike], SearchRequest]
-AskingOne = Callable[[list[float] | Floats], SearchRequest | None]

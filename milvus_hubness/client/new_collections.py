@@ -12,8 +12,8 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Made, StoredBank
-from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
-from milvus_hubness.codec.half_precision import Dtype
+from milvus_hubness.codec.arrays import ALIGNMENT, Dtype, as_metric
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.errors import InvalidInput, InvalidParameter
@@ -180,7 +180,8 @@ def _born(
     )
     bank, targets = QueryBank.of(query_vectors.bank), optional_bank(query_vectors.target_bank)
     bank.expect_dim(dim, "the field")
-    layout = layout.measured_on(
+    layout = measured_on(
+        layout,
         (targets or bank).vectors,
         bank.vectors,
         locality_hints=milvus_schema.takes_locality_hints(str(index.get("index_type")), dtype),
@@ -217,7 +218,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
         configs = dict(each.get_index_configs())
         kind = configs.pop("index_type", each.index_type)
         state = states.get(each.field_name)
-        if state is not None and not state.leaves_vectors:
+        if state is not None and not state.codec.leaves_vectors:
             asked = str(configs.get("metric_type") or state.metric).upper()
             if asked != state.metric:
                 raise InvalidParameter(

@@ -21,10 +21,10 @@ from pymilvus.client.iterator import QueryIterator, SearchIterator, SearchIterat
 from pymilvus.exceptions import DataTypeNotMatchException, ExceptionsMessage, ParamError
 
 from milvus_hubness.client.biases import Biases
+from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.catalog import Catalog, Reads
 from milvus_hubness.client.dual_write import DualWrites
 from milvus_hubness.client.messages import Question, SearchRequest, expect_question, expect_whole_hits
-from milvus_hubness.client.other_locations import rewrite_of
 from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.searches import Searches
 from milvus_hubness.client.state_cache import CachedState, StateCache, naming
@@ -185,9 +185,7 @@ class Pages:
         further |= options
         further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
         further |= {"round_decimal": -1, **asked.options}
-        if state.reranking is None:
-            # The augmented vectors are searched by inner product, whatever the user's metric.
-            further["search_params"]["metric_type"] = "IP"
+        further["search_params"]["metric_type"] = state.codec.served_metric
         return (yield from _opened(collection, asked.data, further, asked.answer))
 
     def _ordered(
@@ -203,7 +201,7 @@ class Pages:
         In a gated search the raw nearest row decides between the raw and the corrected order.
         """
         rewrite = rewrite_of(state, cached.reading)
-        if state.reranking is not None and rewrite.strength(question) != 0:
+        if rewrite.ranks_candidates(question):
             raise UnsupportedOperation(
                 f"search_iterator cannot follow the corrected order of {collection!r}: its biases lie beside "
                 "the vectors, so candidates are re-ranked within one answer. Ask search() for a larger "

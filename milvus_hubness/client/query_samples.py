@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tenacity import Retrying, stop_after_attempt, wait_fixed
 
-from milvus_hubness.codec.half_precision import decode
+from milvus_hubness.codec.arrays import decode
 from milvus_hubness.errors import InvalidParameter, StateError
 from milvus_hubness.job_properties import (
     OnlineBank,

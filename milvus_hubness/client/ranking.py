@@ -81,7 +81,7 @@ def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> boo
     """
     alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
     plain = all(
-        rewrite.state.reranking is None
+        not rewrite.codec.needs_candidates
         and not rewrite.is_gated(question)
         and len(rewrite.apart(question)) == 1
         for rewrite, question in asked
@@ -204,7 +204,7 @@ def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchReques
 
     def answer(results: Any, *biases: Mapping[Any, Sequence[float]]) -> Any:
         found = search_request.answer(results, *biases)
-        vectors = [rewrite.vectors_found(list(hits)) for hits in found]
+        vectors = [rewrite.vectors_found(hits) for hits in found]
         scores = how.scores(queries, vectors)
         for hits, query, items, own in zip(found, queries, vectors, scores, strict=True):
             if hits:
@@ -218,15 +218,13 @@ def _rank(
     rewrite: Rewrite, hits: Any, query: Any, items: Any, scores: Any, question: Question, correction: float
 ) -> None:
     """Sort the hits of one query by their scores and cut them to the page, in place."""
-    layout = rewrite.layout
-    raw = layout.reduce_items(items) @ layout.reduce_queries(query[None, :])[0]
+    raw = rewrite.codec.raw_scores(items, query)
     if correction:
-        result = np.asarray(hits.distances, np.float64)
-        subtracted = raw + result / 2 if layout.metric == "L2" else raw - result
+        corrected = np.asarray(hits.distances, np.float64)
+        subtracted = (corrected - raw) / 2 if rewrite.state.metric == "L2" else raw - corrected
         scores = scores - correction * subtracted
     order = np.argsort(-scores, kind="stable")[question.page]
     keep(hits, [hits[i] for i in order])
     rescore(hits, scores[order], question.round_decimal)
     if question.with_raw_score:
-        shown = np.asarray(-2 * raw[order] if layout.metric == "L2" else raw[order], np.float64)
-        add_raw_scores(hits, shown.round(question.round_decimal) if question.round_decimal >= 0 else shown)
+        add_raw_scores(hits, raw[order], question.round_decimal)

@@ -1,4 +1,4 @@
-"""Rewrites requests and responses of the `vector` bias location. No I/O: clients and the proxy share it."""
+"""Rewrites searches and their answers for one corrected field. No I/O: clients and the proxy share it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from milvus_hubness.client.messages import (
     ORDERED,
     RANGE_BOUNDS,
     Asking,
-    AskingOne,
     FieldRequest,
     Question,
     Reading,
@@ -27,14 +26,11 @@ from milvus_hubness.client.messages import (
     keep,
     looked_at,
     normalises_scores,
-    rerank,
     rescale,
     rescore,
 )
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import StorageFormat, decode, rounded, unpacked
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import hidden_columns, read_back
+from milvus_hubness.codec.arrays import Floats, decode, rounded, unpacked
+from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.rerank.rerankers import gate
@@ -42,14 +38,34 @@ from milvus_hubness.state import CollectionState, Profile
 
 RAW_SCORE = "raw_score"
 
-
 SEARCHED_AT_LEAST = ("ef", "search_list")
 """Parameters of graph indexes that must be at least the number of results."""
 
 
+def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
+    """Return the vectors of rows that a user writes, float32 (n, d).
+
+    valid: require vectors that can have a bias. Raises DimensionMismatch, NonFiniteVectors and ZeroVectors
+    naming the rows; InvalidInput if a row sets a hidden field.
+    """
+    hidden = state.codec.hidden_fields
+    for i, row in enumerate(rows):
+        if taken := [name for name in hidden if name in row]:
+            raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
+    vectors = [unpacked(row[state.field], state.dtype) for row in rows]
+    for i, vector in enumerate(vectors):
+        if (shape := _shape(vector)) != (state.dim,):
+            raise DimensionMismatch(
+                f"row {i}: {state.field!r} must be a list of {state.dim} numbers, "
+                f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
+            )
+    as_stored = _rounded(vectors, state)
+    return state.require_storable(as_stored) if valid else state.layout.rows(as_stored)
+
+
 @dataclass(frozen=True)
 class Rewrite:
-    """Rewrites requests and responses of one corrected field.
+    """Rewrites requests and responses of one corrected field, whose scores the server ranks.
 
     reading: decodes the rows of the whole collection, with all its fields.
     """
@@ -58,57 +74,8 @@ class Rewrite:
     reading: Reading
 
     @cached_property
-    def layout(self) -> Layout:
-        """The columns of the augmented vectors."""
-        return self.state.layout
-
-    @cached_property
-    def form(self) -> StorageFormat:
-        """The storage format of these columns in the field."""
-        return self.state.form
-
-    # -- writes ---------------------------------------------------------------------------------------
-
-    def vectors_of(self, rows: Sequence[Row], *, valid: bool = True) -> Floats:
-        """Return the vectors of the rows, float32 (n, d).
-
-        valid: require vectors that can have a bias. Raises DimensionMismatch, NonFiniteVectors and
-        ZeroVectors naming the rows; InvalidInput if a row sets a hidden field.
-        """
-        for i, row in enumerate(rows):
-            if taken := [name for name in self.state.hidden_fields if name in row]:
-                raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
-        given = [unpacked(row[self.state.field], self.state.dtype) for row in rows]
-        for i, vector in enumerate(given):
-            if (shape := _shape(vector)) != (self.state.dim,):
-                raise DimensionMismatch(
-                    f"row {i}: {self.state.field!r} must be a list of {self.state.dim} numbers, "
-                    f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
-                )
-        vectors = self._as_kept(given)
-        return self.state.require_storable(vectors) if valid else self.layout.rows(vectors)
-
-    def rows_in(
-        self,
-        rows: Sequence[Row],
-        vectors: Floats,
-        biases: Mapping[int, Floats],
-        epoch: int,
-        locality_hints: Floats | None = None,
-    ) -> list[dict[str, Any]]:
-        """Return the rows as they are stored.
-
-        biases: (n,) by slot; other slots are 0. locality_hints: (n, c) numbers of the locality hint columns.
-        """
-        slots = np.zeros((len(vectors), self.state.slots), np.float32)
-        for slot, column in biases.items():
-            slots[:, slot] = column
-        stored = self.form.encode_rows(self.layout.augment(vectors, slots, locality_hints))
-        hidden = hidden_columns(self.state, vectors, slots[:, self.state.shown_slot], epoch)
-        return [
-            {**row, self.state.searched_field: vector, **columns}
-            for row, vector, columns in zip(rows, stored, hidden, strict=True)
-        ]
+    def codec(self) -> RowCodec:
+        return self.state.codec
 
     # -- searches ---------------------------------------------------------------------------------------
 
@@ -128,6 +95,8 @@ class Rewrite:
 
     def ranks_candidates(self, question: Question) -> bool:
         """Whether the client fetches more hits than requested and ranks them."""
+        if self.codec.needs_candidates and self.strength(question) != 0:
+            return True
         how = question.rerank
         return how is not None and not (isinstance(how, Adaptive) and how.direct)
 
@@ -160,13 +129,8 @@ class Rewrite:
             raise UnsupportedOperation(
                 "search_aggregation has no room for raw scores: leave with_raw_score out"
             )
-        if self.serves_products:
+        if self.codec.served_metric != self.state.metric:
             self._expect_products(options, field)
-
-    @property
-    def serves_products(self) -> bool:
-        """Whether the server ranks by inner products of augmented vectors, whatever the user's metric."""
-        return True
 
     def _expect_products(self, options: Mapping[str, Any], field: str) -> None:
         if self.state.metric == "L2" and (name := looked_at(options, LOOK_AT_SCORES)):
@@ -185,22 +149,20 @@ class Rewrite:
 
         Raises DimensionMismatch, NonFiniteVectors, InvalidInput.
         """
-        return self.layout.require_finite(self._as_kept(question.data), "query")
+        return self.codec.layout.require_finite(_rounded(question.data, self.state), "query")
 
-    def encoded_queries(self, question: Question, queries: Floats, weight: float) -> list[Any]:
-        """Return the augmented queries in the storage format of the field."""
-        query_vectors = self.layout.encode_queries(queries, weight, slot=self.profile(question).slot)
-        return self.form.encode_queries(query_vectors)
+    def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
+        """Return the queries as the searched field takes them."""
+        return self.codec.pack_queries(queries, strength, slot=self.profile(question).slot)
 
     def apart(self, question: Question) -> list[Question]:
         """Split the question into parts that one request each can answer.
 
-        Under L2 the bounds of a range search become different inner products for every query.
+        If the server ranks L2 by inner products, the bounds of a range search differ for every query.
         """
-        if self.state.metric != "L2" or not question.search_params:
+        if self.codec.served_metric == self.state.metric or self.state.metric != "L2":
             return [question]
-        places = _places(question.search_params)
-        if not any(place.get(name) is not None for place in places for name in RANGE_BOUNDS):
+        if not _has_bounds(question.search_params):
             return [question]
         return [replace(question, data=[query]) for query in self.queries(question)]
 
@@ -209,7 +171,7 @@ class Rewrite:
 
         Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
-        if asking := self.asking(question):
+        if asking := self.asking(question, exact=True):
             return asking(question.data)
         queries = self.queries(question)
         params = self.search_params(question.search_params, queries)
@@ -217,65 +179,40 @@ class Rewrite:
             return self._reranked(question, question.rerank, question.bank, queries, params)
         return self._gated(question, queries, params)
 
-    def asking(self, question: Question) -> Asking | None:
+    def asking(self, question: Question, *, exact: bool = False) -> Asking | None:
         """Return a function that builds the request of this question for any data.
 
-        The function ignores the question's own data and raises as `ask` does. Returns None if candidates are
-        to be re-ranked, or if a gate limits the correction to some queries. Raises InvalidInput,
-        InvalidParameter.
+        The function ignores the question's own data and raises as `ask` does. exact: whether more than
+        `SearchRequest.answer` uses the scores from the server; else one query may be sent up to a factor,
+        which takes a fraction of the time. Returns None if candidates are to be re-ranked, or if a gate
+        limits the correction to some queries. Raises InvalidInput, InvalidParameter.
         """
-        weight = self.strength(question)
+        strength = self.strength(question)
         if question.rerank is not None or self.is_gated(question):
             return None
         slot = self.profile(question).slot
         fields = self.fields_for(question, with_vector=question.with_raw_score)
+        in_proportion = not exact and self._scores_are_products(question)
+        in_proportion = in_proportion and not _has_bounds(question.search_params)
 
-        def ask(data: npt.ArrayLike) -> SearchRequest:
+        def request(encoded: list[Any], queries: Floats | None, length: float = 1.0) -> SearchRequest:
             def answer(results: Any) -> Any:
-                self._score(results, queries, weight, question)
+                if queries is not None:
+                    self._score(results, queries, strength, question)
+                elif length != 1:
+                    rescale(results[0], length)
                 return self.reading.hits_out(results, fields)
 
-            queries = self.layout.rows(self._as_kept(data))
             params = self.search_params(question.search_params, queries)
-            encoded = self.form.encode_queries(self.layout.encode_queries(queries, weight, slot=slot))
             return SearchRequest(encoded, question.limit, question.offset, params, fields.requested, answer)
 
-        return ask
-
-    def asking_one(self, question: Question) -> AskingOne | None:
-        """Return a faster function that builds the request for one query, a list of numbers or an array.
-
-        Returns None if the request needs more than joined bytes. Under COSINE the query is sent without
-        division by its length, so the scores from the server are in proportion to that length: nothing else
-        may use them.
-        """
-        if self.state.metric == "L2" or question.round_decimal >= 0 or question.with_raw_score:
-            return None
-        bounds = _places(question.search_params)
-        if self.state.dtype != "float32" or any(
-            place.get(name) is not None for place in bounds for name in RANGE_BOUNDS
-        ):
-            return None
-        weight, slot = self.strength(question), self.profile(question).slot
-        fields = self.fields_for(question, with_vector=False)
-        nothing = np.zeros((1, self.state.dim), np.float32)
-
-        def ask(query: list[float] | Floats) -> SearchRequest | None:
-            wrapped = self.layout.encode_query(query, weight, slot=slot)
-            if wrapped is None:
-                return None
-            search_request, length = wrapped
-
-            def answer(results: Any) -> Any:
-                if length != 1:
-                    for hits in results:
-                        rescale(hits, length)
-                return self.reading.hits_out(results, fields)
-
-            params = self.search_params(question.search_params, nothing)
-            return SearchRequest(
-                [search_request], question.limit, question.offset, params, fields.requested, answer
-            )
+        def ask(data: npt.ArrayLike) -> SearchRequest:
+            if in_proportion and isinstance(data, list) and len(data) == 1:
+                one = self.codec.encode_one(data[0], strength, slot=slot)
+                if one is not None:
+                    return request([one[0]], None, one[1])
+            queries = self.codec.layout.rows(_rounded(data, self.state))
+            return request(self.codec.pack_queries(queries, strength, slot=slot), queries)
 
         return ask
 
@@ -283,40 +220,35 @@ class Rewrite:
         """Whether the scores from the server are the scores that the user asks for."""
         return self.state.metric != "L2" and question.round_decimal < 0 and not question.with_raw_score
 
-    def search_params(self, given: Mapping[str, Any] | None, queries: Floats) -> dict[str, Any]:
-        """Return the search parameters for augmented vectors.
+    def search_params(self, requested: Mapping[str, Any] | None, queries: Floats | None) -> dict[str, Any]:
+        """Return the search parameters for the searched field.
 
-        They have no metric, and range bounds as inner products. Raises InvalidParameter if the given
-        parameters name another metric than the field's.
+        They have no metric, and range bounds as the server's scores. queries: needed for such bounds. Raises
+        InvalidParameter if the parameters name another metric than the field's.
         """
-        if not given:
+        if not requested:
             return {}
-        params = copied(given)
+        params = copied(requested)
         metric = params.pop("metric_type", None)
         if metric and str(metric).upper() != self.state.metric:
             raise InvalidParameter(
                 f"metric type not match: expected {self.state.metric}, search_params say {metric}"
             )
-        for place in (params, params.get("params") or {}):
+        for place in places(params):
             for name in RANGE_BOUNDS:
-                if place.get(name) is not None:
-                    place[name] = self._range_bound(place[name], queries)
+                if place.get(name) is not None and queries is not None:
+                    place[name] = float(self.codec.layout.products(place[name], queries[0]))
         return params
 
-    def _gated(
-        self,
-        question: Question,
-        queries: Floats,
-        params: dict[str, Any],
-    ) -> SearchRequest:
+    def _gated(self, question: Question, queries: Floats, params: dict[str, Any]) -> SearchRequest:
         """Return one request that has every query twice, raw and corrected."""
-        weight = self.strength(question)
+        strength = self.strength(question)
         fields = self.fields_for(question, with_vector=question.with_raw_score)
 
         def answer(results: Any) -> Any:
             before, after = results[: len(queries)], results[len(queries) :]
             self._score(before, queries, 0.0, question)
-            self._score(after, queries, weight, question)
+            self._score(after, queries, strength, question)
             best = [hits[0].id if hits else None for hits in before]
             results[:] = gate(before, after, best, question.activated)
             for hits in results:
@@ -325,7 +257,7 @@ class Rewrite:
 
         data = [
             *self.encoded_queries(question, queries, 0.0),
-            *self.encoded_queries(question, queries, weight),
+            *self.encoded_queries(question, queries, strength),
         ]
         return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
 
@@ -338,12 +270,16 @@ class Rewrite:
         params: dict[str, Any],
     ) -> SearchRequest:
         fields = self.fields_for(question, with_vector=True)
+        layout = self.codec.layout
 
         def answer(results: Any) -> Any:
             self._score(results, queries, 0.0, replace(question, with_raw_score=False))
-            rerank(results, queries, self.layout, how, bank, question.page, self.vectors_found)
-            if question.with_raw_score:
-                for hits in results:
+            reduced_bank, reduced_queries = layout.reduce_queries(bank), layout.reduce_queries(queries)
+            for hits, query in zip(results, reduced_queries, strict=True):
+                items = layout.reduce_items(self.vectors_found(hits))
+                order = how.order(items @ query, items, reduced_bank)
+                keep(hits, [hits[i] for i in order[question.page]])
+                if question.with_raw_score:
                     add_raw_scores(hits, hits.distances)
             return self.reading.hits_out(results, fields)
 
@@ -355,68 +291,43 @@ class Rewrite:
 
         with_vector: whether the answer needs the stored vectors, shown to the user or not.
         """
-        if not with_vector:
+        named = list(question.output_fields or [])
+        if not with_vector or self.state.field in named or "*" in named:
             return self.reading.fields(question.output_fields)
-        wanted = list(question.output_fields or [])
-        if self.state.field in wanted or "*" in wanted:
-            return self.reading.fields(question.output_fields)
-        fields = self.reading.fields([*wanted, self.state.field])
+        fields = self.reading.fields([*named, self.state.field])
         return FieldRequest(fields.requested, (*fields.hidden, self.state.field))
-
-    def _range_bound(self, bound: float, queries: Floats) -> float:
-        return float(self.layout.products(bound, queries[0]))
 
     # -- answers ----------------------------------------------------------------------------------------
 
-    def _score(self, results: Any, queries: Floats, weight: float, question: Question) -> None:
+    def _score(self, results: Any, queries: Floats, strength: float, question: Question) -> None:
         """Convert the scores to the user's metric, in place."""
         if self._scores_are_products(question):
             return
         for hits, query in zip(results, queries, strict=True):
-            self.score_out(hits, query, weight, question.round_decimal)
+            products = [[hit["distance"] for hit in hits]]
+            scores = self.codec.decode_scores(products, query[None, :], strength)[0]
+            rescore(hits, scores, question.round_decimal)
             if question.with_raw_score:
-                raw = self._raw_scores(hits, query)
-                add_raw_scores(
-                    hits, raw.round(question.round_decimal) if question.round_decimal >= 0 else raw
-                )
+                raw = self.codec.raw_scores(self.vectors_found(hits), query)
+                add_raw_scores(hits, raw, question.round_decimal)
 
-    def score_out(self, hits: Any, query: Floats, weight: float, round_decimal: int = -1) -> None:
-        """Convert the inner products of one query's hits to scores of the user's metric, in place."""
-        if self.state.metric != "L2" and round_decimal < 0:
-            return
-        products = [[hit["distance"] for hit in hits]]
-        rescore(hits, self.layout.scores(products, query[None, :], weight)[0], round_decimal)
-
-    def _raw_scores(self, hits: Any, query: Floats) -> npt.NDArray[np.float64]:
-        layout = self.layout
-        products = (
-            self._loaded([hit["entity"] for hit in hits]) @ layout.encode_queries(query[None, :], 0.0)[0]
-        )
-        scores: npt.NDArray[np.float64] = layout.scores(products[None, :], query[None, :], 0.0)[0]
-        return scores
-
-    def vectors_found(self, hits: list[Any]) -> Floats:
+    def vectors_found(self, hits: Sequence[Any]) -> Floats:
         """Return the vectors of n hits as the user gave them, (n, d)."""
-        entities = [hit["entity"] for hit in hits]
-        return read_back(self.state, self._loaded(entities), entities)
-
-    def _loaded(self, entities: Sequence[Row]) -> Floats:
-        """Return the augmented vectors of n hits, (n, width), in the columns of the layout."""
-        form = self.form
-        found = decode([entity[self.state.field] for entity in entities], form.dtype)
-        return form.joined(found.reshape(-1, form.width))
-
-    def _as_kept(self, given: Any) -> Any:
-        """Return the user's vectors, rounded to the dtype of the field."""
-        if self.state.dtype == "float32" or not isinstance(given, list | tuple | np.ndarray):
-            return given
-        return rounded(decode(given, self.state.dtype), self.state.dtype)
+        return self.codec.vectors_of([hit["entity"] for hit in hits])
 
 
-def add_raw_scores(hits: Any, scores: Sequence[float] | npt.NDArray[np.float64]) -> None:
-    """Give each hit its uncorrected score."""
-    for hit, score in zip(hits, scores, strict=True):
+def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
+    """Give each hit its uncorrected score, rounded to `round_decimal` decimals unless that is −1."""
+    values = np.asarray(scores, np.float64)
+    for hit, score in zip(hits, values.round(round_decimal) if round_decimal >= 0 else values, strict=True):
         hit[RAW_SCORE] = float(score)
+
+
+def _rounded(vectors: Any, state: CollectionState) -> Any:
+    """Return the user's vectors, rounded to the dtype of the field."""
+    if state.dtype == "float32" or not isinstance(vectors, list | tuple | np.ndarray):
+        return vectors
+    return rounded(decode(vectors, state.dtype), state.dtype)
 
 
 def _shape(vector: Any) -> tuple[int, ...] | None:
@@ -428,9 +339,13 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
     return shape
 
 
-def _places(params: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
+def places(params: Mapping[str, Any] | None) -> tuple[Any, ...]:
     """Return the mappings that may have search parameters: the outer one and its "params"."""
     return (params, params.get("params") or {}) if params else ()
+
+
+def _has_bounds(params: Mapping[str, Any] | None) -> bool:
+    return any(place.get(name) is not None for place in places(params) for name in RANGE_BOUNDS)
 
 
 def copied(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -444,7 +359,7 @@ def raised(params: dict[str, Any], limit: int) -> dict[str, Any]:
 
     limit: the number of results that are fetched, which may exceed the number that the user asks for.
     """
-    for place in (params, params.get("params") or {}):
+    for place in places(params):
         for name in SEARCHED_AT_LEAST:
             if isinstance(place.get(name), int):
                 place[name] = max(place[name], limit)

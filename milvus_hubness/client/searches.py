@@ -135,8 +135,8 @@ class Searches:
         if kind is not None and len(parts) == 1 and len(cached.prepared) < MAX_PREPARED:
             # This is a copy: the caller owns the lists and dictionaries and may change them.
             like_it = copy.deepcopy(replace(question, data=()))
-            if many := rewrite.asking(like_it):
-                cached.prepared[kind] = PreparedSearch(state, many, rewrite.asking_one(like_it))
+            if ask := rewrite.asking(like_it):
+                cached.prepared[kind] = PreparedSearch(state, ask)
         if ids is None:
             self.sample(cached, state, question.profile, question.data)
         return results

@@ -13,15 +13,13 @@ from typing import Any, TypeVar
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import StoredBank
+from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import (
     Asking,
-    AskingOne,
     Kind,
     Reading,
-    SearchRequest,
     expect_state_ttl,
 )
-from milvus_hubness.client.other_locations import rewrite_of
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause, held_errors
@@ -162,19 +160,10 @@ PERHAPS_OUTDATED = (
 
 @dataclass(frozen=True)
 class PreparedSearch:
-    """A search of a corrected field that takes one request, but for its data.
-
-    many, one: build the request for any data, and for a single query, if there is a faster way.
-    """
+    """A search of a corrected field that takes one request. ask: builds the request for any data."""
 
     state: CollectionState
-    many: Asking
-    one: AskingOne | None
-
-    def ask(self, data: Any) -> SearchRequest:
-        """Return the request. Raises DimensionMismatch, InvalidInput."""
-        search_request = self.one(data[0]) if self.one is not None and len(data) == 1 else None
-        return search_request or self.many(data)
+    ask: Asking
 
 
 @dataclass(frozen=True)
@@ -216,7 +205,9 @@ class CachedState:
         the two.
         """
         state = self.state_of(options.get("anns_field"))
-        return {**options, "anns_field": state.field} if state and state.second_vector else options
+        if state is None or state.searched_field == state.field:
+            return options
+        return {**options, "anns_field": state.field}
 
 
 NOTHING = CachedState("", {})
@@ -360,8 +351,8 @@ class StateCache:
 
     def rewrite(self, cached: CachedState, state: CollectionState) -> Operation[Rewrite]:
         """Return the rewrite of a corrected field, with function chains if the server runs them."""
-        in_fields = state.reranking is not None and not state.reranking.side
-        if in_fields and self.chains is None:
+        codec = state.codec
+        if codec.needs_candidates and codec.side_collection is None and self.chains is None:
             self.chains = supports((yield Ask("get_server_version")), "function chains")
         return rewrite_of(state, cached.reading, chains=bool(self.chains))
 
@@ -395,5 +386,5 @@ def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, A
     That is the case for half-precision vectors, because pymilvus takes the type of the query bytes from the
     field, and for collections with a second vector field.
     """
-    named = state.dtype != "float32" or state.second_vector is not None
+    named = state.dtype != "float32" or state.searched_field != state.field
     return {**options, "anns_field": state.searched_field} if named else options

@@ -16,12 +16,11 @@ from milvus_hubness.banks.generations import Made
 from milvus_hubness.client import new_collections
 from milvus_hubness.client.biases import Bias, Biases
 from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
-from milvus_hubness.client.other_locations import RerankingRewrite, rewrite_of
+from milvus_hubness.client.rewrite import vectors_of
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, Deletion, Write, WriteIntents
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.base import PENDING
+from milvus_hubness.codec.base import PENDING, Columns, with_columns
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.protocols import undo_save_bank
@@ -50,15 +49,14 @@ class Writes:
 
         def by(write: Write) -> Callable[[CachedState], Operation[tuple[dict[str, Any], list[Any]]]]:
             def call(cached: CachedState) -> Operation[tuple[dict[str, Any], list[Any]]]:
-                stored, side_biases = yield from self._encoded(cached, write, are_new=are_new, valid=valid)
+                stored, side_columns = yield from self._encoded(cached, write, are_new=are_new, valid=valid)
                 if cached.intent_log is not None:
                     yield from self._intents.note_rows(cached, replace(write, data=stored))
                 written = yield from _put(cached, write, stored)
                 upserts = []
-                for rewrite, biases, epoch in side_biases:
+                for side, columns in side_columns:
                     keys = written.get("ids") or [row[cached.key_field] for row in write.rows]
-                    lines = rewrite.side_rows(cached.key_field, list(keys), biases, epoch)
-                    upserts.append((rewrite.side, lines))
+                    upserts.append((side, with_columns([{cached.key_field: key} for key in keys], columns)))
                 return written, upserts
 
             return call
@@ -79,28 +77,26 @@ class Writes:
 
     def _encoded(
         self, cached: CachedState, write: Write, *, are_new: bool, valid: bool = True
-    ) -> Operation[tuple[Any, list[tuple[RerankingRewrite, dict[int, Floats], int]]]]:
-        """Return the rows as they are stored, and the entries of side collections.
-
-        The entries have their biases and epoch.
-        """
+    ) -> Operation[tuple[Any, list[tuple[str, Columns]]]]:
+        """Return the rows as they are stored, and the columns of each side collection."""
         rows, bias = write.rows, write.bias
         stored = write.data
-        side_biases: list[tuple[RerankingRewrite, dict[int, Floats], int]] = []
+        side_columns: list[tuple[str, Columns]] = []
         for state in cached.states.values():
             if not _bring_vectors(rows, state.field):
                 continue
-            rewrite = rewrite_of(state, cached.reading)
-            vectors = rewrite.vectors_of(rows, valid=valid)
+            codec, vectors = state.codec, vectors_of(state, rows, valid=valid)
             biases = yield from self._biases.of_rows(
                 write.collection, state, vectors, bias, write.timeout, are_new=are_new
             )
             locality_hints = yield from self._biases.locality_hints(write.collection, state, vectors, bias)
             epoch = PENDING if bias == "pending" else state.profile.epoch
-            rows = stored = rewrite.rows_in(rows, vectors, biases, epoch, locality_hints)
-            if isinstance(rewrite, RerankingRewrite) and rewrite.side and bias == "compute":
-                side_biases.append((rewrite, biases, epoch))
-        return stored, side_biases
+            columns = codec.pack(codec.encode_rows(vectors, biases, epoch, locality_hints))
+            if codec.side_collection is None:
+                rows = stored = with_columns(rows, columns)
+            elif bias == "compute":
+                side_columns.append((codec.side_collection, columns))
+        return stored, side_columns
 
     def write_import_files(
         self,
@@ -144,8 +140,8 @@ class Writes:
             yield from self._intents.note_deletion(cached, deletion, keys)
             answer = yield deletion.ask()
         for state in cached.states.values():
-            if deletion.ids and state.reranking and state.reranking.side:
-                yield Ask("delete", (state.reranking.side, deletion.ids, deletion.timeout))
+            if deletion.ids and (side := state.codec.side_collection):
+                yield Ask("delete", (side, deletion.ids, deletion.timeout))
         return answer
 
     def create_collection(
@@ -202,9 +198,9 @@ def _expect_importable(collection: str, cached: CachedState) -> None:
     if not cached.states:
         raise InvalidInput(f"collection {collection!r} is not corrected: use pymilvus's bulk writer")
     for state in cached.states.values():
-        if state.reranking and state.reranking.side:
+        if side := state.codec.side_collection:
             raise UnsupportedOperation(
-                f"an import into {collection!r} would miss the biases in {state.reranking.side!r}: import "
+                f"an import into {collection!r} would miss the biases in {side!r}: import "
                 "the rows with pymilvus's bulk writer, and run `milvus-hubness refresh`"
             )
     if cached.dual_write or cached.intent_log:

@@ -1,4 +1,4 @@
-"""Vectors as float matrices, their lengths and their mean, and the metrics. No I/O.
+"""Vectors as float matrices, their metrics, lengths and mean, and their storage in half precision. No I/O.
 
 Distances do not change when all vectors move by the same offset, but ½‖r‖² in float32 does: if a gallery is
 100 times as far from zero as its rows are from each other, ½‖r‖² loses 13 bits. So half squares are those of
@@ -9,23 +9,33 @@ the number of c if
 
 and 0 otherwise. float32 and both half precisions subtract such numbers without rounding (Sterbenz). So rows
 are read back bit for bit, except that −0 becomes 0.
+
+float16 and bfloat16 fields store augmented vectors in this format:
+
+    vector   < r , h_0 , l_0 , h_0/16 , h_1 , l_1 , h_1/16 … 0 >    for  < r , n_0 , n_1 … 0 >,  n = h + l
+    query    < q , u_0 , u_0 , 16·v_0 , u_1 , u_1 , 16·v_1 … 0 >    for  < q , w_0 , w_1 … 0 >,  w = u + v
+
+The numbers after a vector (½‖r‖² and the biases) decide between neighbours whose scores differ by less than
+the precision of half-precision numbers. So each number is stored as two half-precision numbers, the second
+with the remainder of the first, and so is its weight: the product u(h + l) + v·h is n·w to 16 bits in
+bfloat16 and to 22 in float16. The last h is divided by 16, so that a graph, which is built on the inner
+products of stored vectors, does not count it twice.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import math
 import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.errors import (
-    DimensionMismatch,
-    InvalidInput,
-    InvalidParameter,
-)
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 
 Floats = npt.NDArray[np.float32]
 
@@ -93,22 +103,6 @@ def half_squares64(rows: Floats) -> npt.NDArray[np.float64]:
     return cast("npt.NDArray[np.float64]", 0.5 * np.einsum("ij,ij->i", wide, wide))
 
 
-MOST_NUMBERS = 5_120
-"""Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as
-text."""
-
-MEASURED_ROWS = 10_000
-"""Largest number of rows, spread evenly, from which the mean is computed."""
-
-FAR = 8
-"""Least ratio of |mean| to the spread around it for a dimension that is stored without its mean: all but a
-few numbers of such a dimension are that many times farther from zero than from the mean.
-"""
-
-LEAST_FAR = 2.0**-14
-"""Smallest number of a mean that is subtracted: float16 may round when it subtracts smaller ones."""
-
-
 class Mean(NamedTuple):
     """A mean of the gallery.
 
@@ -117,25 +111,6 @@ class Mean(NamedTuple):
 
     seen_from: Floats
     taken_off: Floats
-
-
-def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
-    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it.
-
-    In each dimension, numbers beyond the 1st and 99th percentile are clipped to these. The mean is rounded to
-    as many bits as the rows have. taken_off: whether rows may be stored without the mean.
-    """
-    some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
-    if not some.any() or some.shape[1] > MOST_NUMBERS:
-        return ""
-    low, high = np.percentile(some, [1, 99], axis=0)
-    inner = np.clip(some, low, high, dtype=np.float64)
-    mean = _rounded_as(some, inner.mean(axis=0).astype(np.float32))
-    if np.square(mean, dtype=np.float64).sum() <= inner.var(axis=0).sum():
-        return ""
-    far = np.maximum(high - mean, mean - low) * FAR <= np.abs(mean)
-    far &= (np.abs(mean) >= LEAST_FAR) & ~lost(some, mean).any(axis=0) & taken_off
-    return as_text(mean, far)
 
 
 def lost(rows: Floats, taken_off: Floats) -> npt.NDArray[np.bool_]:
@@ -174,13 +149,6 @@ def mean_in(text: str, dim: int) -> Mean:
     return Mean(mean, np.where(far, mean, np.float32(0)))
 
 
-def _rounded_as(rows: Floats, mean: Floats) -> Floats:
-    """Round the mean to as many bits as any number of the rows has, but to no fewer than bfloat16 has."""
-    used = int(np.bitwise_or.reduce(np.ascontiguousarray(rows).view(np.uint32), axis=None))
-    step = np.uint32(min(used & -used, 2**16))
-    return np.asarray(((mean.view(np.uint32) + step // 2) & ~(step - np.uint32(1))).view(np.float32))
-
-
 Metric = Literal["IP", "COSINE", "L2"]
 
 ALIGNMENT = 16
@@ -188,17 +156,10 @@ MAX_WIDTH = 32_768
 UNIT_TOLERANCE = 2.5e-7
 LEAST_LENGTH = 1e-9
 
-SPREADS = 3
-"""s² over the range of half squares: the graph then places an item at most a third farther away than it
-is."""
-
 QUERY_SCALE = 4
 """Factor on the scale of v relative to u: v adds to the inner products among stored vectors a sixteenth of
 what u adds beyond their distance.
 """
-
-GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
-"""λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
 
 
 def as_metric(name: str) -> Metric:
@@ -209,3 +170,208 @@ def as_metric(name: str) -> Metric:
     if name.upper() not in get_args(Metric):
         raise InvalidParameter(f"metric {name!r} cannot be corrected: use one of IP, COSINE, L2")
     return cast(Metric, name.upper())
+
+
+LARGEST_NUMBER = 127
+
+
+def directions_in(text: str, dim: int) -> Floats:
+    """Read the axes that `hint_directions` returns, (dim, c). Raises InvalidParameter for anything else."""
+    return np.asarray(direction_numbers(text, dim) / LARGEST_NUMBER, np.float32)
+
+
+def direction_numbers(text: str, dim: int) -> npt.NDArray[np.int8]:
+    """Return the numbers of `directions_in` as they are stored, int8 (dim, c)."""
+    try:
+        numbers = np.frombuffer(base64.b64decode(text, validate=True), np.int8)
+    except binascii.Error as error:
+        raise InvalidParameter(f"the axes of the locality hint columns are no base64: {error}") from None
+    if len(numbers) % dim:
+        raise InvalidParameter(f"{len(numbers)} numbers are no axes of dimension {dim}")
+    return numbers.reshape(dim, -1)
+
+
+Dtype = Literal["float32", "float16", "bfloat16"]
+
+BYTES: dict[Dtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2}
+COLUMNS: dict[Dtype, int] = {"float32": 1, "float16": 3, "bfloat16": 3}
+"""Columns of a field for one number after the vector."""
+DAMPING = np.float32(16)
+SPACING: dict[Dtype, float] = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""Upper bound of one unit in the last place, relative to the number."""
+SMALLEST: dict[Dtype, float] = {"float32": 2.0**-126, "float16": 2.0**-24, "bfloat16": 2.0**-126}
+"""Smallest difference of numbers near zero."""
+
+_UPPER_HALF = np.uint32(0xFFFF0000)
+_QUIET_NAN = np.uint32(0x7FC00000)
+
+
+def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
+    """Round to the nearest numbers of `dtype`, ties to even, as float32 of the same shape.
+
+    Raises InvalidInput if a finite number exceeds the largest number of the dtype.
+    """
+    exact = np.ascontiguousarray(values, np.float32)
+    if dtype == "float32":
+        return exact
+    with np.errstate(over="ignore"):
+        nearest = exact.astype(np.float16).astype(np.float32) if dtype == "float16" else _to_bfloat16(exact)
+    if not np.array_equal(np.isinf(nearest), np.isinf(exact)):
+        largest = np.abs(exact[np.isinf(nearest) & ~np.isinf(exact)]).max()
+        raise InvalidInput(f"a number of size {largest:g} does not fit into {dtype}")
+    return nearest
+
+
+def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
+    """Return vectors (n, w) as pymilvus takes them in rows and as search data.
+
+    These are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number does
+    not fit.
+    """
+    if dtype == "float32":
+        return list(np.asarray(rows, np.float32))
+    nearest = rounded(rows, dtype)
+    if dtype == "float16":
+        return [row.tobytes() for row in nearest.astype("<f2")]
+    return [row.tobytes() for row in (nearest.view(np.uint32) >> 16).astype("<u2")]
+
+
+def returned(rows: Floats, dtype: Dtype) -> list[Any]:
+    """Return vectors (n, w) as pymilvus returns them: lists of numbers, or bytes."""
+    return rows.tolist() if dtype == "float32" else encode(rows, dtype)
+
+
+def unpacked(value: Any, dtype: Dtype) -> Any:
+    """Return one vector as numbers.
+
+    The bytes of half-precision numbers become float32 (w,); anything else is unchanged. The bytes may be
+    inside a list, as pymilvus's queries return them. Raises InvalidInput for an odd number of bytes.
+    """
+    if dtype == "float32":
+        return value
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], bytes):
+        [value] = value
+    if not isinstance(value, bytes):
+        return value
+    if len(value) % 2:
+        raise InvalidInput(f"{len(value)} bytes are no vector of {dtype}, which takes 2 for each number")
+    if dtype == "float16":
+        return np.frombuffer(value, "<f2").astype(np.float32)
+    return (np.frombuffer(value, "<u2").astype(np.uint32) << 16).view(np.float32)
+
+
+def decode(values: Iterable[Any], dtype: Dtype) -> Floats:
+    """Return n vectors, as pymilvus returns or takes them, as float32 (n, w).
+
+    Raises InvalidInput if they are not rows of numbers, or of bytes, of one length.
+    """
+    numbers = [unpacked(value, dtype) for value in values]
+    try:
+        return np.asarray(numbers, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"vectors must be rows of numbers, or bytes, of one length: {error}") from None
+
+
+def kept(numbers: npt.ArrayLike, dtype: Dtype) -> Floats:
+    """Round each number to the sum of two numbers of `dtype`, float32 of the same shape.
+
+    The function is idempotent.
+    """
+    coarse, left = _halved(np.asarray(numbers, np.float32), dtype)
+    return cast(Floats, coarse + left)
+
+
+@dataclass(frozen=True)
+class StorageFormat:
+    """The storage format of augmented vectors < r (dim) , numbers , 0 … 0 > in a field of type `dtype`.
+
+    dim: d. numbers: how many numbers follow the vector; 0 stores the vectors alone. multiple_of: the width is
+    a multiple of it. A format with room for more numbers encodes and decodes the same if its width is the
+    same. Raises InvalidParameter if the width exceeds that of Milvus's widest field.
+    """
+
+    dtype: Dtype
+    dim: int
+    numbers: int = 0
+    multiple_of: int = 1
+
+    def __post_init__(self) -> None:
+        if self.width > MAX_WIDTH:
+            raise InvalidParameter(
+                f"dimension {self.dim} leaves no room for {self.width - self.dim} further columns of "
+                f"{self.dtype}: the stored width would be {self.width}, Milvus allows {MAX_WIDTH}"
+            )
+
+    @property
+    def width(self) -> int:
+        """Width of the field."""
+        return self._aligned(COLUMNS[self.dtype])
+
+    def encode_rows(self, rows: Floats) -> list[Any]:
+        """Return rows as pymilvus stores them. Raises InvalidInput if a number does not fit."""
+        return encode(self.split(rows), self.dtype)
+
+    def encode_queries(self, rows: Floats) -> list[Any]:
+        """Return augmented queries as pymilvus sends them. Raises as `encode_rows` does."""
+        if self._is_plain:
+            return encode(rows, self.dtype)
+        coarse, left = _halved(self._numbers(rows), self.dtype)
+        return encode(self._filled(rows, coarse, coarse, DAMPING * left), self.dtype)
+
+    def split(self, rows: Floats) -> Floats:
+        """Return float32 (n, width): the rows in the columns of the field."""
+        if self._is_plain:
+            return rows
+        coarse, left = _halved(self._numbers(rows), self.dtype)
+        return self._filled(rows, coarse, left, rounded(coarse / DAMPING, self.dtype))
+
+    def joined(self, fields: Floats) -> Floats:
+        """Return the rows from which `split` made `fields` (n, width).
+
+        Vectors are rounded to the dtype, each number to the sum of two of it.
+        """
+        if self._is_plain:
+            return fields
+        rows = np.zeros((len(fields), self._aligned(1)), np.float32)
+        rows[:, : self.dim] = fields[:, : self.dim]
+        triples = fields[:, self.dim : self.dim + 3 * self._held]
+        rows[:, self.dim : self.dim + self._held] = triples[:, ::3] + triples[:, 1::3]
+        return rows
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.dtype == "float32" or not self.numbers
+
+    @property
+    def _held(self) -> int:
+        """Number of columns after the vector that the field contains."""
+        return min(self._aligned(1) - self.dim, (self.width - self.dim) // 3)
+
+    def _numbers(self, rows: Floats) -> Floats:
+        return rows[:, self.dim : self.dim + self._held]
+
+    def _filled(self, rows: Floats, *thirds: Floats) -> Floats:
+        fields = np.zeros((len(rows), self.width), np.float32)
+        fields[:, : self.dim] = rows[:, : self.dim]
+        for place, columns in enumerate(thirds):
+            fields[:, self.dim + place : self.dim + 3 * self._held : 3] = columns
+        return fields
+
+    def _aligned(self, columns_of_a_number: int) -> int:
+        columns = self.dim + columns_of_a_number * self.numbers
+        return math.ceil(columns / self.multiple_of) * self.multiple_of
+
+
+def _halved(numbers: Floats, dtype: Dtype) -> tuple[Floats, Floats]:
+    """Return each number rounded to `dtype`, and the remainder rounded to `dtype`."""
+    coarse = rounded(numbers, dtype)
+    with np.errstate(invalid="ignore"):
+        left = numbers - coarse
+    return coarse, rounded(np.where(np.isfinite(coarse), left, 0), dtype)
+
+
+def _to_bfloat16(values: Floats) -> Floats:
+    bits = values.view(np.uint32)
+    last_kept = (bits >> 16) & 1
+    upper = (bits + (last_kept + np.uint32(0x7FFF))) & _UPPER_HALF
+    return np.where(np.isnan(values), _QUIET_NAN, upper).view(np.float32)

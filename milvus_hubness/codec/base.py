@@ -1,12 +1,12 @@
-"""The codec of a corrected field: rows, queries and scores in the user's form and as they are stored. No I/O.
+"""Codecs encode and decode the rows, queries and scores of a corrected field. No I/O.
 
-There is one class for each bias location. Their methods take and return columns.
+There is one class for each bias location, here that of `vector`. Their methods take and return columns.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -14,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.codec.arrays import Floats, Metric
-from milvus_hubness.codec.half_precision import Dtype, StorageFormat, decode
+from milvus_hubness.codec.arrays import Dtype, Floats, Metric, StorageFormat, decode, kept, rounded
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import StateError
 
@@ -29,6 +28,16 @@ NORM_FIELD = "hubness_norm"
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
+
+
+def with_columns(
+    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Return the rows with these values of fields, by field name."""
+    if not columns:
+        return [dict(row) for row in rows]
+    values = zip(*columns.values(), strict=True)
+    return [{**row, **dict(zip(columns, own, strict=True))} for row, own in zip(rows, values, strict=True)]
 
 
 _form = lru_cache(maxsize=256)(StorageFormat)
@@ -48,6 +57,8 @@ class RowCodec(ABC):
 
     field: the user's vector field. suffix: end of the names of the hidden fields. layout: the columns of
     augmented vectors. dtype: of the numbers in the field. shown_slot: the slot whose bias `bias_field` has.
+    side_collection: the collection that holds the biases under the keys of the rows; None if the rows hold
+    them. candidates: how many candidates a search for ten results fetches, if it needs any.
     """
 
     field: str
@@ -55,6 +66,8 @@ class RowCodec(ABC):
     layout: Layout
     dtype: Dtype
     shown_slot: int
+    side_collection: str | None = None
+    candidates: int = 0
 
     location: ClassVar[str]
     """Word for the bias location in reports."""
@@ -64,13 +77,20 @@ class RowCodec(ABC):
     """Whether searches fetch candidates, whose scores the client corrects by their biases."""
     updates_in_place: ClassVar[bool] = False
     """Whether a job updates the hidden fields of a row and leaves the others to its user."""
-    side_collection: str | None = None
-    """The collection that holds the biases under the keys of the rows; None if the rows hold them."""
 
     @property
     def writes_rows(self) -> bool:
         """Whether new biases change the rows themselves."""
         return self.side_collection is None
+
+    @property
+    def bias_factor(self) -> float:
+        """Factor of a bias in the user's metric: squared distances grow by twice the bias, others fall."""
+        return 2.0 if self.layout.metric == "L2" else -1.0
+
+    def slot_field(self, slot: int) -> str | None:
+        """Return the scalar field that holds the biases of this slot; None if there is none."""
+        return None
 
     @property
     def bias_field(self) -> str:
@@ -102,12 +122,17 @@ class RowCodec(ABC):
         """The storage format of the searched field."""
         return form_of(self.layout, self.dtype)
 
-    def by_slot(self, biases: Mapping[int, npt.ArrayLike], rows: int) -> Floats:
+    def _slots(self, biases: Mapping[int, npt.ArrayLike], rows: int) -> Floats:
         """Return biases (n,) by slot as one matrix (n, slots), with 0 in the other slots."""
         slots = np.zeros((rows, self.layout.slots), np.float32)
         for slot, column in biases.items():
             slots[:, slot] = column
         return slots
+
+    @property
+    def decoding_fields(self) -> tuple[str, ...]:
+        """The fields that `decode_rows` needs besides `field`."""
+        return ()
 
     # -- rows -------------------------------------------------------------------------------------------
 
@@ -119,17 +144,16 @@ class RowCodec(ABC):
         hidden = {name: [row.get(name) for row in rows] for name in self.hidden_fields}
         return {self.field: vectors, **hidden}
 
-    def unpack(self, values: Sequence[Any]) -> Floats:
-        """Return vectors of `field`, as pymilvus returns them, in the columns of the layout, (n, width).
+    def unpack(self, stored: Floats) -> Floats:
+        """Return stored vectors of `field` in the columns of the layout, (n, width).
 
         Raises StateError if the stored vectors have another width than the codec.
         """
-        stored = decode(values, self.dtype)
         width = self.layout.dim if self.leaves_vectors else self.form.width
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
-                f"field {self.field!r} holds vectors of width {stored.shape[1]}, the collection state names "
-                f"{width}: update the state cache, or migrate the collection again"
+                f"field {self.field!r} holds vectors of width {stored.shape[-1]}, "
+                f"its collection state names {width}: run `milvus-hubness migrate verify`"
             )
         stored = stored.reshape(-1, width)
         return stored if self.leaves_vectors else self.form.joined(stored)
@@ -145,17 +169,27 @@ class RowCodec(ABC):
 
     @abstractmethod
     def encode_rows(
-        self, vectors: Floats, biases: Floats, epoch: int, locality_hints: Floats | None = None
+        self,
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        locality_hints: Floats | None = None,
     ) -> Columns:
         """Return the columns that are stored in place of, or in addition to, those of the user.
 
-        vectors: (n, d). biases: (n, slots). locality_hints: (n, c); zeros if None.
+        They are for the rows of the side collection if there is one. vectors: (n, d). biases: (n,) by slot; 0
+        in other slots. locality_hints: (n, c); zeros if None.
         """
 
     def decode_rows(self, columns: Columns) -> Floats:
         """Return the vectors as the user gave them, (n, d)."""
         vectors: Floats = columns[self.field]
         return vectors
+
+    def vectors_of(self, rows: Sequence[Mapping[str, Any]]) -> Floats:
+        """Return the vectors as the user gave them, (n, d), of rows as pymilvus returns them."""
+        stored = decode([row[self.field] for row in rows], self.dtype)
+        return self.decode_rows(self.columns(self.unpack(stored), rows))
 
     @abstractmethod
     def read_biases(self, columns: Columns) -> Floats:
@@ -201,6 +235,24 @@ class RowCodec(ABC):
 
     # -- searches ---------------------------------------------------------------------------------------
 
+    def pack_queries(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> list[Any]:
+        """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
+        return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
+
+    def encode_one(
+        self, query: list[float] | Floats, strength: float, *, slot: int
+    ) -> tuple[bytes, float] | None:
+        """Return what `pack_queries` returns for one query, up to a factor, and that factor.
+
+        Returns None if this takes more than joined bytes: see `Layout.encode_one`.
+        """
+        return self.layout.encode_one(query, strength, slot=slot) if self.dtype == "float32" else None
+
+    def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
+        """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""
+        products: Floats = self.layout.reduce_items(vectors) @ self.layout.reduce_queries(query[None, :])[0]
+        return np.maximum(-2 * products, 0) if self.layout.metric == "L2" else products
+
     def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
         """Return the queries (m, d) as the searched field takes them, (m, width).
 
@@ -220,3 +272,62 @@ class RowCodec(ABC):
         queries: (m, d). biases: (m, k) of candidates, which need them; others have them in their score.
         """
         return self.layout.scores(scores, queries, strength)
+
+
+class VectorCodec(RowCodec):
+    """The bias location `vector`: columns of the field's vectors, and a scalar field with the active bias."""
+
+    location = "vectors"
+    leaves_vectors = False
+
+    @property
+    def norm_field(self) -> str | None:
+        """The scalar field with ‖r‖, which COSINE needs to decode vectors; None for other metrics."""
+        return NORM_FIELD + self.suffix if self.layout.metric == "COSINE" else None
+
+    @property
+    def decoding_fields(self) -> tuple[str, ...]:
+        return (self.norm_field,) if self.norm_field else ()
+
+    @property
+    def hidden_fields(self) -> tuple[str, ...]:
+        return (self.bias_field, self.epoch_field, *self.decoding_fields)
+
+    def encode_rows(
+        self,
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        locality_hints: Floats | None = None,
+    ) -> Columns:
+        slots = self._slots(biases, len(vectors))
+        stored = {self.field: self.layout.augment(vectors, slots, locality_hints)}
+        norms = {self.norm_field: self.layout.norms(vectors).tolist()} if self.norm_field else {}
+        return stored | self._hidden(biases, epoch, len(vectors)) | norms
+
+    def decode_rows(self, columns: Columns) -> Floats:
+        norms = columns[self.norm_field] if self.norm_field else None
+        return rounded(self.layout.decode_vectors(columns[self.field], norms), self.dtype)
+
+    def read_biases(self, columns: Columns) -> Floats:
+        return self.layout.biases(columns[self.field], slice(None))
+
+    def set_biases(
+        self,
+        columns: Columns,
+        biases: Mapping[int, Floats],
+        epoch: int | None,
+        locality_hints: Floats | None = None,
+    ) -> Columns:
+        stored = self.layout.with_biases(columns[self.field], biases, locality_hints)
+        return {self.field: stored, **self._hidden(biases, epoch, len(stored))}
+
+    def lacks_locality_hints(self, columns: Columns) -> Flags:
+        return self.layout.lacks_locality_hints(columns[self.field])
+
+    def valid(self, columns: Columns, slots: Sequence[int]) -> Flags:
+        """Also check that one of these slots has the bias of the bias field."""
+        scale = np.float32(self.layout.scale)
+        shown = kept(np.array(columns[self.bias_field], np.float32) / scale, self.dtype) * scale
+        same = (self.read_biases(columns)[:, list(slots)] == shown[:, None]).any(axis=1)
+        return np.asarray(super().valid(columns, slots) & same, np.bool_)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.codec.arrays import Floats, Metric
+from milvus_hubness.codec.arrays import Floats, Metric, StorageFormat
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, PENDING, Columns, Flags, RowCodec
-from milvus_hubness.codec.half_precision import StorageFormat
 
 SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Fields with the biases, by slot, in the bias location `fields`."""
@@ -31,11 +29,6 @@ class CandidateCodec(RowCodec):
     @property
     def form(self) -> StorageFormat:
         return StorageFormat(self.dtype, self.layout.dim)
-
-    @property
-    def bias_factor(self) -> float:
-        """Factor of a bias in the user's metric: squared distances grow by twice the bias, others fall."""
-        return 2.0 if self.layout.metric == "L2" else -1.0
 
     def encode_query(self, queries: npt.ArrayLike, strength: float = 1.0, *, slot: int = 0) -> Floats:
         return self.layout.require_finite(queries, "query")
@@ -58,6 +51,9 @@ class FieldsCodec(CandidateCodec):
 
     location = "fields"
 
+    def slot_field(self, slot: int) -> str | None:
+        return self.slot_fields[slot]
+
     @property
     def slot_fields(self) -> tuple[str, ...]:
         """The scalar fields that hold the slots."""
@@ -68,12 +64,14 @@ class FieldsCodec(CandidateCodec):
         return (*self.slot_fields, self.epoch_field)
 
     def encode_rows(
-        self, vectors: Floats, biases: Floats, epoch: int, locality_hints: Floats | None = None
+        self,
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        locality_hints: Floats | None = None,
     ) -> Columns:
-        return {
-            **dict(zip(self.slot_fields, biases.T.tolist(), strict=True)),
-            self.epoch_field: [epoch] * len(vectors),
-        }
+        slots = self._slots(biases, len(vectors)).T.tolist()
+        return {**dict(zip(self.slot_fields, slots, strict=True)), self.epoch_field: [epoch] * len(vectors)}
 
     def read_biases(self, columns: Columns) -> Floats:
         slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_fields]
@@ -90,14 +88,11 @@ class FieldsCodec(CandidateCodec):
         return changed if epoch is None else {**changed, self.epoch_field: [epoch] * len(columns[self.field])}
 
 
-@dataclass(frozen=True)
 class SideCollectionCodec(CandidateCodec):
     """Biases in the vectors of a side collection, whose columns are SIDE_FIELD and EPOCH_FIELD.
 
     In columns that are read, SIDE_FIELD is (n, slots) with NaN in rows without biases.
     """
-
-    side_collection: str | None = ""
 
     location = "side"
 
@@ -106,10 +101,13 @@ class SideCollectionCodec(CandidateCodec):
         return ()
 
     def encode_rows(
-        self, vectors: Floats, biases: Floats, epoch: int, locality_hints: Floats | None = None
+        self,
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        locality_hints: Floats | None = None,
     ) -> Columns:
-        """Return no columns: the rows themselves are stored as they are."""
-        return {}
+        return {SIDE_FIELD: self._slots(biases, len(vectors)), EPOCH_FIELD: [epoch] * len(vectors)}
 
     def read_biases(self, columns: Columns) -> Floats:
         return np.asarray(np.nan_to_num(columns[SIDE_FIELD]), np.float32)
@@ -121,11 +119,8 @@ class SideCollectionCodec(CandidateCodec):
         epoch: int | None,
         locality_hints: Floats | None = None,
     ) -> Columns:
-        """Return the columns of the side collection."""
-        slots = self.read_biases(columns).copy()
-        for slot, column in biases.items():
-            slots[:, slot] = column
-        return {SIDE_FIELD: slots, EPOCH_FIELD: [epoch or PENDING] * len(slots)}
+        slots = dict(enumerate(self.read_biases(columns).T)) | dict(biases)
+        return self.encode_rows(columns[self.field], slots, epoch or PENDING)
 
     def pending(self, columns: Columns) -> Flags:
         return np.asarray(np.isnan(columns[SIDE_FIELD]).any(axis=1), np.bool_)

@@ -1,4 +1,6 @@
-"""Index hints: columns that are zero in every query and place similar items near each other. No I/O.
+"""Index hints and the other constants of a layout, measured on a gallery and a bank. No I/O.
+
+Index hints are columns that are zero in every query and place similar items near each other in the index.
 
 An index divides items into cells (IVF), or links them (HNSW), by their positions among each other. If queries
 are of another modality or language, the items that one query looks for are in many cells, and few links lead
@@ -17,13 +19,23 @@ measure the effect of the columns.
 from __future__ import annotations
 
 import base64
-import binascii
+import math
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.codec.arrays import (
+    LARGEST_NUMBER,
+    Floats,
+    Metric,
+    as_text,
+    direction_numbers,
+    half_squares64,
+    lengths_of,
+    lost,
+)
+from milvus_hubness.codec.layout import Layout
 
 COLUMNS, FEWEST = 13, 8
 """Most and fewest locality hint columns.
@@ -48,8 +60,6 @@ among."""
 REACH = 0.5
 """`reach`, in lengths of an item."""
 
-_LARGEST = 127
-
 
 def evenly(bank: Floats) -> Floats:
     """Return at most LANDMARKS rows of the bank (m, d), spread evenly and scaled to length 1."""
@@ -66,17 +76,12 @@ def hint_directions(bank: Floats, count: int) -> str:
     some = evenly(bank).astype(np.float64)
     some -= some.mean(axis=0)
     directions = np.linalg.eigh(some.T @ some)[1][:, -count:]
-    return _as_text(np.rint(directions * (_LARGEST / np.abs(directions).max())).astype(np.int8))
+    return _as_text(np.rint(directions * (LARGEST_NUMBER / np.abs(directions).max())).astype(np.int8))
 
 
 def foremost(text: str, dim: int, count: int) -> str:
     """Return the `count` most important axes of `text`; an empty text if count is below FEWEST."""
-    return _as_text(_numbers(text, dim)[:, -count:]) if count >= FEWEST else ""
-
-
-def directions_in(text: str, dim: int) -> Floats:
-    """Read the axes that `hint_directions` returns, (dim, c). Raises InvalidParameter for anything else."""
-    return np.asarray(_numbers(text, dim) / _LARGEST, np.float32)
+    return _as_text(direction_numbers(text, dim)[:, -count:]) if count >= FEWEST else ""
 
 
 def lying(landmarks: Floats, directions: Floats) -> Floats:
@@ -96,16 +101,122 @@ def _as_text(directions: npt.NDArray[np.int8]) -> str:
     return base64.b64encode(directions.tobytes()).decode()
 
 
-def _numbers(text: str, dim: int) -> npt.NDArray[np.int8]:
-    try:
-        numbers = np.frombuffer(base64.b64decode(text, validate=True), np.int8)
-    except binascii.Error as error:
-        raise InvalidParameter(f"the axes of the locality hint columns are no base64: {error}") from None
-    if len(numbers) % dim:
-        raise InvalidParameter(f"{len(numbers)} numbers are no axes of dimension {dim}")
-    return numbers.reshape(dim, -1)
-
-
 def _unit(rows: Floats) -> npt.NDArray[np.floating]:
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.asarray(rows / np.where(lengths == 0, 1, lengths))
+
+
+MOST_DIMENSIONS = 5_120
+"""Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as
+text."""
+
+MEASURED_ROWS = 10_000
+"""Largest number of rows, spread evenly, from which the mean is computed."""
+
+FAR = 8
+"""Least ratio of |mean| to the spread around it for a dimension that is stored without its mean: all but a
+few numbers of such a dimension are that many times farther from zero than from the mean.
+"""
+
+LEAST_FAR = 2.0**-14
+"""Smallest number of a mean that is subtracted: float16 may round when it subtracts smaller ones."""
+
+
+SPREADS = 3
+"""s² over the range of half squares: the graph then places an item at most a third farther away than it
+is."""
+
+GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
+"""λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
+
+
+def measured_on(
+    layout: Layout,
+    vectors: npt.ArrayLike,
+    queries: npt.ArrayLike | None = None,
+    *,
+    graph_hint: bool = True,
+    locality_hints: bool = False,
+    taken_off: bool = True,
+) -> Layout:
+    """Return the layout with the constants under which an index finds most.
+
+    vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries,
+    for locality hint columns, and for IP, where their lengths may differ from those of the items.
+
+    mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of
+    ½‖r‖² and R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H +
+    3R, and m = H + s². R bounds the term that distorts the graph; if all rows have one length, H bounds
+    the distortion by later rows. Percentiles are used because scores are rounded in proportion to s²: a
+    single long row must not cost all others their accuracy.
+
+    anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a;
+    under IP it is multiplied by the median length of the items over that of the queries, as biases grow
+    with the queries. There is no graph hint column if `graph_hint` is false or the width has no column to
+    spare. locality_hints, reach: the main axes of the queries, and REACH times the median length of the
+    items, if `locality_hints` is true, the width has enough columns to spare, d ≤ 1,920, there are
+    FEWEST_QUERIES queries, and the metric is not L2.
+    """
+    rows = layout.rows(vectors)
+    rows = rows[~layout.invalid(rows)]
+    measured = with_mean(layout, rows, taken_off=taken_off)
+    halves = half_squares64(measured.without_mean(rows))
+    if not len(halves) or not halves.any():
+        return measured
+    low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
+    least = middle + SPREADS * (high - low)
+    if layout.metric == "L2" and least > 0:
+        scale = 2.0 ** math.ceil(math.log2(least) / 2)
+        measured = replace(measured, offset=middle + scale**2, scale=scale)
+    length = math.sqrt(2 * middle) or 1.0
+    bank = layout.rows(queries) if locality_hints and queries is not None else rows[:0]
+    count = min(COLUMNS, layout.spare - graph_hint, layout.dim, MOST_NUMBERS // layout.dim)
+    if layout.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
+        reach = REACH * (1.0 if layout.metric == "COSINE" else length)
+        measured = replace(measured, locality_hints=hint_directions(bank, count), reach=reach)
+    if not (graph_hint and measured.spare):
+        return measured
+    if layout.metric != "IP":
+        return replace(measured, anchor=measured.scale, pull=GRAPH_HINT_SHARE[layout.metric] / measured.scale)
+    query_vectors = lengths_of(layout.rows(queries)) if queries is not None else np.array([length])
+    anchor = 2.0 ** round(math.log2(length))
+    pull = GRAPH_HINT_SHARE["IP"] * length / (float(np.median(query_vectors)) or 1.0) / anchor
+    return replace(measured, anchor=anchor, pull=pull)
+
+
+def with_mean(layout: Layout, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
+    """Return the layout with the mean of vectors (n, d) under L2, if half squares need it.
+
+    Invalid rows are left out. taken_off: whether rows may be stored without the mean, which suits rows
+    similar to these.
+    """
+    if layout.metric != "L2":
+        return layout
+    rows = layout.rows(vectors)
+    return replace(layout, mean=mean_of(rows[~layout.invalid(rows)], taken_off=taken_off))
+
+
+def mean_of(rows: Floats, *, taken_off: bool = True) -> str:
+    """Return the mean of finite rows (n, d) as text; empty if half squares lose next to nothing without it.
+
+    In each dimension, numbers beyond the 1st and 99th percentile are clipped to these. The mean is rounded to
+    as many bits as the rows have. taken_off: whether rows may be stored without the mean.
+    """
+    some = rows[:: -(-len(rows) // MEASURED_ROWS)] if len(rows) else rows
+    if not some.any() or some.shape[1] > MOST_DIMENSIONS:
+        return ""
+    low, high = np.percentile(some, [1, 99], axis=0)
+    inner = np.clip(some, low, high, dtype=np.float64)
+    mean = _rounded_as(some, inner.mean(axis=0).astype(np.float32))
+    if np.square(mean, dtype=np.float64).sum() <= inner.var(axis=0).sum():
+        return ""
+    far = np.maximum(high - mean, mean - low) * FAR <= np.abs(mean)
+    far &= (np.abs(mean) >= LEAST_FAR) & ~lost(some, mean).any(axis=0) & taken_off
+    return as_text(mean, far)
+
+
+def _rounded_as(rows: Floats, mean: Floats) -> Floats:
+    """Round the mean to as many bits as any number of the rows has, but to no fewer than bfloat16 has."""
+    used = int(np.bitwise_or.reduce(np.ascontiguousarray(rows).view(np.uint32), axis=None))
+    step = np.uint32(min(used & -used, 2**16))
+    return np.asarray(((mean.view(np.uint32) + step // 2) & ~(step - np.uint32(1))).view(np.float32))

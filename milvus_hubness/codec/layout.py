@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
@@ -14,32 +14,21 @@ import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import (
     ALIGNMENT,
-    GRAPH_HINT_SHARE,
     LEAST_LENGTH,
     MAX_WIDTH,
     QUERY_SCALE,
-    SPREADS,
     UNIT_TOLERANCE,
     Floats,
     Mean,
     Metric,
     as_metric,
+    directions_in,
     half_squares,
     half_squares64,
     lengths_of,
     lost,
     matrix,
     mean_in,
-    mean_of,
-)
-from milvus_hubness.codec.index_hints import (
-    COLUMNS,
-    FEWEST,
-    FEWEST_QUERIES,
-    MOST_NUMBERS,
-    REACH,
-    directions_in,
-    hint_directions,
 )
 from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors, name_some
 
@@ -148,70 +137,6 @@ class Layout:
         """Return `vectors` as float32 (n, d). Raises DimensionMismatch, InvalidInput."""
         return matrix(vectors, self.dim, "vectors")
 
-    def measured_on(
-        self,
-        vectors: npt.ArrayLike,
-        queries: npt.ArrayLike | None = None,
-        *,
-        graph_hint: bool = True,
-        locality_hints: bool = False,
-        taken_off: bool = True,
-    ) -> Layout:
-        """Return this layout with the constants under which an index finds most.
-
-        vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries,
-        for locality hint columns, and for IP, where their lengths may differ from those of the items.
-
-        mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of
-        ½‖r‖² and R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H +
-        3R, and m = H + s². R bounds the term that distorts the graph; if all rows have one length, H bounds
-        the distortion by later rows. Percentiles are used because scores are rounded in proportion to s²: a
-        single long row must not cost all others their accuracy.
-
-        anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a;
-        under IP it is multiplied by the median length of the items over that of the queries, as biases grow
-        with the queries. There is no graph hint column if `graph_hint` is false or the width has no column to
-        spare. locality_hints, reach: the main axes of the queries, and REACH times the median length of the
-        items, if `locality_hints` is true, the width has enough columns to spare, d ≤ 1,920, there are
-        FEWEST_QUERIES queries, and the metric is not L2.
-        """
-        rows = self.rows(vectors)
-        rows = rows[~self.invalid(rows)]
-        found = self.with_mean(rows, taken_off=taken_off)
-        halves = half_squares64(found._kept(rows))
-        if not len(halves) or not halves.any():
-            return found
-        low, middle, high = np.percentile(halves, [1, 50, 99]).tolist()
-        least = middle + SPREADS * (high - low)
-        if self.metric == "L2" and least > 0:
-            scale = 2.0 ** math.ceil(math.log2(least) / 2)
-            found = replace(found, offset=middle + scale**2, scale=scale)
-        length = math.sqrt(2 * middle) or 1.0
-        bank = self.rows(queries) if locality_hints and queries is not None else rows[:0]
-        count = min(COLUMNS, self.spare - graph_hint, self.dim, MOST_NUMBERS // self.dim)
-        if self.metric != "L2" and count >= FEWEST and len(bank) >= FEWEST_QUERIES:
-            reach = REACH * (1.0 if self.metric == "COSINE" else length)
-            found = replace(found, locality_hints=hint_directions(bank, count), reach=reach)
-        if not (graph_hint and found.spare):
-            return found
-        if self.metric != "IP":
-            return replace(found, anchor=found.scale, pull=GRAPH_HINT_SHARE[self.metric] / found.scale)
-        query_vectors = lengths_of(self.rows(queries)) if queries is not None else np.array([length])
-        anchor = 2.0 ** round(math.log2(length))
-        pull = GRAPH_HINT_SHARE["IP"] * length / (float(np.median(query_vectors)) or 1.0) / anchor
-        return replace(found, anchor=anchor, pull=pull)
-
-    def with_mean(self, vectors: npt.ArrayLike, *, taken_off: bool = True) -> Layout:
-        """Return this layout with the mean of vectors (n, d) under L2, if half squares need it.
-
-        Invalid rows are left out. taken_off: whether rows may be stored without the mean, which suits rows
-        similar to these.
-        """
-        if self.metric != "L2":
-            return self
-        rows = self.rows(vectors)
-        return replace(self, mean=mean_of(rows[~self.invalid(rows)], taken_off=taken_off))
-
     @property
     def taken_off(self) -> Floats:
         """(d,) a, the part of the mean that stored rows do not contain."""
@@ -268,7 +193,7 @@ class Layout:
                 f"got {slots.shape}"
             )
         stored = np.zeros((len(rows), self.width), np.float32)
-        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._kept(rows)
+        stored[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self.without_mean(rows)
         if self.metric == "L2":
             stored[:, self.dim] = (half_squares64(stored[:, : self.dim]) - self.offset) / self.scale
             halves = half_squares64(rows - self._mean.seen_from.astype(np.float64))
@@ -277,41 +202,39 @@ class Layout:
         stored[:, self._slot_columns] = scaled if scaled.ndim == 2 else scaled[:, None]
         self._graph_hint(stored)
         if locality_hints is not None:
-            stored[:, self._locality_hint_columns] = matrix(
-                locality_hints, self.locality_hint_count, "locality hint columns"
-            )
+            self._set_locality_hints(stored, locality_hints)
         return stored
 
-    def with_biases(self, stored: npt.ArrayLike, biases: Mapping[int, npt.ArrayLike]) -> Floats:
-        """Return the stored vectors with the given biases (n,) in the named slots, (n, width)."""
-        changed = self._stored(stored).copy()
+    def with_biases(
+        self,
+        stored: Floats,
+        biases: Mapping[int, npt.ArrayLike],
+        locality_hints: npt.ArrayLike | None = None,
+    ) -> Floats:
+        """Return stored vectors with other biases (n,) in the named slots, (n, width).
+
+        locality_hints: (n, c) other numbers of the locality hint columns; None keeps those of each vector.
+        """
+        changed = stored.copy()
         for slot, column in biases.items():
             changed[:, self.first_slot + slot] = np.asarray(column, np.float32) / np.float32(self.scale)
-        self._graph_hint(changed)
+        if biases:
+            self._graph_hint(changed)
+        if locality_hints is not None:
+            self._set_locality_hints(changed, locality_hints)
         return changed
 
-    def with_locality_hints(self, stored: npt.ArrayLike, locality_hints: npt.ArrayLike) -> Floats:
-        """Return the stored vectors with other locality hints (n, c), if there are such columns, (n,
-        width)."""
-        if not self.locality_hints:
-            return self._stored(stored)
-        changed = self._stored(stored).copy()
-        changed[:, self._locality_hint_columns] = matrix(
-            locality_hints, self.locality_hint_count, "locality hint columns"
-        )
-        return changed
-
-    def held_locality_hints(self, stored: npt.ArrayLike) -> Floats:
+    def held_locality_hints(self, stored: Floats) -> Floats:
         """Return the numbers in the locality hint columns of stored vectors, (n, c)."""
-        return self._stored(stored)[:, self._locality_hint_columns]
+        return stored[:, self._locality_hint_columns]
 
-    def lacks_locality_hints(self, stored: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    def lacks_locality_hints(self, stored: Floats) -> npt.NDArray[np.bool_]:
         """Return true for rows whose locality hint columns are empty but could be filled, bool (n,)."""
-        rows = self._stored(stored)
         if not self.locality_hints:
-            return np.zeros(len(rows), np.bool_)
-        could = rows[:, : self.dim].any(axis=1) & ~self.invalid(rows[:, : self.dim])
-        return could & ~self.held_locality_hints(rows).any(axis=1)
+            return np.zeros(len(stored), np.bool_)
+        vectors = stored[:, : self.dim]
+        could = vectors.any(axis=1) & ~self.invalid(vectors)
+        return could & ~self.held_locality_hints(stored).any(axis=1)
 
     def encode_queries(
         self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
@@ -330,13 +253,14 @@ class Layout:
         if not 0 <= slot < self.slots:
             raise InvalidParameter(f"slot {slot} is not one of the {self.slots} slots")
         query_vectors = np.zeros((len(rows), self.width), np.float32)
-        query_vectors[:, : self.dim] = self._asked(rows)
+        self.require_finite(rows, "query")
+        query_vectors[:, : self.dim] = self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
         if self.metric == "L2":
             query_vectors[:, self.dim + 1] = -QUERY_SCALE * self.scale
         query_vectors[:, self.first_slot + slot] = -weights * self.scale
         return query_vectors
 
-    def encode_query(
+    def encode_one(
         self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
     ) -> tuple[bytes, float] | None:
         """Encode one query as `encode_queries` does, up to a factor.
@@ -367,13 +291,13 @@ class Layout:
         except (struct.error, TypeError):
             return None
 
-    def decode_vectors(self, stored: npt.ArrayLike, norms: npt.ArrayLike | None = None) -> Floats:
+    def decode_vectors(self, stored: Floats, norms: npt.ArrayLike | None = None) -> Floats:
         """Return the vectors that `augment` encoded, (n, d).
 
         norms: (n,) the result of `norms` for these vectors, needed under COSINE. Exact if the norm is 1, for
         IP and, except for the numbers of `lost`, for L2; otherwise within one unit in the last place.
         """
-        rows = self._stored(stored)[:, : self.dim]
+        rows = stored[:, : self.dim]
         if self.metric != "COSINE":
             own = np.where(self.taken_off == 0, rows, rows + self.taken_off) if self.mean else rows
             return np.ascontiguousarray(own)
@@ -382,9 +306,9 @@ class Layout:
         lengths = np.asarray(norms, np.float64)
         return (rows * lengths[:, None]).astype(np.float32)
 
-    def biases(self, stored: npt.ArrayLike, slot: int | slice = 0) -> Floats:
+    def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
-        return self._stored(stored)[:, self._slot_columns][:, slot] * np.float32(self.scale)
+        return stored[:, self._slot_columns][:, slot] * np.float32(self.scale)
 
     def scores(
         self, products: npt.ArrayLike, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0
@@ -449,7 +373,7 @@ class Layout:
         """Return the rows relative to the mean, (n, d)."""
         return rows - self._mean.seen_from if self.mean else rows
 
-    def _kept(self, rows: Floats) -> Floats:
+    def without_mean(self, rows: Floats) -> Floats:
         """Return the rows as they are stored, (n, d)."""
         return rows - self.taken_off if self.mean else rows
 
@@ -473,22 +397,10 @@ class Layout:
         end = self.width - bool(self.anchor)
         return slice(end - self.locality_hint_count, end)
 
-    def _stored(self, vectors: npt.ArrayLike) -> Floats:
-        return matrix(vectors, self.width, "stored vectors")
-
-    def _asked(self, queries: Floats) -> npt.NDArray[np.floating]:
-        """Return the part of the augmented query that multiplies the vector itself, (m, d).
-
-        One query of COSINE takes fewer steps.
-        """
-        if self.metric != "COSINE" or len(queries) > 1:
-            rows = self.require_finite(queries, "query")
-            return self._unit(rows) if self.metric == "COSINE" else self._seen(rows)
-        wide = queries[0].astype(np.float64)
-        length = math.sqrt(wide.dot(wide))
-        if not math.isfinite(length):
-            return self.require_finite(queries, "query")
-        return queries if length == 0 or abs(length - 1) <= UNIT_TOLERANCE else wide / length
+    def _set_locality_hints(self, stored: Floats, locality_hints: npt.ArrayLike) -> None:
+        stored[:, self._locality_hint_columns] = matrix(
+            locality_hints, self.locality_hint_count, "locality hint columns"
+        )
 
     def _unit(self, rows: Floats) -> Floats:
         lengths = self.norms(rows)

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import SPACING, Floats, decode
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
-from milvus_hubness.codec.half_precision import SPACING, decode
 
 SECOND_VECTOR_FIELD = "hubness_vector"
 
@@ -43,11 +42,15 @@ class SecondVectorCodec(RowCodec):
         return {**columns, self.second: self.form.joined(stored)}
 
     def encode_rows(
-        self, vectors: Floats, biases: Floats, epoch: int, locality_hints: Floats | None = None
+        self,
+        vectors: Floats,
+        biases: Mapping[int, Floats],
+        epoch: int,
+        locality_hints: Floats | None = None,
     ) -> Columns:
-        shown = {self.shown_slot: biases[:, self.shown_slot]}
-        stored = {self.second: self.layout.augment(vectors, biases, locality_hints)}
-        return stored | self._hidden(shown, epoch, len(vectors))
+        slots = self._slots(biases, len(vectors))
+        stored = {self.second: self.layout.augment(vectors, slots, locality_hints)}
+        return stored | self._hidden(biases, epoch, len(vectors))
 
     def read_biases(self, columns: Columns) -> Floats:
         return self.layout.biases(columns[self.second], slice(None))
@@ -59,12 +62,11 @@ class SecondVectorCodec(RowCodec):
         epoch: int | None,
         locality_hints: Floats | None = None,
     ) -> Columns:
-        slots = self.read_biases(columns).copy()
-        for slot, column in biases.items():
-            slots[:, slot] = column
         if locality_hints is None:
             locality_hints = self.layout.held_locality_hints(columns[self.second])
-        stored = self.layout.augment(columns[self.field], slots, locality_hints)
+        vectors: Floats = columns[self.field]
+        slots = self._slots(dict(enumerate(self.read_biases(columns).T)) | dict(biases), len(vectors))
+        stored = self.layout.augment(vectors, slots, locality_hints)
         return {self.second: stored, **self._hidden(biases, epoch, len(stored))}
 
     def stale(self, columns: Columns) -> Flags:

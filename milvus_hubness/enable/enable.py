@@ -358,7 +358,7 @@ def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | Non
     state = info.state_of(field)
     if state is None:
         raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
-    if not state.leaves_vectors:
+    if not state.codec.leaves_vectors:
         raise NotCorrected(f"{info.name!r} has its biases in its vectors: undo that with migrate rollback")
     store.write_property(info.name, state.property_name, None)
     drop_intents(lease, info)

@@ -13,6 +13,7 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.codec.arrays import as_metric
 from milvus_hubness.codec.base import form_of
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.correction import Correction, initial_state
@@ -280,7 +281,8 @@ def _fit(
     gallery = read_gallery(store, info, field, progress=progress)
     require_resolved(gallery.layout, gallery.vectors, bank, field, info.vector_fields[field].dtype)
     fitted = Correction.fit(
-        layout.measured_on(
+        measured_on(
+            layout,
             gallery.vectors,
             bank.vectors,
             graph_hint=store.takes_graph_hint(info, field),
@@ -372,7 +374,7 @@ def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState)
         vectors = before.vectors[valid]
         if not keys:
             continue
-        encoded = state.layout.encode_queries(vectors, 0.0, slot=state.profile.slot)
+        encoded = state.codec.encode_query(vectors, 0.0, slot=state.profile.slot)
         by_field = store.nearest(info.name, state.field, vectors, SEARCHED)
         by_second = store.nearest(info.name, state.searched_field, encoded, SEARCHED)
         after = store.get(info.name, keys, state.field, partition=partition)

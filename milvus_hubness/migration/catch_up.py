@@ -139,7 +139,7 @@ def warm(store: Store, migration: Migration) -> None:
     queries = store.load_bank(state.profile.bank).queries.vectors[:WARMING_SEARCHES]
     valid = queries[~state.layout.invalid(queries)]
     if len(valid):
-        vectors = state.layout.encode_queries(valid, state.profile.strength, slot=state.profile.slot)
+        vectors = state.codec.encode_query(valid, state.profile.strength, slot=state.profile.slot)
         store.nearest(migration.target, state.field, np.asarray(vectors), 10)
 
 
@@ -279,9 +279,10 @@ def _samples(pair: Pair, chunks: Sequence[Chunk]) -> Iterator[Batch]:
 
 def _check_biases(pair: Pair, copied: Batch) -> None:
     state = pair.state
-    stored = state.layout.biases(copied.vectors, state.profile.slot)
+    codec, slot = state.codec, state.profile.slot
+    stored = codec.read_biases({codec.field: copied.vectors})[:, slot]
     fresh = pair.copy.encode_rows(pair.copy.decode_rows(copied))
-    computed = state.layout.biases(fresh.vectors, state.profile.slot)
+    computed = codec.read_biases({codec.field: fresh.vectors})[:, slot]
     off = np.abs(stored - computed) > BIAS_TOLERANCE * np.maximum(1, np.abs(computed))
     if off.any():
         broken = [copied.keys[i] for i in np.flatnonzero(off)]

@@ -13,9 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
-from milvus_hubness.codec.half_precision import SMALLEST, SPACING
 from milvus_hubness.correction import Correction, biases_by_slot
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.migration.survey import ceiling_of
@@ -59,8 +58,7 @@ class Endpoint:
         if problem := self.state.unreadable(rows.vectors, rows.keys):
             raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
         biases, hints, epoch = self._biases(self.state, rows.vectors)
-        slots = self.codec.by_slot(biases, len(rows))
-        return self._stored(rows, self.codec.encode_rows(rows.vectors, slots, epoch, hints))
+        return self._stored(rows, self.codec.encode_rows(rows.vectors, biases, epoch, hints))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
         """Return rows of this collection from stored rows of the origin. Vectors of another corrected

@@ -268,7 +268,7 @@ class _Importing:
         self._bulk, self._throttle = bulk, throttle
         self._target = pair.copy.collection
         self._folder = bulk.folder / self._target
-        self._bytes_per_row = BYTES_PER_NUMBER * pair.state.form.width
+        self._bytes_per_row = BYTES_PER_NUMBER * pair.state.codec.form.width
 
     def run(self) -> None:
         """Read chunks ahead, and write each file while the one before is imported."""

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
-from milvus_hubness.codec.arrays import as_metric
+from milvus_hubness.codec.arrays import BYTES, StorageFormat, as_metric
 from milvus_hubness.codec.base import form_of
-from milvus_hubness.codec.half_precision import BYTES, StorageFormat
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import (
     AlreadyCorrected,
@@ -295,11 +294,11 @@ def plan_migration(
         raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
     field = field or only_field(info)
     state = info.states.get(field)
-    if state is not None and state.reranking is not None and state.reranking.side is None:
+    if state is not None and state.codec.needs_candidates and state.codec.writes_rows:
         raise AlreadyCorrected(
             f"{info.name!r} carries biases for {field!r} in fields, whose names a copy would need itself"
         )
-    if state is not None and state.reranking is None:
+    if state is not None and state.codec.writes_rows:
         raise AlreadyCorrected(
             f"{info.name!r} is already corrected in {field!r} (from {state.source!r}): refresh it instead"
         )

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode, rounded
 from milvus_hubness.codec.base import form_of
-from milvus_hubness.codec.half_precision import BYTES, Dtype, decode, rounded
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import CannotMigrate
@@ -280,7 +280,7 @@ def resolution(layout: Layout, vectors: Floats, queries: Floats, dtype: Dtype) -
     query_vectors = rounded(_some(queries[~layout.invalid(queries)], MEASURED_QUERIES), dtype)
     if len(rows) < NEAREST + 2 or not len(query_vectors):
         return None
-    layout = layout.measured_on(rows, query_vectors)
+    layout = measured_on(layout, rows, query_vectors)
     form = form_of(layout, dtype)
     stored = decode(form.encode_rows(layout.augment(rows, np.zeros(len(rows)))), dtype)
     products = decode(form.encode_queries(layout.encode_queries(query_vectors, 0.0)), dtype) @ stored.T

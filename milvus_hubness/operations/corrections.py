@@ -17,6 +17,7 @@ import pyarrow.parquet as parquet
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.codec.arrays import Floats, as_metric
+from milvus_hubness.codec.index_hints import measured_on, with_mean
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.distributed.ray_gallery import RayBiases
@@ -122,7 +123,7 @@ def read_gallery(
     field = field or only_field(info)
     info.require_field(field)
     state = info.states.get(field)
-    hidden = {name for each in info.states.values() for name in each.hidden_fields}
+    hidden = {name for each in info.states.values() for name in each.codec.hidden_fields}
     vector = info.vector_fields[field]
     layout = state.layout if state else Layout(vector.dim, as_metric(vector.metric))
     bias_location = BiasBackend(store, info, state) if state else None
@@ -146,7 +147,7 @@ def read_gallery(
     if not keys:
         raise EmptyCollection(f"{info.name!r} holds no rows with a usable vector")
     rows = np.concatenate(vectors)
-    layout = layout if state else layout.with_mean(rows)
+    layout = layout if state else with_mean(layout, rows)
     return Gallery(layout, keys, rows, fields, np.concatenate(biases) if biases else None)
 
 
@@ -179,8 +180,7 @@ def _nearest(
     direction."""
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = bank.vectors[valid]
-    if state.reranking is None:
-        query_vectors = state.layout.encode_queries(query_vectors, 0.0, slot=state.profile.slot)
+    query_vectors = state.codec.encode_query(query_vectors, 0.0, slot=state.profile.slot)
     found = iter(store.nearest(collection, state.searched_field, query_vectors, k))
     return [next(found) if is_sound else [] for is_sound in valid]
 
@@ -225,7 +225,8 @@ def fit_measured(
     """Return a fitted correction with its mean bias, and with the layout's constants measured, on vectors
     (n, d) of the field. Raises as `Correction.fit` does."""
     correction = Correction.fit(
-        layout.measured_on(
+        measured_on(
+            layout,
             vectors,
             bank.vectors,
             graph_hint=store.takes_graph_hint(info, field),

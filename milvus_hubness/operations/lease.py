@@ -370,9 +370,7 @@ class Lease:
 
 def lease_on(store: Store, info: CollectionInfo) -> Lease:
     """Return the lease for jobs that change biases: on the collection and its side collections."""
-    sides = [
-        state.reranking.side for state in info.states.values() if state.reranking and state.reranking.side
-    ]
+    sides = [side for state in info.states.values() if (side := state.codec.side_collection)]
     return Lease(store, info.name, *sides)
 
 

@@ -119,7 +119,7 @@ def drop_log(lease: Lease, collection: str) -> None:
 
 def rewrites_rows(state: CollectionState) -> bool:
     """Return whether a job writes new biases of a field into rows of the collection itself."""
-    return state.reranking is None or state.reranking.side is None
+    return state.codec.writes_rows
 
 
 def _wait(seconds: float, stop: threading.Event | None) -> None:

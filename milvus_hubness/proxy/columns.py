@@ -20,8 +20,7 @@ from google.protobuf.message import Message
 from pymilvus import DataType
 from pymilvus.client.entity_helper import sparse_parse_single_row
 
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import Dtype, decode
+from milvus_hubness.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 
 VECTORS: dict[Dtype, str] = {

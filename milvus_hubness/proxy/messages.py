@@ -10,15 +10,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from google.protobuf.message_factory import GetMessageClass
 from pymilvus.exceptions import MilvusException
 from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.client.messages import RANGE_BOUNDS, FieldRequest, is_ours
 from milvus_hubness.client.steps import Ask
-from milvus_hubness.codec.half_precision import encode, rounded
-from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter, StateError
+from milvus_hubness.codec.arrays import encode
+from milvus_hubness.codec.base import RowCodec
+from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
 from milvus_hubness.proxy.columns import column_named, put_all, put_vectors, vectors_in
 from milvus_hubness.state import CollectionState, read_states
 
@@ -258,8 +258,8 @@ class ColumnReading:
         columns = message.fields_data
         for state in self.states:
             column = column_named(columns, state.field)
-            if column is not None and not state.leaves_vectors:
-                _read_back(state, column, columns)
+            if column is not None and not state.codec.leaves_vectors:
+                _decode(state.codec, column, columns)
         put_all(columns, [each for each in columns if each.field_name not in fields.hidden])
         shown = [name for name in message.output_fields if name not in fields.hidden]
         message.output_fields[:] = shown
@@ -269,7 +269,7 @@ class ColumnReading:
         place.
         """
         by_field = {state.field: state for state in self.states}
-        ours = {state.second_vector for state in self.states if state.second_vector}
+        ours = {name for state in self.states for name in state.codec.hidden_fields}
         put_all(indexes, [each for each in indexes if each.field_name not in ours])
         for index in indexes:
             if index.field_name in by_field:
@@ -282,7 +282,7 @@ def description_out(description: Any) -> None:
     Raises StateError.
     """
     states = read_states({pair.key: pair.value for pair in description.properties})
-    ours = {name for state in states.values() for name in state.hidden_fields}
+    ours = {name for state in states.values() for name in state.codec.hidden_fields}
     fields = description.schema.fields
     if states:
         put_all(fields, [each for each in fields if each.name not in ours])
@@ -307,18 +307,12 @@ def put_pair(pairs: Any, key: str, value: object) -> None:
         pairs.add(key=key, value=str(value))
 
 
-def _read_back(state: CollectionState, column: Any, columns: Any) -> None:
-    stored = vectors_in(column, state.dtype)
-    if len(stored) and stored.shape[1] != state.form.width:
-        raise StateError(
-            f"field {state.field!r} holds vectors of width {stored.shape[1]}, "
-            f"its state speaks of {state.form.width}"
-        )
-    if not len(stored):
-        column.vectors.dim = state.dim
-        return
-    norms = None
-    if state.norm_field:
-        norms = np.array(column_named(columns, state.norm_field).scalars.double_data.data, np.float64)
-    vectors = rounded(state.layout.decode_vectors(state.form.joined(stored), norms), state.dtype)
-    put_vectors(column, encode(vectors, state.dtype), state.dim, state.dtype)
+def _decode(codec: RowCodec, column: Any, columns: Any) -> None:
+    """Replace the stored vectors of a column by those that the user gave, in place."""
+    stored = codec.unpack(vectors_in(column, codec.dtype))
+    hidden = {
+        name: list(column_named(columns, name).scalars.double_data.data) if len(stored) else []
+        for name in codec.decoding_fields
+    }
+    vectors = codec.decode_rows({codec.field: stored, **hidden})
+    put_vectors(column, encode(vectors, codec.dtype), codec.layout.dim, codec.dtype)

@@ -55,7 +55,7 @@ class WireOperations(WireWriting, WireSearching):
         """
         cached = yield from self.states.cached_state(request.collection_name)
         state = cached.states.get(request.field_name)
-        if state is not None and not state.leaves_vectors:
+        if state is not None and not state.codec.leaves_vectors:
             metric = pairs_of(request.extra_params).get("metric_type", state.metric).upper()
             if metric != state.metric:
                 raise InvalidParameter(

@@ -13,6 +13,7 @@ import numpy as np
 from pymilvus.grpc_gen import common_pb2
 
 from milvus_hubness.client import ranking
+from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import (
     GROUPED,
     ORDERED,
@@ -21,12 +22,10 @@ from milvus_hubness.client.messages import (
     expect_whole_hits,
 )
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.other_locations import RerankingRewrite, rewrite_of
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import BYTES, Dtype, decode
+from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
 from milvus_hubness.proxy.messages import ColumnReading, Overrides, SearchParameters, Send, pairs_of
@@ -128,14 +127,14 @@ class WireSearching(Operations):
         self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
     ) -> Operation[Any]:
         """Return the answer to a question, with the user's rows, order and scores."""
-        search_request, state = rewrite.ask(question), rewrite.state
+        search_request, codec = rewrite.ask(question), rewrite.codec
         response = yield Send("Search", rewritten(request, rewrite, search_request))
-        own_scores = state.metric == "L2" and state.reranking is None
+        own_scores = rewrite.state.metric == "L2" and codec.served_metric != "L2"
         in_buckets = request.HasField("search_aggregation")
         rounds = question.round_decimal >= 0 and not in_buckets
         if _reorders(rewrite, question) or own_scores or rounds:
             side = search_request.biases_of
-            hits = hits_of(response.results, () if side or not state.reranking else state.slot_fields)
+            hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
             if side:
                 keys = list(dict.fromkeys(keys_of(response.results.ids)))
                 level = {"consistency_level": level_of(request)}
@@ -230,8 +229,7 @@ def level_of(request: Any) -> int | None:
 
 def _reorders(rewrite: Rewrite, question: Question) -> bool:
     """Whether the server's order differs from the requested one."""
-    beside = isinstance(rewrite, RerankingRewrite) and rewrite.strength(question) != 0
-    return beside or rewrite.is_gated(question)
+    return rewrite.ranks_candidates(question) or rewrite.is_gated(question)
 
 
 def options_of(request: Any) -> dict[str, Any]:
@@ -278,8 +276,8 @@ def rewritten(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> 
     params.take(search_request.search_params)
     if not request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
-    if params.field or rewrite.state.second_vector:
-        params.name_field(rewrite.state.searched_field)
+    if params.field or rewrite.codec.searched_field != rewrite.codec.field:
+        params.name_field(rewrite.codec.searched_field)
     params.put("topk", search_request.limit)
     if search_request.offset or params.has("offset"):
         params.put("offset", search_request.offset)

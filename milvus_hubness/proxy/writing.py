@@ -8,15 +8,13 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness.client.operations import Operations
-from milvus_hubness.client.other_locations import rewrite_of
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.client.write_intents import Deletion, Write
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import Columns, RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in
 from milvus_hubness.proxy.messages import Send
@@ -74,7 +72,8 @@ class WireWriting(Operations):
             return result
 
         def call(cached: CachedState) -> Operation[Any]:
-            if cached.intent_log is not None or any(state.reranking for state in cached.states.values()):
+            codecs = [state.codec for state in cached.states.values()]
+            if cached.intent_log is not None or any(codec.needs_candidates for codec in codecs):
                 return (yield from by_row(write()))
             if cached.dual_write is not None:
                 write()  # Refuse first what the copy cannot take.
@@ -158,20 +157,17 @@ class WireWriting(Operations):
         locality_hints = yield from self.biases.locality_hints(
             sent.collection_name, state, vectors, "compute"
         )
-        slots = np.zeros((len(vectors), state.slots), np.float32)
-        for slot, of_slot in biases.items():
-            slots[:, slot] = of_slot
-        rewrite = rewrite_of(state, cached.reading)
-        stored = rewrite.form.encode_rows(rewrite.layout.augment(vectors, slots, locality_hints))
-        if state.second_vector:
-            column = columns.add(type=column.type, field_name=state.second_vector)
-        put_vectors(column, stored, rewrite.form.width, state.dtype)
-        _add_hidden(columns, state, vectors, slots[:, state.shown_slot])
+        codec, epoch = state.codec, state.profile.epoch
+        stored = codec.pack(codec.encode_rows(vectors, biases, epoch, locality_hints))
+        if codec.searched_field != codec.field:
+            column = columns.add(type=column.type, field_name=codec.searched_field)
+        put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)
+        _add_scalars(columns, stored, codec)
 
 
 def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
     """Raise InvalidInput if rows set a hidden field, as a column or among their dynamic fields."""
-    for name in state.hidden_fields:
+    for name in state.codec.hidden_fields:
         if column_named(columns, name) is not None:
             raise InvalidInput(f"the rows set {name!r}, which is computed from the bank")
         quoted = json.dumps(name).encode()
@@ -183,11 +179,12 @@ def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
                     raise InvalidInput(f"row {i} sets {name!r}, which is computed from the bank")
 
 
-def _add_hidden(columns: Any, state: CollectionState, vectors: Floats, biases: Floats) -> None:
-    bias = columns.add(type=schema_pb2.DataType.Float, field_name=state.bias_field)
-    bias.scalars.float_data.data.extend(biases.tolist())
-    epoch = columns.add(type=schema_pb2.DataType.Int64, field_name=state.epoch_field)
-    epoch.scalars.long_data.data.extend([state.profile.epoch] * len(vectors))
-    if state.norm_field:
-        norm = columns.add(type=schema_pb2.DataType.Double, field_name=state.norm_field)
-        norm.scalars.double_data.data.extend(state.layout.norms(vectors).tolist())
+def _add_scalars(columns: Any, scalars: Columns, codec: RowCodec) -> None:
+    """Add the hidden scalar fields to the columns of a request."""
+    kinds = {
+        codec.bias_field: (schema_pb2.DataType.Float, "float_data"),
+        codec.epoch_field: (schema_pb2.DataType.Int64, "long_data"),
+    }
+    for name, values in scalars.items():
+        kind, data = kinds.get(name, (schema_pb2.DataType.Double, "double_data"))
+        getattr(columns.add(type=kind, field_name=name).scalars, data).data.extend(values)

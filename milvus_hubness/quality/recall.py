@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec, SearchParameter
@@ -129,7 +130,7 @@ def measure_recall(
         form = _Form(reduced, reduced_queries, "IP", scores, k, spec)
     raw = form.recalls(value)
     scores -= subtracted
-    fitted = layout.measured_on(rows, query_vectors, graph_hint=graph_hint)
+    fitted = measured_on(layout, rows, query_vectors, graph_hint=graph_hint)
     items = fitted.augment(rows, subtracted, columns)
     form = _Form(items, fitted.encode_queries(query_vectors), "IP", scores, k, spec)
     return RecallGate(

@@ -243,7 +243,9 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
         what = (
-            "filled only in part: enable it again" if state.second_vector else f"a copy of {state.source!r}"
+            "filled only in part: enable it again"
+            if state.codec.leaves_vectors
+            else f"a copy of {state.source!r}"
         )
         raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     return state
@@ -269,8 +271,8 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
     if options.bank is None:
         raise InvalidInput(f"no profile {name!r}: pass --bank FILE to add it ({WHERE_FROM})")
     wider = _with_columns(state, state.slots + SLOTS_PER_PROFILE)
-    fits = wider.layout.width == state.layout.width and wider.form.width == state.form.width
-    if state.reranking is not None or not fits:
+    fits = wider.layout.width == state.layout.width and wider.codec.form.width == state.codec.form.width
+    if state.codec.needs_candidates or not fits:
         raise NoSpareColumns(
             f"field {state.field!r} has no columns to spare for profile {name!r}: "
             "migrate it with room for more profiles"

@@ -402,15 +402,14 @@ class Refreshing:
 
     def _measured_anew(self, state: CollectionState, plan: RefreshPlan) -> CollectionState:
         """Return the state with a new measurement of the corrected answers that candidates miss."""
-        if state.reranking is None:
+        if state.allowed_miss_rate is None:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
         candidates, missed, measured = measure(
-            gallery, correction, plan.bank.queries, state.profile.strength, state.reranking.allowed
+            gallery, correction, plan.bank.queries, state.profile.strength, state.allowed_miss_rate
         )
-        measures = {"candidates": candidates, "missed": missed[candidates], "queries": measured}
-        return state.model_copy(update={"reranking": state.reranking.model_copy(update=measures)})
+        return state.with_candidates(candidates, missed[candidates], measured)
 
     # -- helpers ------------------------------------------------------------------------------------------
 

@@ -69,7 +69,7 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
     if state is None:
         return Status(info.name, info.rows, info.aliases, corrected=False, fields=tuple(info.states), **left)
     profile = state.profile
-    reranking, bias_location = state.reranking, BiasBackend(store, info, state)
+    codec, backend = state.codec, BiasBackend(store, info, state)
     age = datetime.now(timezone.utc) - profile.refreshed_at
     return Status(
         collection=info.name,
@@ -81,16 +81,16 @@ def status(store: Store, collection: str, *, field: str | None = None) -> Status
         field=state.field,
         metric=state.metric,
         dim=state.dim,
-        width=state.dim if state.reranking else state.layout.width,
+        width=state.dim if codec.needs_candidates else state.layout.width,
         estimator=profile.estimator,
         strength=profile.strength,
         bank=profile.bank.model_dump(),
-        where="vectors" if reranking is None else "side" if reranking.side else "fields",
-        second_vector=state.second_vector,
-        side=reranking.side if reranking else None,
-        candidates=reranking.candidates if reranking else None,
-        missed=reranking.missed if reranking else None,
-        pending=sum(len(bias_location.pending(partition)) for partition in info.partitions),
+        where=codec.location,
+        second_vector=codec.searched_field if codec.searched_field != codec.field else None,
+        side=codec.side_collection,
+        candidates=codec.candidates or None,
+        missed=state.miss_rate,
+        pending=sum(len(backend.pending(partition)) for partition in info.partitions),
         epoch=profile.epoch,
         refreshed_at=profile.refreshed_at.isoformat(timespec="seconds"),
         age_seconds=round(age.total_seconds(), 1),

@@ -17,7 +17,8 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.correction import Correction, read_back
+from milvus_hubness.codec.index_hints import measured_on
+from milvus_hubness.correction import Correction
 from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.ledger import Ledger, Migration
@@ -209,7 +210,7 @@ def choose_rebuild(
         return False, f"{moved}: they are upserted"
     if info.rows < FEWEST_ROWS:
         return False, f"{moved}, fewer than {FEWEST_ROWS:,} in all: they are upserted"
-    if state.leaves_vectors:
+    if state.codec.leaves_vectors:
         return False, f"{moved}, and are upserted: biases that do not lie in the field itself are not rebuilt"
     if len(info.states) > 1:
         return False, f"{moved}, and are upserted: other fields of {info.name!r} are corrected too"
@@ -259,8 +260,9 @@ def _columns(
     first = some[0]
     rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
     bank = store.load_bank(state.profile.bank).queries
-    vectors, graph_hint = read_back(state, rows.vectors, rows.rows), store.takes_graph_hint(info, state.field)
-    found = state.layout.measured_on(vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
+    vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
+    graph_hint = store.takes_graph_hint(info, state.field)
+    found = measured_on(state.layout, vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
     return {name: getattr(found, name) for name in ("anchor", "pull", "locality_hints", "reach")}
 
 

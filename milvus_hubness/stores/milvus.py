@@ -193,7 +193,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             return False
         with translated(side):
             properties = self.client.describe_collection(side)["properties"]
-        used = any(state.reranking and state.reranking.side == side for state in source.states.values())
+        used = any(state.codec.side_collection == side for state in source.states.values())
         if properties.get(SIDE_PROPERTY) != source.name or used:
             raise CollectionExists(f"collection {side!r} exists and holds no biases: rename or drop it")
         return True
@@ -282,7 +282,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         if not len(vectors):
             raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
         state = info.states.get(field)
-        if state is not None and not state.leaves_vectors:
+        if state is not None and not state.codec.leaves_vectors:
             raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
         return QueryBank(vectors, source=f"milvus:{collection}")
 

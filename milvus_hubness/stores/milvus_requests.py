@@ -15,9 +15,8 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import Floats, unpacked
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.codec.half_precision import unpacked
 from milvus_hubness.errors import LeaseLost, StoreError
 from milvus_hubness.state import FrozenModel
 from milvus_hubness.stores import milvus_schema

@@ -10,10 +10,9 @@ import numpy as np
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.codec.arrays import ALIGNMENT, as_metric
+from milvus_hubness.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metric
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.codec.fields import SIDE_FIELD, SLOT_FIELDS
-from milvus_hubness.codec.half_precision import Dtype, StorageFormat
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY
 from milvus_hubness.state import CollectionState, read_states
@@ -84,7 +83,7 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     """Return the storage format of a vector field; that of its augmented vectors if it is corrected."""
     for state in read_states(schema["properties"]).values():
         if field == state.searched_field:
-            return state.form
+            return state.codec.form
     [described] = [each for each in schema["fields"] if each["name"] == field]
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
@@ -284,7 +283,7 @@ def copy_schema(source: CollectionInfo, state: CollectionState) -> CollectionSch
     """Return the source's schema with its vector field in augmented width, unless it has that already."""
     schema = CollectionSchema.construct_from_dict(source.schema)
     before = source.states.get(state.field)
-    if before is None or before.leaves_vectors:
+    if before is None or before.codec.leaves_vectors:
         widen(schema, state)
     return schema
 
@@ -293,11 +292,11 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
     """Give a vector field its stored width, and the schema its hidden fields at the end, in place."""
     for field in schema.fields:
         if field.name == state.field:
-            field.params["dim"] = state.form.width
+            field.params["dim"] = state.codec.form.width
     schema.add_field(state.bias_field, DataType.FLOAT)
     schema.add_field(state.epoch_field, DataType.INT64)
-    if state.norm_field:
-        schema.add_field(state.norm_field, DataType.DOUBLE)
+    for norm_field in state.codec.decoding_fields:
+        schema.add_field(norm_field, DataType.DOUBLE)
 
 
 def copy_properties(source: CollectionInfo, state: CollectionState) -> dict[str, str]:

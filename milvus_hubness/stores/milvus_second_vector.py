@@ -82,7 +82,7 @@ class MilvusSecondField(MilvusRequests):
         if not supports(self._version, "dropped fields"):
             return False
         with translated(collection):
-            for name in state.hidden_fields:
+            for name in state.codec.hidden_fields:
                 self.client.drop_collection_field(collection, name)
         return True
 

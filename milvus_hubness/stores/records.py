@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol
 
 from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import Key
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import Dtype
+from milvus_hubness.codec.arrays import Dtype, Floats
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.job_properties import DualWrite, OnlineBank, TuningRecord, WriteIntentLog

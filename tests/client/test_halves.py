@@ -12,11 +12,12 @@ from pymilvus.client.search_result import SearchResult
 from pymilvus.client.types import HybridExtraList, PlaceholderType
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
+from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import Question, Reading
-from milvus_hubness.client.other_locations import RerankingRewrite
-from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.rewrite import vectors_of
 from milvus_hubness.client.state_cache import naming
-from milvus_hubness.codec.half_precision import encode, rounded
+from milvus_hubness.codec.arrays import encode, rounded
+from milvus_hubness.codec.base import with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 from milvus_hubness.stores import milvus_schema
@@ -61,27 +62,26 @@ class Field:
             reranking=reranking,
         )
         reading = Reading((self.state,))
-        self.rewrite = (
-            Rewrite(self.state, reading) if reranking is None else RerankingRewrite(self.state, reading)
-        )
+        self.rewrite = rewrite_of(self.state, reading)
         self.schema = {
             "fields": [
                 {"name": "id", "type": DataType.INT64, "params": {}, "is_primary": True},
-                {"name": "vector", "type": KINDS[dtype], "params": {"dim": self.state.form.width}},
+                {"name": "vector", "type": KINDS[dtype], "params": {"dim": self.state.codec.form.width}},
                 {"name": "hubness_bias", "type": DataType.FLOAT, "params": {}},
                 {"name": "hubness_epoch", "type": DataType.INT64, "params": {}},
                 {"name": "hubness_norm", "type": DataType.DOUBLE, "params": {}},
             ],
             "properties": {"hubness": self.state.to_json()},
         }
-        if not self.state.norm_field:
+        if not self.state.codec.decoding_fields:
             self.schema["fields"].pop()
 
     def packed(self, given):
         """The columns that are sent for rows whose vectors are given like this."""
         rows = [{"id": i, "vector": vector} for i, vector in enumerate(given)]
-        found = self.rewrite.vectors_of(rows)
-        stored = self.rewrite.rows_in(rows, found, {0: self.biases, 1: self.biases}, 1)
+        found, codec = vectors_of(self.state, rows), self.state.codec
+        columns = codec.encode_rows(found, {0: self.biases, 1: self.biases}, 1)
+        stored = with_columns(rows, codec.pack(columns))
         request = Prepare.row_upsert_param("c", stored, "", self.schema["fields"])
         return {column.field_name: column for column in request.fields_data}
 
@@ -102,7 +102,7 @@ class Field:
         )
         sent = common_pb2.PlaceholderGroup.FromString(request.placeholder_group).placeholders[0]
         assert sent.type == PLACEHOLDERS[self.dtype]
-        width = self.state.form.width
+        width = self.state.codec.form.width
         packed = getattr(columns["vector"].vectors, f"{self.dtype}_vector")
         products = self.numbers(b"".join(sent.values), width) @ self.numbers(packed, width).T
         best = np.argsort(-products, axis=1)[:, : asked.limit]
@@ -120,8 +120,8 @@ class Field:
         """These rows of a column."""
         found = schema_pb2.FieldData(type=column.type, field_name=column.field_name)
         if column.field_name == "vector":
-            packed, size = getattr(column.vectors, f"{self.dtype}_vector"), 2 * self.state.form.width
-            found.vectors.dim = self.state.form.width
+            packed, size = getattr(column.vectors, f"{self.dtype}_vector"), 2 * self.state.codec.form.width
+            found.vectors.dim = self.state.codec.form.width
             parts = b"".join(packed[i * size : (i + 1) * size] for i in places)
             setattr(found.vectors, f"{self.dtype}_vector", parts)
             return found
@@ -143,13 +143,13 @@ def field(request, metric):
 
 def test_rows_are_packed_alike_however_they_are_given(field):
     columns = field.packed(encode(field.items, field.dtype))
-    assert columns["vector"].vectors.dim == field.state.form.width
+    assert columns["vector"].vectors.dim == field.state.codec.form.width
     for given in (field.items, field.items.tolist(), field.items.astype(np.float64)):
         assert field.packed(given)["vector"] == columns["vector"]
     if field.dtype == "float16":
         assert field.packed(field.items.astype(np.float16))["vector"] == columns["vector"]
     stored = field.numbers(
-        getattr(columns["vector"].vectors, f"{field.dtype}_vector"), field.state.form.width
+        getattr(columns["vector"].vectors, f"{field.dtype}_vector"), field.state.codec.form.width
     )
     if field.metric != "COSINE":
         assert np.array_equal(stored[:, :DIM], field.items)
@@ -221,7 +221,7 @@ def test_beside_its_biases_a_field_is_asked_for_as_it_is(metric):
 def test_what_is_no_vector_of_the_field_is_refused(given, refusal):
     field = Field("bfloat16", "IP")
     with pytest.raises(refusal):
-        field.rewrite.vectors_of([{"vector": given}])
+        vectors_of(field.state, [{"vector": given}])
     with pytest.raises(InvalidInput):
         field.rewrite.queries(Question([given], 3))
 

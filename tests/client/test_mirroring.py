@@ -141,7 +141,7 @@ class Alias:
         layout = Layout(self.DIM, "IP", 2)
         named = {"field": "vector", "suffix": "", "dtype": "float32", "source": "plain"}
         state = initial_state(layout, NNN(1), bank, **named)
-        self.width = state.form.width
+        self.width = state.codec.form.width
         self.properties = {"plain": {}, "copy": {state.property_name: state.to_json()}}
         if mirrored:
             for name, other in (("plain", "copy"), ("copy", "plain")):

@@ -10,7 +10,7 @@ from scipy.stats import binomtest
 from milvus_hubness import NNN, InvalidParameter, Layout
 from milvus_hubness.client import query_samples
 from milvus_hubness.client.query_samples import Sampler, sampler_for
-from milvus_hubness.codec.half_precision import encode
+from milvus_hubness.codec.arrays import encode
 from milvus_hubness.correction import initial_state
 from milvus_hubness.job_properties import OnlineBank
 from milvus_hubness.state import BankReference

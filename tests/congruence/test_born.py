@@ -25,6 +25,7 @@ from milvus_hubness import (
     status,
     tune,
 )
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
@@ -82,7 +83,7 @@ def test_under_l2_lengths_are_expected_to_be_those_of_the_bank(lite, rng):
         (CorrectionConfig(QueryBank(bank), NNN(K), target_bank=QueryBank(targets)), targets),
     ):
         client.create_collection(name, dimension=DIM, metric_type="L2", hubness=hubness)
-        assert lite.store().info(name).state.layout == plain.measured_on(known)
+        assert lite.store().info(name).state.layout == measured_on(plain, known)
         client.drop_collection(name)
 
 

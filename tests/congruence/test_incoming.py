@@ -6,8 +6,8 @@ from pymilvus import DataType, MilvusClient
 
 from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, enable, plan_enable, refresh
 from milvus_hubness.banks.generations import Batch, StoredBank
+from milvus_hubness.codec.arrays import decode
 from milvus_hubness.codec.fields import SIDE_FIELD
-from milvus_hubness.codec.half_precision import decode
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.compare import Endpoint
 from milvus_hubness.operations.corrections import load_corrections
@@ -95,13 +95,13 @@ class Refreshed:
 
     def slots(self, keys):
         """(n, slots) what the collection holds, and the rows beside."""
-        form, layout = self.state.form, self.state.layout
+        form, layout = self.state.codec.form, self.state.layout
         if self.place == "side":
             found = self.store.get(f"{self.name}__bias", keys, SIDE_FIELD)
             return found.vectors, found.rows
         batch = self.store.get(self.name, keys, "vector")
         if self.place == "fields":
-            columns = [[row[field] for field in self.state.slot_fields] for row in batch.rows]
+            columns = [[row[field] for field in self.state.codec.slot_fields] for row in batch.rows]
             return np.array(columns), batch.rows
         stored = batch.vectors
         if self.place == "second field":

@@ -125,7 +125,9 @@ class QdrantDatabase(Database):
         mark: dict[str, Any] = {}
         if state.reranking is None:
             layout = state.layout
-            given = state.form.split(layout.augment(given, np.zeros((len(rows), layout.slots), np.float32)))
+            given = state.codec.form.split(
+                layout.augment(given, np.zeros((len(rows), layout.slots), np.float32))
+            )
             mark = {state.epoch_field: PENDING}
         made = [
             self._rows().point({**row, **mark}, own, state.field)
@@ -150,7 +152,7 @@ class QdrantDatabase(Database):
         found = {}
         for record in self.client.scroll(name, limit=16_384, with_vectors=True)[0]:
             vector = record.vector[state.field] if state.field else record.vector
-            stored = state.form.joined(np.float32([vector]))
+            stored = state.codec.form.joined(np.float32([vector]))
             found[record.id] = float(state.layout.biases(stored, state.profile.slot)[0])
         return found
 

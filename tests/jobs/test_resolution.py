@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness.codec.half_precision import rounded
+from milvus_hubness.codec.arrays import rounded
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.migration.survey import resolution

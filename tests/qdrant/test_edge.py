@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, Correction, Layout, QueryBank
+from milvus_hubness.codec.index_hints import measured_on
 from tests.galleries import METRICS, nnn, similarity, vectors
 
 edge = pytest.importorskip("qdrant_edge", reason="the package qdrant-edge-py is not installed")
@@ -22,7 +23,7 @@ def shelf(metric, quick_folder):
     """A shard in augmented form, biases of `bank` in slot 0, and what went into it."""
     rng = np.random.default_rng(0)
     items, bank, other, query = (vectors(rng, n, DIM) for n in (ITEMS, 50, 60, 1))
-    layout = Layout(DIM, metric).measured_on(items)
+    layout = measured_on(Layout(DIM, metric), items)
     params = edge.EdgeVectorParams(size=layout.width, distance=edge.Distance.Dot)
     shard = edge.EdgeShard.create(str(quick_folder), edge.EdgeConfig(vectors=params))
     biases = Correction.fit(layout, NNN(8), QueryBank(bank)).centred(items)

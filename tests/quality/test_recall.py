@@ -6,6 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
+from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels.ann import DEFAULTS, AnnIndex, IndexSpec
@@ -64,7 +65,7 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
     scores = similarity(queries, vectors, metric)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if metric == "COSINE" else vectors
     raw = AnnIndex(unit, spec, metric="L2" if metric == "L2" else "IP").search(queries, 10, 12)
-    fitted = layout.measured_on(vectors, queries)
+    fitted = measured_on(layout, vectors, queries)
     stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(
         fitted.encode_queries(queries), 10, 12
     )
@@ -77,8 +78,8 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
 
 def test_cell_columns_are_measured_as_they_will_be_stored():
     vectors, biases, queries = gallery()
-    layout = Layout(24, "IP", multiple_of=64).measured_on(
-        vectors, np.tile(queries, (4, 1)), locality_hints=True
+    layout = measured_on(
+        Layout(24, "IP", multiple_of=64), vectors, np.tile(queries, (4, 1)), locality_hints=True
     )
     locality_hints = np.random.default_rng(4).normal(size=(len(vectors), layout.locality_hint_count))
     params = {"nlist": 40}

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from pymilvus import CollectionSchema, DataType, FieldSchema
 
-from milvus_hubness.codec.half_precision import encode
+from milvus_hubness.codec.arrays import encode
 from milvus_hubness.errors import StoreError
 from milvus_hubness.stores import Batch, MilvusStore
 

@@ -11,7 +11,6 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import rounded
 from milvus_hubness.job_properties import DualWrite, WriteIntentLog
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.store.properties import OURS
@@ -41,13 +40,13 @@ class CachedState:
         """Keys of payloads that are ours."""
         found: set[str] = set()
         for state in self.states.values():
-            found.update(state.hidden_fields)
+            found.update(state.codec.hidden_fields)
         return frozenset(found)
 
     @cached_property
     def in_vectors(self) -> Mapping[str, CollectionState]:
         """The states whose biases lie in the vectors."""
-        return {name: state for name, state in self.states.items() if state.reranking is None}
+        return {name: state for name, state in self.states.items() if not state.codec.leaves_vectors}
 
     def fits(self, vector: Any) -> bool:
         """Whether a stored vector, or several by name, are as wide as this knows them."""
@@ -97,7 +96,6 @@ class CachedState:
 
 def users_vector(state: CollectionState, vector: Any) -> Floats:
     """(d,) what a stored vector (width,) was made of. Raises DimensionMismatch."""
-    joined = state.form.joined(np.asarray(vector, np.float32)[None])
-    ones = np.ones(1) if state.metric == "COSINE" else None
-    found: Floats = rounded(state.layout.decode_vectors(joined, ones), state.dtype)[0]
-    return found
+    codec = state.codec
+    stored = codec.form.joined(np.asarray(vector, np.float32)[None])
+    return codec.decode_rows({codec.field: stored, **{name: [1.0] for name in codec.decoding_fields}})[0]

@@ -15,8 +15,7 @@ from typing import Any, get_args
 import numpy as np
 from qdrant_client import models
 
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import decode
+from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.state import CollectionState, Profile
 from qdrant_hubness.client.known import CachedState
@@ -105,7 +104,7 @@ class Answered:
         """The point with its score in the user's metric."""
         if self.state is None or self.query is None:
             return point
-        squared = self.state.layout.scores([[point.score]], self.query[None], self.strength)[0, 0]
+        squared = self.state.codec.decode_scores([[point.score]], self.query[None], self.strength)[0, 0]
         return point.model_copy(update={"score": _rooted(float(squared))})
 
 
@@ -158,7 +157,7 @@ class Rewriting:
         query = request.query
         if query is None or _needs_no_vector(query):
             return request.model_copy(update=changed), Answered()
-        if request.lookup_from is not None or (state is not None and state.reranking is None):
+        if request.lookup_from is not None or (state is not None and not state.codec.leaves_vectors):
             query, excluded = self._looked_up(request)
             changed["query"], changed["lookup_from"] = query, None
             if excluded:
@@ -166,7 +165,7 @@ class Rewriting:
         if state is None:
             return request.model_copy(update=changed), Answered()
         weight = self._weight(state)
-        if state.reranking is not None:
+        if state.codec.needs_candidates:
             return self._by_formula(request.model_copy(update=changed), state, weight, most), Answered()
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
 
@@ -250,11 +249,9 @@ class Rewriting:
         slot = self._profile(state).slot
 
         def wrap(value: Any) -> list[float]:
-            rows = state.layout.encode_queries(as_vector(value)[None], weight, slot=slot)
-            query_vectors: list[float] = np.asarray(decode(state.form.encode_queries(rows), state.dtype))[
-                0
-            ].tolist()
-            return query_vectors
+            encoded = state.codec.pack_queries(as_vector(value)[None], weight, slot=slot)
+            query_vector: list[float] = decode(encoded, state.dtype)[0].tolist()
+            return query_vector
 
         return wrap
 
@@ -272,17 +269,16 @@ class Rewriting:
                 f"a {type(query).__name__} whose biases lie in payloads: ask for the nearest, recommend by "
                 "the average vector, or ask with strength=0"
             )
-        reranking = state.reranking
         candidates = models.Prefetch(
             prefetch=request.prefetch,
             query=query,
             using=request.using,
             filter=request.filter,
             params=request.params,
-            limit=max(most, reranking.candidates if reranking else most),
+            limit=max(most, state.codec.candidates),
             lookup_from=request.lookup_from,
         )
-        field = state.slot_fields[self._profile(state).slot]
+        field = state.codec.slot_field(self._profile(state).slot) or ""
         formula = models.SumExpression(sum=["$score", models.MultExpression(mult=[-weight, field])])
         changed = {
             "prefetch": candidates,

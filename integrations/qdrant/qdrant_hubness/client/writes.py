@@ -18,6 +18,7 @@ from qdrant_client import models
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import with_columns
 from milvus_hubness.errors import (
     DimensionMismatch,
     DualWriteFailed,
@@ -197,16 +198,14 @@ class Writing(StateCache):
             rows = np.array(given, np.float32)
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
-            if state.reranking is None:
-                locality_hints: Floats = yield from self.cells(collection, state, rows)
-                stored = state.form.split(state.layout.augment(rows, slots, locality_hints)).tolist()
-                for i, own in zip(places, stored, strict=True):
-                    vectors[i][field] = own
-                continue
-            for i, own, biases in zip(places, rows.tolist(), slots.tolist(), strict=True):
+            locality_hints: Floats = yield from self.cells(collection, state, rows)
+            biases = dict(enumerate(slots.T))
+            encoded = state.codec.encode_rows(rows, biases, state.profile.epoch, locality_hints)
+            stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
+            payloads = with_columns([{} for _ in places], encoded if state.codec.leaves_vectors else {})
+            for i, own, payload in zip(places, stored, payloads, strict=True):
                 vectors[i][field] = own
-                columns[i] |= dict(zip(state.slot_fields, biases, strict=True))
-                columns[i][state.epoch_field] = state.profile.epoch
+                columns[i] |= payload
         return columns
 
     def _note(self, cached: CachedState, notes: list[Any]) -> Operation[None]:
@@ -292,4 +291,4 @@ class Writing(StateCache):
 
 def _fields_of(state: CollectionState) -> tuple[str, ...]:
     """What of the payload tells of a field's biases, where they lie there."""
-    return (*state.slot_fields, state.epoch_field) if state.reranking is not None else ()
+    return state.codec.hidden_fields if state.codec.leaves_vectors else ()

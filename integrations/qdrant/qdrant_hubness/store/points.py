@@ -16,9 +16,8 @@ import numpy as np
 from qdrant_client import QdrantClient, models
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import Floats, StorageFormat
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.codec.half_precision import StorageFormat
 from milvus_hubness.errors import CollectionNotFound, LeaseLost
 from milvus_hubness.state import CollectionState, read_states
 from milvus_hubness.stores.records import Fences
@@ -242,8 +241,8 @@ class QdrantPoints:
         described = self.ask("get_collection", collection)
         unit = schema.unit_vectors(described)
         state = self._states(collection, described).get(field)
-        if state is not None and state.reranking is None:
-            return Form(field, state.form, state, unit, self.units)
+        if state is not None and not state.codec.leaves_vectors:
+            return Form(field, state.codec.form, state, unit, self.units)
         params = schema.dense(described)[field]
         return Form(field, StorageFormat(schema.DTYPES[params.datatype], params.size), None, unit, self.units)
 
@@ -321,7 +320,7 @@ class QdrantPoints:
         """The filter that picks points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         states = self._states(collection, self.ask("get_collection", collection)).values()
-        if any(state.epoch_field == epoch_field and state.reranking is not None for state in states):
+        if any(state.epoch_field == epoch_field and state.codec.needs_candidates for state in states):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])

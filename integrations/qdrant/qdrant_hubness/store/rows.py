@@ -16,9 +16,8 @@ from qdrant_client import models
 from qdrant_client._pydantic_compat import construct
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.arrays import Floats, StorageFormat
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.codec.half_precision import StorageFormat
 from milvus_hubness.state import CollectionState
 
 OTHER_VECTORS = "hubness_vectors"
@@ -127,19 +126,18 @@ class Form:
         state = self.state
         if state is None:
             return dict(row)
-        shown = {state.bias_field, state.norm_field}
+        shown = {state.bias_field, *state.codec.decoding_fields}
         if row.get(state.epoch_field) != PENDING:
             shown.add(state.epoch_field)
         return {name: value for name, value in row.items() if name not in shown}
 
 
 def _show(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
-    biases = state.layout.biases(stored, state.profile.slot).tolist()
+    biases = state.codec.read_biases({state.field: stored})[:, state.profile.slot].tolist()
     for row, bias in zip(rows, biases, strict=True):
         row[state.bias_field] = bias
         row[state.epoch_field] = row.get(state.epoch_field, state.profile.epoch)
-        if state.norm_field:
-            row[state.norm_field] = 1.0
+        row |= dict.fromkeys(state.codec.decoding_fields, 1.0)
 
 
 def _unit(vectors: Any) -> Floats:

@@ -6,8 +6,7 @@ from typing import Any
 
 from qdrant_client import models
 
-from milvus_hubness.codec.arrays import ALIGNMENT
-from milvus_hubness.codec.half_precision import Dtype
+from milvus_hubness.codec.arrays import ALIGNMENT, Dtype
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.records import CollectionInfo, VectorField
@@ -132,9 +131,9 @@ def copy_config(
     params, config = described.config.params, described.config
     vectors: Any = dense(described)
     there = source.states.get(state.field)
-    if there is None or there.leaves_vectors:
+    if there is None or there.codec.leaves_vectors:
         vectors[state.field] = vectors[state.field].model_copy(
-            update={"size": state.form.width, "distance": models.Distance.DOT}
+            update={"size": state.codec.form.width, "distance": models.Distance.DOT}
         )
     made = {
         "vectors_config": vectors[UNNAMED] if is_unnamed(described) else vectors,

@@ -9,8 +9,7 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
-from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.half_precision import decode
+from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.errors import (
     CollectionExists,
     EmptyBank,
@@ -115,7 +114,7 @@ class QdrantStore(QdrantWriteIntents):
             [field] = info.users_fields
         info.require_field(field)
         state = info.states.get(field)
-        if state is not None and not state.leaves_vectors:
+        if state is not None and not state.codec.leaves_vectors:
             raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
         vectors, _ = self._whole(info.name, field, self.keys(info.name))
         if not len(vectors):
