@@ -149,14 +149,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         with translated(target):
             if not self.client.has_collection(target):
-                kept = ["num_shards", "consistency_level"]
-                kept += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
-                self.client.create_collection(
-                    target,
-                    schema=milvus_schema.copy_schema(source, state),
-                    properties=milvus_schema.copy_properties(source, state),
-                    **{name: source.schema[name] for name in kept},
-                )
+                self._create_copy(source, target, state)
             else:
                 found = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
                 if found is None or (found.migration, found.phase) != (state.migration, "copying"):
@@ -170,6 +163,16 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))
             self.client.load_collection(target)
+
+    def _create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
+        settings = ["num_shards", "consistency_level"]
+        settings += ["num_partitions"] * milvus_schema.has_partition_key(source.schema)
+        self.client.create_collection(
+            target,
+            schema=milvus_schema.copy_schema(source, state),
+            properties=milvus_schema.copy_properties(source, state),
+            **{name: source.schema[name] for name in settings},
+        )
 
     # -- side biases ------------------------------------------------------------------------------------
 
