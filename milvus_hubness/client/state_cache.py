@@ -22,7 +22,7 @@ from milvus_hubness.client.messages import (
 )
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Rewrite
-from milvus_hubness.client.steps import Ask, LearnSchema, Operation, Pause, held_errors
+from milvus_hubness.client.steps import Ask, HeldErrors, LearnSchema, Operation, Pause
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import (
     CollectionNotFound,
@@ -302,7 +302,7 @@ class StateCache:
         self, collection: str, timeout: float | None, call: Callable[[CachedState], Operation[T]]
     ) -> Operation[T]:
         """Run `call` on the cached state, and again if it fails and the collection has changed."""
-        with held_errors(collection) as recovered:
+        with HeldErrors(collection) as held:
             cached = self.remembered(collection) or (yield from self.cached_state(collection, timeout))
             try:
                 return (yield from call(cached))
@@ -315,7 +315,7 @@ class StateCache:
                 was_away = cached.dual_write is not None and _code(error) == COLLECTION_NOT_FOUND
                 if now == cached and not was_away and not self._met_another(collection, cached, error):
                     raise
-                recovered.append(error)
+                held.recovered.append(error)
             until = time.monotonic() + CUT_OVER_SECONDS
             while True:
                 try:
@@ -330,7 +330,7 @@ class StateCache:
                         may_go_on = now != used or self._met_another(collection, now, error)
                     if not may_go_on or time.monotonic() > until:
                         raise
-                    recovered.append(error)
+                    held.recovered.append(error)
                 yield Pause(CUT_OVER_PAUSE)
 
     def read_again(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:

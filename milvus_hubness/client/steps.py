@@ -1,7 +1,7 @@
 """The effects of an operation, the loops that run them, and errors as MilvusException.
 
 pymilvus logs an error with its traceback before it raises it. If the format of a collection changed just
-before a request, the client recovers from that error and sends the request again. `held_errors` removes the
+before a request, the client recovers from that error and sends the request again. `HeldErrors` removes the
 log records of such errors.
 """
 
@@ -42,30 +42,36 @@ class _Hold(logging.Filter):
 _pymilvus.addFilter(_Hold())
 
 
-@contextmanager
-def held_errors(collection: str) -> Iterator[list[Exception]]:
-    """Hold back error records of pymilvus, and yield a list for errors that the block recovers from.
+class HeldErrors:
+    """Holds back error records of pymilvus in a block.
 
-    At the end of the block, one record of level INFO replaces the records of these errors; all others are
-    logged. If the block raises, all records are logged.
+    The block adds to `recovered` the errors that it recovers from. At its end one record of level INFO
+    replaces the records of these errors; all others are logged. If the block raises, all records are logged.
     """
-    outer, held, recovered = _records.get(), list[logging.LogRecord](), list[Exception]()
-    _records.set(held)
-    try:
-        yield recovered
-    except BaseException:
-        recovered.clear()
-        raise
-    finally:
-        _records.set(outer)
-        for record in held:
+
+    __slots__ = ("_collection", "_outer", "_records", "recovered")
+
+    def __init__(self, collection: str) -> None:
+        self._collection = collection
+        self._records: list[logging.LogRecord] = []
+        self.recovered: list[Exception] = []
+
+    def __enter__(self) -> HeldErrors:
+        self._outer = _records.get()
+        _records.set(self._records)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        _records.set(self._outer)
+        recovered = self.recovered if kind is None else []
+        for record in self._records:
             if not any(str(error) in record.getMessage() for error in recovered):
                 _pymilvus.handle(record)
         if recovered:
             reason = " ".join(str(getattr(recovered[-1], "message", recovered[-1])).split())
             _log.info(
                 "collection %r changed while a request was on its way (%s): the request was sent again",
-                collection,
+                self._collection,
                 reason,
             )
 

@@ -7,7 +7,7 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness import NNN, AsyncHubnessClient, HubnessClient, QueryBank, migrate, plan_migration
-from milvus_hubness.client.steps import held_errors
+from milvus_hubness.client.steps import HeldErrors
 from tests.galleries import plain_collection, vectors
 
 DIM = 24
@@ -81,18 +81,18 @@ async def test_an_async_client_too(lite, records):
 def test_only_records_of_errors_that_were_recovered_from_are_kept_back(records):
     log = logging.getLogger("pymilvus.decorators")
     gone, other = MilvusException(message="expected dim 32, got 24"), MilvusException(message="disk is full")
-    with held_errors("products") as recovered:
+    with HeldErrors("products") as held:
         log.error("RPC error: [upsert], %s", gone)
         log.error("RPC error: [query], %s", other)
         log.warning("never seen at this level")
-        recovered.append(gone)
+        held.recovered.append(gone)
     assert [each.getMessage()[:20] for each in records] == ["RPC error: [query], ", "collection 'products"]
     records.clear()
 
     def fail():
-        with held_errors("products") as recovered:
+        with HeldErrors("products") as held:
             log.error("RPC error: [upsert], %s", gone)
-            recovered.append(gone)
+            held.recovered.append(gone)
             log.error("RPC error: [query], %s", other)
             raise other
 
