@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +13,7 @@ from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.state_cache import BankCache, BankSummary, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.correction import Correction
 from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, InvalidParameter, StateError
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.nearest import Doubles, Nearest, Needs, masses
@@ -68,14 +70,16 @@ def _nearest(
     if summary.mean is not None:
         means = state.layout.reduce_items(vectors) @ summary.mean
     if needs.queries:
-        among = [queries_between(bank, *part) for part in _parts(bank.count, needs.queries)]
-        scores, potentials = yield from _found(state, bank, among, needs.queries, vectors, columns, timeout)
+        filters = [queries_between(bank, *part) for part in _parts(bank.count, needs.queries)]
+        scores, potentials = yield from _search(
+            state, bank, filters, needs.queries, vectors, columns, timeout
+        )
     queries = Nearest(scores, max(bank.count - needs.queries, 0), means, potentials, summary.masses)
     if needs.targets:
-        among = [targets_between(bank, *part) for part in _parts(summary.targets, needs.targets)]
-        scores, none = yield from _found(state, bank, among, needs.targets, vectors, 0, timeout)
+        filters = [targets_between(bank, *part) for part in _parts(summary.targets, needs.targets)]
+        scores, no_potentials = yield from _search(state, bank, filters, needs.targets, vectors, 0, timeout)
         rest = max(summary.targets - needs.targets, 0)
-        targets = Nearest(scores, rest, np.empty(0), none, np.empty(0))
+        targets = Nearest(scores, rest, np.empty(0), no_potentials, np.empty(0))
     return queries, targets
 
 
@@ -89,21 +93,21 @@ def _parts(count: int, wanted: int) -> list[tuple[int, int]]:
     return [(start, start + size) for start in range(0, count, size)]
 
 
-def _found(
+def _search(
     state: CollectionState,
     bank: BankReference,
-    among: Sequence[str],
+    filters: Sequence[str],
     wanted: int,
     vectors: Floats,
     columns: int,
     timeout: float | None,
 ) -> Operation[tuple[Doubles, Doubles]]:
-    """Return the nearest rows that the filters `among` select.
+    """Return the nearest rows that the filters `filters` select.
 
     The result is their falling scores (m, N) and their potentials (m, N, p).
     """
     distances, potentials = [], []
-    for where in among:
+    for where in filters:
         answers = yield Ask(
             "search",
             (bank.collection,),
@@ -117,10 +121,10 @@ def _found(
             },
         )
         distances.append([[hit["distance"] for hit in hits] for hits in answers])
-        kept = np.empty((len(vectors), len(answers[0]), columns))
+        block = np.empty((len(vectors), len(answers[0]), columns))
         if columns:
-            kept[:] = [[hit["entity"]["potentials"] for hit in hits] for hits in answers]
-        potentials.append(kept)
+            block[:] = [[hit["entity"]["potentials"] for hit in hits] for hits in answers]
+        potentials.append(block)
     scores = np.concatenate(distances, axis=1) * (-0.5 if state.metric == "L2" else 1.0)
     if not scores.shape[1]:
         raise EmptyBank(f"{bank.collection!r} holds no rows of generation {bank.generation} to search")
@@ -132,12 +136,12 @@ def _found(
 def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[None]:
     """Raises EmptyBank if the bank's queries are missing, and StateError if some of them are."""
     [counted] = yield _query(bank, all_queries(bank), ["count(*)"], timeout)
-    found = counted["count(*)"]
-    if not found:
+    count = counted["count(*)"]
+    if not count:
         raise EmptyBank(f"{bank.collection!r} holds no queries of generation {bank.generation}")
-    if found != bank.count:
+    if count != bank.count:
         raise StateError(
-            f"bank {bank.collection!r} holds {found:,} queries and the collection state names "
+            f"bank {bank.collection!r} holds {count:,} queries and the collection state names "
             f"{bank.count:,}: run refresh with --bank FILE to replace them, or run refresh to use them as "
             "they are"
         )
@@ -147,16 +151,20 @@ def _query(bank: BankReference, where: str, fields: list[str], timeout: float | 
     return Ask("query", (bank.collection,), {"filter": where, "output_fields": fields, "timeout": timeout})
 
 
-def _kept_potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, columns: int) -> Doubles:
+def _potentials(page: Sequence[Mapping[str, Any]], bank: BankReference, columns: int) -> Doubles:
     """Return the potentials (n, p) of a page. Raises InvalidInput if a query has another number of them."""
-    kept = [row.get("potentials", []) for row in page]
-    if any(len(own) != columns for own in kept):
+    potentials = [row.get("potentials", []) for row in page]
+    if any(len(row) != columns for row in potentials):
         raise InvalidInput(f"{bank.collection!r} must keep {columns} potentials with every query")
-    return np.array(kept, np.float64)
+    return np.array(potentials, np.float64)
 
 
 Bias = Literal["compute", "pending"]
 """Whether a new row gets its own bias at once, or the mean bias until the next refresh."""
+
+
+def _centred(correction: Correction, *, vectors: Floats, are_new: bool) -> Floats:
+    return replace(correction, are_new=are_new).centred(vectors)
 
 
 def _size(state: CollectionState, profile: Profile) -> int:
@@ -176,11 +184,11 @@ class Biases:
 
     def bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:
         """Return the bank of a profile, from the cache or the database."""
-        of = (collection, state.field, profile.slot)
-        bank = self._banks.bank(of, profile)
+        name = (collection, state.field, profile.slot)
+        bank = self._banks.bank(name, profile)
         if bank is None:
             bank = yield LoadBank(profile.bank)
-            self._banks.keep(of, profile, bank)
+            self._banks.keep(name, profile, bank)
         return bank
 
     def of_rows(
@@ -204,25 +212,28 @@ class Biases:
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
         if bias == "pending":
             return dict.fromkeys(range(state.slots), np.zeros(len(vectors), np.float32))
-        biases: dict[int, Floats] = {}
-        left = self._banks.budget
-        for profile in state.profiles.values():
-            room = are_new and state.phase == "ready"
-            found = yield from self._in_profile(
-                collection, state, profile, vectors, left, timeout, are_new=room
-            )
-            biases |= {profile.slot: found, profile.standby: found}
+        budget, are_last = self._banks.budget, are_new and state.phase == "ready"
+        work: list[tuple[Profile, tuple[int, ...], int, bool]] = [
+            (profile, (profile.slot, profile.standby), budget, are_last)
+            for profile in state.profiles.values()
+        ]
         for moving in (state.outgoing, state.incoming):
             if moving is None:
                 continue
             # Two banks that would evict each other from memory at every write are searched on the server
             # instead.
             other = state.profiles.get(moving.name)
-            left -= _size(state, other) if other and _size(state, other) <= left else 0
-            slot = moving.profile.slot
-            biases[slot] = yield from self._in_profile(
-                collection, state, moving.profile, vectors, left, timeout, are_new=False
-            )
+            budget -= _size(state, other) if other and _size(state, other) <= budget else 0
+            work.append((moving.profile, (moving.profile.slot,), budget, False))
+        biases: dict[int, Floats] = {}
+        for profile, slots, room, new in work:
+            if _size(state, profile) > room:
+                column = yield from self._by_search(collection, state, profile, vectors, timeout, are_new=new)
+            else:
+                column = yield from self._fitted(
+                    collection, state, profile, partial(_centred, vectors=vectors, are_new=new)
+                )
+            biases |= dict.fromkeys(slots, column)
         return biases
 
     def locality_hints(
@@ -236,36 +247,22 @@ class Biases:
         profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
             return np.zeros((len(vectors), columns), np.float32)
-        bank = yield from self.bank(collection, state, profile)
-        of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(
-            lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors)
+        return (
+            yield from self._fitted(collection, state, profile, lambda fitted: fitted.locality_hints(vectors))
         )
-        return found
 
-    def _in_profile(
+    def _fitted(
         self,
         collection: str,
         state: CollectionState,
         profile: Profile,
-        vectors: Floats,
-        budget: int,
-        timeout: float | None,
-        *,
-        are_new: bool,
+        work: Callable[[Correction], Floats],
     ) -> Operation[Floats]:
-        """Return biases in one profile. budget: bytes that the bank may take."""
-        if _size(state, profile) > budget:
-            return (yield from self._by_search(collection, state, profile, vectors, timeout, are_new=are_new))
+        """Return work(the fitted estimator of a profile's bank), which fits into memory."""
         bank = yield from self.bank(collection, state, profile)
-
-        def compute() -> Floats:
-            of = (collection, state.field, profile.slot)
-            correction = self._banks.correction(of, state, profile, bank)
-            return replace(correction, are_new=are_new).centred(vectors)
-
-        found: Floats = yield Compute(compute)
-        return found
+        name = (collection, state.field, profile.slot)
+        result: Floats = yield Compute(lambda: work(self._banks.correction(name, state, profile, bank)))
+        return result
 
     def _by_search(
         self,
@@ -286,30 +283,30 @@ class Biases:
         """
         estimator = from_dict(profile.estimator)
         yield from self._states.ensure_loaded(profile.bank.collection, timeout)
-        tolerance, of = estimator.needs.tolerance, (collection, state.field, profile.slot)
-        summary = yield from self._summary(of, state, profile, estimator.needs, timeout)
+        tolerance, name = estimator.needs.tolerance, (collection, state.field, profile.slot)
+        summary = yield from self._summary(name, state, profile, estimator.needs, timeout)
         rounds = list(_rounds(estimator.needs, profile.bank.count, summary.targets))
         if not rounds:
             raise self._too_large(profile, f"the {estimator.needs.queries:,} nearest")
         biases = np.full(len(vectors), profile.mean_bias)
-        left = np.flatnonzero(~state.layout.invalid(vectors))
+        open_rows = np.flatnonzero(~state.layout.invalid(vectors))
         for needs in rounds:
-            uncertain = [left[:0]]
+            uncertain = [open_rows[:0]]
             at_once = max(1, min(VECTORS_PER_REQUEST, WINDOW // max(needs.queries, needs.targets, 1)))
-            for start in range(0, len(left), at_once):
-                rows = left[start : start + at_once]
+            for start in range(0, len(open_rows), at_once):
+                rows = open_rows[start : start + at_once]
                 nearest = yield from _nearest(state, profile.bank, needs, summary, vectors[rows], timeout)
                 queries, targets = nearest
-                found = estimator.from_nearest(replace(queries, are_new=are_new), targets)
-                if needs is rounds[-1] and found.errors.max() > tolerance:
+                result = estimator.from_nearest(replace(queries, are_new=are_new), targets)
+                if needs is rounds[-1] and result.errors.max() > tolerance:
                     raise self._too_large(
                         profile,
-                        f"more of it: the {WINDOW:,} nearest tell a bias to {found.errors.max():.1e} and "
+                        f"more of it: the {WINDOW:,} nearest give a bias to {result.errors.max():.1e} and "
                         f"not to {tolerance:.0e}",
                     )
-                biases[rows] = found.biases
-                uncertain.append(rows[found.errors > tolerance])
-            left = np.concatenate(uncertain)
+                biases[rows] = result.biases
+                uncertain.append(rows[result.errors > tolerance])
+            open_rows = np.concatenate(uncertain)
         return (biases - profile.mean_bias).astype(np.float32)
 
     def _too_large(self, profile: Profile, needed: str) -> BankTooLarge:
@@ -320,12 +317,12 @@ class Biases:
         )
 
     def _summary(
-        self, of: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
+        self, name: Name, state: CollectionState, profile: Profile, needs: Needs, timeout: float | None
     ) -> Operation[BankSummary]:
         """Return the part of the whole bank that the estimator needs, read once, page by page."""
-        kept = self._banks.summary(of, profile)
-        if kept is not None:
-            return kept
+        cached = self._banks.summary(name, profile)
+        if cached is not None:
+            return cached
         bank = profile.bank
         yield from _expect_queries(bank, timeout)
         total: Doubles | None = None
@@ -340,7 +337,7 @@ class Biases:
                 sums = queries.sum(0, dtype=np.float64)
                 total = sums if total is None else total + sums
             if needs.temperatures and page:
-                mass = masses(_kept_potentials(page, bank, len(mass)), needs.temperatures, mass)
+                mass = masses(_potentials(page, bank, len(mass)), needs.temperatures, mass)
         targets = 0
         if needs.targets:
             [counted] = yield _query(bank, all_targets(bank), ["count(*)"], timeout)
@@ -348,5 +345,5 @@ class Biases:
             if not targets:
                 raise EmptyBank(f"{bank.collection!r} holds no targets of generation {bank.generation}")
         summary = BankSummary(None if total is None else total / bank.count, mass, targets)
-        self._banks.keep_summary(of, profile, summary)
+        self._banks.keep_summary(name, profile, summary)
         return summary
