@@ -14,6 +14,7 @@ import time
 import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +29,9 @@ from sklearn.preprocessing import normalize
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.client import HubnessClient
-from milvus_hubness.errors import InvalidInput, UnreadableFile
+from milvus_hubness.errors import InvalidInput, NoMigration, UnreadableFile
 from milvus_hubness.estimators import NNN
-from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.migration.clean import clean
 from milvus_hubness.migration.migrator import migrate
 from milvus_hubness.migration.plan import plan_migration
 from milvus_hubness.operations.lease import forget_leases
@@ -273,7 +274,7 @@ def run(
     plain = connect(uri, token, db_name)
     store = MilvusStore(plain)
     name = f"hubness_demo_{os.getpid():x}_{int(time.time()):x}"
-    made, had_ledger = [name], store.exists(LEDGER)
+    had_ledger = store.exists(LEDGER)
     try:
         _load(plain, name, retriever, progress)
         before, raw = _measure(plain, name, retriever, "searching as it is", progress)
@@ -281,21 +282,12 @@ def run(
             store, name, QueryBank(retriever.bank, source="Python standard library"), estimator=ESTIMATOR
         )
         migrate(store, plan, progress=progress, no_writers=True)
-        made += [plan.target, plan.bank_collection]
         with_correction = HubnessClient(uri, token=token, db_name=db_name)
         after, corrected = _measure(with_correction, plan.target, retriever, "searching corrected", progress)
         with_correction.close()
     finally:
-        for collection in [] if keep else made:
-            if store.exists(collection):
-                store.drop(collection)
-        if not keep and store.exists(LEDGER):
-            ledger, copy = Ledger(store), f"{name}_hubness"
-            if migration := ledger.of_target(copy):
-                ledger.forget(migration)
-            forget_leases(store, name, copy)
-            if not had_ledger:
-                store.drop(LEDGER)
+        if not keep:
+            _drop(store, name, had_ledger)
     return DemoResult(
         server=plain.get_server_version(),
         queries=len(retriever.queries),
@@ -311,6 +303,19 @@ def run(
         kept=keep,
         seconds=round(time.perf_counter() - began, 1),
     )
+
+
+def _drop(store: MilvusStore, name: str, had_ledger: bool) -> None:
+    """Drop the collections of the demo, and what it left in the ledger."""
+    copy = f"{name}_hubness"
+    with suppress(NoMigration):
+        clean(store, name, drop=copy)
+    if store.exists(name):
+        store.drop(name)
+    if had_ledger:
+        forget_leases(store, name, copy)
+    elif store.exists(LEDGER):
+        store.drop(LEDGER)
 
 
 def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progress) -> None:

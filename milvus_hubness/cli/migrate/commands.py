@@ -23,12 +23,11 @@ from milvus_hubness.cli.migrate.options import (
 )
 from milvus_hubness.cli.migrate.session import Course
 from milvus_hubness.cli.migrate.show import (
-    invalid_words,
     migration_facts,
+    migration_words,
     show_migration,
     show_plan,
     stream_result,
-    switch_words,
     verification_words,
 )
 from milvus_hubness.cli.options import AsJson, Connection
@@ -246,11 +245,7 @@ def _show(migration: Migration, facts: dict[str, Any]) -> None:
             "chunks": f"{facts['chunks_done']:,} of {migration.chunks:,}",
             "speed": f"{speed:,.0f} rows/s while writing" if speed else None,
             "left": f"{eta:,.0f} s" if eta is not None else None,
-            "passes": migration.passes or None,
-            "bank": migration.bank_collection,
-            "bias 0": invalid_words(migration.invalid, migration.invalid_keys),
-            "verified": verification_words(migration.verified),
-            "switched": switch_words(migration),
+            **migration_words(migration),
             "writers": f"write to {dual_write['collection']} too{required}" if dual_write else None,
             "lease": f"process {lease['owner']['pid']} on {lease['owner']['host']}, until "
             f"{lease['expires_at'][:19]} UTC"

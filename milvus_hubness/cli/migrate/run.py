@@ -22,12 +22,11 @@ from milvus_hubness.cli.migrate.options import (
 )
 from milvus_hubness.cli.migrate.session import Course
 from milvus_hubness.cli.migrate.show import (
-    invalid_words,
     migration_facts,
+    migration_words,
     show_migration,
     show_plan,
     stream_result,
-    verification_words,
 )
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
@@ -152,7 +151,7 @@ def rehearse(
     if as_json:
         stream_result(report)
     else:
-        _show(report)
+        _show(report, migration)
 
 
 def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[str, Any]:
@@ -177,8 +176,8 @@ def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[st
     }
 
 
-def _show(report: dict[str, Any]) -> None:
-    passes = [f"{each['carried']:,} of {each['rows']:,} rows carried over" for each in report["passes"]]
+def _show(report: dict[str, Any], migration: Migration) -> None:
+    passes = [f"{facts['carried']:,} of {facts['rows']:,} rows carried over" for facts in report["passes"]]
     seconds = {doing: f"{seconds:,.1f} s" for doing, seconds in report["seconds"].items()}
     rows, mib = report["rows_per_second"], report["mib_per_second"]
     show_facts(
@@ -187,9 +186,8 @@ def _show(report: dict[str, Any]) -> None:
             **seconds,
             "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,
             "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
+            **migration_words(migration),
             "passes": "; ".join(passes),
-            "verified": verification_words(report["verification"]),
-            "bias 0": invalid_words(report["invalid"], report["invalid_keys"]),
             "to switch": "\n".join(report["cutover"]),
             "to drop it": report["clean"],
         },

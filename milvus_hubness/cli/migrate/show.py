@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
@@ -60,42 +60,40 @@ def migration_facts(migration: Migration) -> dict[str, Any]:
 
 def show_migration(migration: Migration) -> None:
     """Print the state of a migration after a command."""
-    show_facts(
-        f"\n{migration.source} -> {migration.target}: {migration.phase}",
-        {
-            "bank": migration.bank_collection,
-            "verified": verification_words(migration.verified),
-            "bias 0": invalid_words(migration.invalid, migration.invalid_keys),
-            "passes": f"{migration.passes} to catch up",
-            "switched": switch_words(migration),
-        },
-    )
+    show_facts(f"\n{migration.source} -> {migration.target}: {migration.phase}", migration_words(migration))
 
 
-def verification_words(found: dict[str, Any] | None) -> str | None:
+def migration_words(migration: Migration) -> dict[str, object]:
+    """Return the results of a migration in words."""
+    count, keys = migration.invalid, list(migration.invalid_keys)
+    return {
+        "bank": migration.bank_collection,
+        "passes": f"{migration.passes} to catch up" if migration.passes else None,
+        "verified": verification_words(migration.verified),
+        "bias 0": f"{count} rows without a usable vector: {keys}" if count else None,
+        "switched": _switch_words(migration),
+    }
+
+
+def verification_words(facts: dict[str, Any] | None) -> str | None:
     """Return the figures of a verification in one line."""
-    if found is None:
+    if facts is None:
         return None
     return (
-        f"{found['rows']:,} rows, {found['fields']:,} field values equal; {found['biases']:,} biases as "
-        f"computed anew; of {found['searched']:,} rows searched for, {found['found_in_copy']:,} found "
-        f"({found['found_in_source']:,} in the source)"
+        f"{facts['rows']:,} rows, {facts['fields']:,} field values equal; {facts['biases']:,} biases as "
+        f"computed anew; of {facts['searched']:,} rows searched for, {facts['found_in_copy']:,} found "
+        f"({facts['found_in_source']:,} in the source)"
     )
 
 
-def invalid_words(count: int, keys: Sequence[int | str]) -> str | None:
-    """Return the rows without a bias, in words; None if there are none."""
-    return f"{count} rows without a usable vector: {list(keys)}" if count else None
-
-
-def switch_words(migration: Migration) -> str | None:
+def _switch_words(migration: Migration) -> str | None:
     """Return the name that leads to the copy and the new name of the source, in words."""
     switch = migration.switch
     if switch is None or switch.at is None:
         return None
-    kept = f"; the source is {switch.kept_as}" if switch.kept_as else ""
+    renamed = f"; the source is {switch.kept_as}" if switch.kept_as else ""
     window = f", in {1000 * switch.window:.0f} ms" if switch.window is not None else ""
-    return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{kept}"
+    return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{renamed}"
 
 
 def _mib(size: float) -> str:
