@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank
 from milvus_hubness.codec.arrays import Dtype, Floats
+from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import ZeroVectors
@@ -122,11 +123,17 @@ class Correction:
         return biases
 
 
-def biases_by_slot(corrections: Mapping[int, Correction], vectors: Floats) -> dict[int, Floats]:
-    """Return the biases (n,) of vectors (n, d) by slot. Slots that share a correction share its biases."""
+def row_biases(
+    corrections: Mapping[int, Correction], vectors: Floats, state: CollectionState, epoch: int | None
+) -> RowBiases:
+    """Return the biases of vectors (n, d) from the corrections by slot, and their locality hints.
+
+    Slots that share a correction share its biases. The hints are those of the active profile.
+    """
     distinct = {id(correction): correction for correction in corrections.values()}
     biases = {number: correction.centred(vectors) for number, correction in distinct.items()}
-    return {slot: biases[id(correction)] for slot, correction in corrections.items()}
+    by_slot = {slot: biases[id(correction)] for slot, correction in corrections.items()}
+    return RowBiases(by_slot, epoch, corrections[state.profile.slot].locality_hints(vectors))
 
 
 def initial_state(

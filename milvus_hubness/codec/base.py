@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,18 @@ NORM_FIELD = "hubness_norm"
 
 PENDING = 0
 """Value of `hubness_epoch` in rows whose bias is not computed yet."""
+
+
+class RowBiases(NamedTuple):
+    """Biases of n rows.
+
+    by_slot: (n,) biases of some slots. epoch, locality_hints: that of the biases, and (n, c) numbers of the
+    locality hint columns; None keeps those of stored rows.
+    """
+
+    by_slot: Mapping[int, Floats]
+    epoch: int | None = None
+    locality_hints: Floats | None = None
 
 
 def with_columns(
@@ -122,12 +134,14 @@ class RowCodec(ABC):
         """The storage format of the searched field."""
         return form_of(self.layout, self.dtype)
 
-    def _slots(self, biases: Mapping[int, npt.ArrayLike], rows: int) -> Floats:
-        """Return biases (n,) by slot as one matrix (n, slots), with 0 in the other slots."""
-        slots = np.zeros((rows, self.layout.slots), np.float32)
-        for slot, column in biases.items():
+    def _slots(self, biases: RowBiases, slots: Floats) -> Floats:
+        """Set the columns of `slots` (n, slots) that have biases, and return it."""
+        for slot, column in biases.by_slot.items():
             slots[:, slot] = column
         return slots
+
+    def _new_slots(self, biases: RowBiases, rows: int) -> Floats:
+        return self._slots(biases, np.zeros((rows, self.layout.slots), np.float32))
 
     @property
     def decoding_fields(self) -> tuple[str, ...]:
@@ -168,17 +182,10 @@ class RowCodec(ABC):
         return {**columns, self.searched_field: self.form.encode_rows(columns[self.searched_field])}
 
     @abstractmethod
-    def encode_rows(
-        self,
-        vectors: Floats,
-        biases: Mapping[int, Floats],
-        epoch: int,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
         """Return the columns that are stored in place of, or in addition to, those of the user.
 
-        They are for the rows of the side collection if there is one. vectors: (n, d). biases: (n,) by slot; 0
-        in other slots. locality_hints: (n, c); zeros if None.
+        They are for the rows of the side collection if there is one. vectors: (n, d). Other slots are 0.
         """
 
     def decode_rows(self, columns: Columns) -> Floats:
@@ -196,18 +203,8 @@ class RowCodec(ABC):
         """Return the biases of stored rows, (n, slots), 0 where a row has none."""
 
     @abstractmethod
-    def set_biases(
-        self,
-        columns: Columns,
-        biases: Mapping[int, Floats],
-        epoch: int | None,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        """Return the columns that change if stored rows get these biases.
-
-        biases: (n,) by slot. epoch: None keeps that of each row. locality_hints: (n, c); None keeps those of
-        each row.
-        """
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        """Return the columns that change if stored rows get these biases."""
 
     def pending(self, columns: Columns) -> Flags:
         """Return (n,) whether the bias of a row is not computed yet."""
@@ -226,12 +223,12 @@ class RowCodec(ABC):
         finite = np.isfinite(self.read_biases(columns)[:, list(slots)]).all(axis=1)
         return np.asarray(finite & ~self.pending(columns), np.bool_)
 
-    def _hidden(self, biases: Mapping[int, npt.ArrayLike], epoch: int | None, rows: int) -> Columns:
+    def _hidden(self, biases: RowBiases, rows: int) -> Columns:
         """Return the columns with the shown bias and the epoch, as far as they change."""
         columns: Columns = {}
-        if self.shown_slot in biases:
-            columns[self.bias_field] = np.asarray(biases[self.shown_slot], np.float32).tolist()
-        return columns if epoch is None else {**columns, self.epoch_field: [epoch] * rows}
+        if self.shown_slot in biases.by_slot:
+            columns[self.bias_field] = np.asarray(biases.by_slot[self.shown_slot], np.float32).tolist()
+        return columns if biases.epoch is None else {**columns, self.epoch_field: [biases.epoch] * rows}
 
     # -- searches ---------------------------------------------------------------------------------------
 
@@ -293,17 +290,11 @@ class VectorCodec(RowCodec):
     def hidden_fields(self) -> tuple[str, ...]:
         return (self.bias_field, self.epoch_field, *self.decoding_fields)
 
-    def encode_rows(
-        self,
-        vectors: Floats,
-        biases: Mapping[int, Floats],
-        epoch: int,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        slots = self._slots(biases, len(vectors))
-        stored = {self.field: self.layout.augment(vectors, slots, locality_hints)}
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        slots = self._new_slots(biases, len(vectors))
+        stored = {self.field: self.layout.augment(vectors, slots, biases.locality_hints)}
         norms = {self.norm_field: self.layout.norms(vectors).tolist()} if self.norm_field else {}
-        return stored | self._hidden(biases, epoch, len(vectors)) | norms
+        return stored | self._hidden(biases, len(vectors)) | norms
 
     def decode_rows(self, columns: Columns) -> Floats:
         norms = columns[self.norm_field] if self.norm_field else None
@@ -312,15 +303,9 @@ class VectorCodec(RowCodec):
     def read_biases(self, columns: Columns) -> Floats:
         return self.layout.biases(columns[self.field], slice(None))
 
-    def set_biases(
-        self,
-        columns: Columns,
-        biases: Mapping[int, Floats],
-        epoch: int | None,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        stored = self.layout.with_biases(columns[self.field], biases, locality_hints)
-        return {self.field: stored, **self._hidden(biases, epoch, len(stored))}
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        stored = self.layout.with_biases(columns[self.field], biases.by_slot, biases.locality_hints)
+        return {self.field: stored, **self._hidden(biases, len(stored))}
 
     def lacks_locality_hints(self, columns: Columns) -> Flags:
         return self.layout.lacks_locality_hints(columns[self.field])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import Floats, Metric, StorageFormat
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, PENDING, Columns, Flags, RowCodec
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, PENDING, Columns, Flags, RowBiases, RowCodec
 
 SLOT_FIELDS = (BIAS_FIELD, "hubness_bias_1")
 """Fields with the biases, by slot, in the bias location `fields`."""
@@ -63,29 +61,19 @@ class FieldsCodec(CandidateCodec):
     def hidden_fields(self) -> tuple[str, ...]:
         return (*self.slot_fields, self.epoch_field)
 
-    def encode_rows(
-        self,
-        vectors: Floats,
-        biases: Mapping[int, Floats],
-        epoch: int,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        slots = self._slots(biases, len(vectors)).T.tolist()
-        return {**dict(zip(self.slot_fields, slots, strict=True)), self.epoch_field: [epoch] * len(vectors)}
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        slots = self._new_slots(biases, len(vectors)).T.tolist()
+        epochs = [biases.epoch] * len(vectors)
+        return {**dict(zip(self.slot_fields, slots, strict=True)), self.epoch_field: epochs}
 
     def read_biases(self, columns: Columns) -> Floats:
         slots = [[bias or 0.0 for bias in columns[name]] for name in self.slot_fields]
         return np.array(slots, np.float32).T
 
-    def set_biases(
-        self,
-        columns: Columns,
-        biases: Mapping[int, Floats],
-        epoch: int | None,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        changed = {self.slot_fields[slot]: column.tolist() for slot, column in biases.items()}
-        return changed if epoch is None else {**changed, self.epoch_field: [epoch] * len(columns[self.field])}
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        rows = len(columns[self.field])
+        columns = {self.slot_fields[slot]: column.tolist() for slot, column in biases.by_slot.items()}
+        return columns if biases.epoch is None else {**columns, self.epoch_field: [biases.epoch] * rows}
 
 
 class SideCollectionCodec(CandidateCodec):
@@ -100,27 +88,17 @@ class SideCollectionCodec(CandidateCodec):
     def hidden_fields(self) -> tuple[str, ...]:
         return ()
 
-    def encode_rows(
-        self,
-        vectors: Floats,
-        biases: Mapping[int, Floats],
-        epoch: int,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        return {SIDE_FIELD: self._slots(biases, len(vectors)), EPOCH_FIELD: [epoch] * len(vectors)}
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        return self._entries(self._new_slots(biases, len(vectors)), biases.epoch)
 
     def read_biases(self, columns: Columns) -> Floats:
         return np.asarray(np.nan_to_num(columns[SIDE_FIELD]), np.float32)
 
-    def set_biases(
-        self,
-        columns: Columns,
-        biases: Mapping[int, Floats],
-        epoch: int | None,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        slots = dict(enumerate(self.read_biases(columns).T)) | dict(biases)
-        return self.encode_rows(columns[self.field], slots, epoch or PENDING)
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        return self._entries(self._slots(biases, self.read_biases(columns)), biases.epoch)
+
+    def _entries(self, slots: Floats, epoch: int | None) -> Columns:
+        return {SIDE_FIELD: slots, EPOCH_FIELD: [epoch or PENDING] * len(slots)}
 
     def pending(self, columns: Columns) -> Flags:
         return np.asarray(np.isnan(columns[SIDE_FIELD]).any(axis=1), np.bool_)

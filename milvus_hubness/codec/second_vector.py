@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from milvus_hubness.codec.arrays import SPACING, Floats, decode
-from milvus_hubness.codec.base import Columns, Flags, RowCodec
+from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
 
 SECOND_VECTOR_FIELD = "hubness_vector"
 
@@ -41,33 +41,21 @@ class SecondVectorCodec(RowCodec):
             stored[filled] = decode([columns[self.second][i] for i in filled], self.dtype)
         return {**columns, self.second: self.form.joined(stored)}
 
-    def encode_rows(
-        self,
-        vectors: Floats,
-        biases: Mapping[int, Floats],
-        epoch: int,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        slots = self._slots(biases, len(vectors))
-        stored = {self.second: self.layout.augment(vectors, slots, locality_hints)}
-        return stored | self._hidden(biases, epoch, len(vectors))
+    def encode_rows(self, vectors: Floats, biases: RowBiases) -> Columns:
+        slots = self._new_slots(biases, len(vectors))
+        stored = {self.second: self.layout.augment(vectors, slots, biases.locality_hints)}
+        return stored | self._hidden(biases, len(vectors))
 
     def read_biases(self, columns: Columns) -> Floats:
         return self.layout.biases(columns[self.second], slice(None))
 
-    def set_biases(
-        self,
-        columns: Columns,
-        biases: Mapping[int, Floats],
-        epoch: int | None,
-        locality_hints: Floats | None = None,
-    ) -> Columns:
-        if locality_hints is None:
-            locality_hints = self.layout.held_locality_hints(columns[self.second])
-        vectors: Floats = columns[self.field]
-        slots = self._slots(dict(enumerate(self.read_biases(columns).T)) | dict(biases), len(vectors))
-        stored = self.layout.augment(vectors, slots, locality_hints)
-        return {self.second: stored, **self._hidden(biases, epoch, len(stored))}
+    def set_biases(self, columns: Columns, biases: RowBiases) -> Columns:
+        hints = biases.locality_hints
+        if hints is None:
+            hints = self.layout.held_locality_hints(columns[self.second])
+        slots = self._slots(biases, self.read_biases(columns))
+        stored = self.layout.augment(columns[self.field], slots, hints)
+        return {self.second: stored, **self._hidden(biases, len(stored))}
 
     def stale(self, columns: Columns) -> Flags:
         """Return (n,) whether the second field is empty or holds the augmented form of another vector."""

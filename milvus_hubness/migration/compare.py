@@ -15,7 +15,7 @@ import numpy as np
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import SMALLEST, SPACING, Floats
 from milvus_hubness.codec.base import Columns, Flags, RowCodec
-from milvus_hubness.correction import Correction, biases_by_slot
+from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.migration.survey import ceiling_of
 from milvus_hubness.state import CollectionState
@@ -57,8 +57,8 @@ class Endpoint:
             return rows
         if problem := self.state.unreadable(rows.vectors, rows.keys):
             raise CannotMigrate(f"row {problem}: correct {self.state.source!r} by enable in place of a copy")
-        biases, hints, epoch = self._biases(self.state, rows.vectors)
-        return self._stored(rows, self.codec.encode_rows(rows.vectors, biases, epoch, hints))
+        biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
+        return self._stored(rows, self.codec.encode_rows(rows.vectors, biases))
 
     def carried(self, origin: Endpoint, stored: Batch) -> Batch:
         """Return rows of this collection from stored rows of the origin. Vectors of another corrected
@@ -67,13 +67,8 @@ class Endpoint:
         if origin.codec is None or self.codec is None or self.state is None:
             return self.encode_rows(rows)
         columns = self.codec.columns(stored.vectors, stored.rows)
-        biases, hints, epoch = self._biases(self.state, rows.vectors)
-        return self._stored(stored, self.codec.set_biases(columns, biases, epoch, hints))
-
-    def _biases(self, state: CollectionState, vectors: Floats) -> tuple[dict[int, Floats], Floats, int]:
-        """Return the biases by slot, the locality hints and the epoch of the user's vectors (n, d)."""
-        hints = self.corrections[state.profile.slot].locality_hints(vectors)
-        return biases_by_slot(self.corrections, vectors), hints, state.profile.epoch
+        biases = row_biases(self.corrections, rows.vectors, self.state, self.state.profile.epoch)
+        return self._stored(stored, self.codec.set_biases(columns, biases))
 
     def _stored(self, rows: Batch, columns: Columns) -> Batch:
         vectors = columns.pop(self.state.field) if self.state else rows.vectors

@@ -11,9 +11,9 @@ import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.base import Columns, Flags, RowCodec
+from milvus_hubness.codec.base import Columns, Flags, RowBiases, RowCodec
 from milvus_hubness.codec.fields import SIDE_FIELD
-from milvus_hubness.correction import Correction, biases_by_slot
+from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import NotCaughtUp, StoreError, name_some
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.state import CollectionState
@@ -118,20 +118,10 @@ class BiasBackend:
         self.repair(biased_rows, partition, corrections, epoch)
         return len(biased_rows.batch)
 
-    def put(
-        self,
-        biased_rows: BiasedRows,
-        partition: str | None,
-        biases: Mapping[int, Floats],
-        epoch: int | None,
-        locality_hints: Floats | None = None,
-    ) -> None:
-        """Store the rows as read, with new biases (n,) in these slots.
-
-        epoch, locality_hints: None keeps those of each row.
-        """
+    def put(self, biased_rows: BiasedRows, partition: str | None, biases: RowBiases) -> None:
+        """Store the rows as read, with these biases."""
         codec, batch = self.codec, biased_rows.batch
-        columns = codec.set_biases(biased_rows.columns, biases, epoch, locality_hints)
+        columns = codec.set_biases(biased_rows.columns, biases)
         if codec.side_collection is not None:
             epochs = [{self.info.key_field: key} for key in batch.keys]
             side_rows = Batch(batch.keys, columns.pop(SIDE_FIELD), epochs).with_columns(columns)
@@ -202,9 +192,7 @@ class BiasBackend:
         corrections: Mapping[int, Correction],
         epoch: int | None,
     ) -> None:
-        biases = biases_by_slot(corrections, biased_rows.vectors)
-        locality_hints = corrections[self.state.profile.slot].locality_hints(biased_rows.vectors)
-        self.put(biased_rows, partition, biases, epoch, locality_hints)
+        self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
 
     def _fetch(self, keys: Sequence[Key], partition: str | None) -> Batch:
         if self.writer is not None:

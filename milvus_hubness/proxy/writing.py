@@ -14,7 +14,7 @@ from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.client.write_intents import Deletion, Write
-from milvus_hubness.codec.base import Columns, RowCodec
+from milvus_hubness.codec.base import Columns, RowBiases, RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in
 from milvus_hubness.proxy.messages import Send
@@ -158,7 +158,7 @@ class WireWriting(Operations):
             sent.collection_name, state, vectors, "compute"
         )
         codec, epoch = state.codec, state.profile.epoch
-        stored = codec.pack(codec.encode_rows(vectors, biases, epoch, locality_hints))
+        stored = codec.pack(codec.encode_rows(vectors, RowBiases(biases, epoch, locality_hints)))
         if codec.searched_field != codec.field:
             column = columns.add(type=column.type, field_name=codec.searched_field)
         put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)

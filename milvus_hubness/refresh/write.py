@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from milvus_hubness.banks.generations import Key
+from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import Cancelled, InvalidInput
@@ -136,7 +137,7 @@ class Renewal:
             moved = biased_rows.only(off)
             self._admit(len(moved.batch))
             epoch = coming.epoch if self.names_epoch else None
-            bias_location.put(moved, partition, {coming.slot: wanted[off]}, epoch)
+            bias_location.put(moved, partition, RowBiases({coming.slot: wanted[off]}, epoch))
             bias_location.repair(moved, partition, corrections, epoch)
         bare = biased_rows.only(biased_rows.pending).batch.keys
         if bare:

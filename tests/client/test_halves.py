@@ -17,7 +17,7 @@ from milvus_hubness.client.messages import Question, Reading
 from milvus_hubness.client.rewrite import vectors_of
 from milvus_hubness.client.state_cache import naming
 from milvus_hubness.codec.arrays import encode, rounded
-from milvus_hubness.codec.base import with_columns
+from milvus_hubness.codec.base import RowBiases, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 from milvus_hubness.stores import milvus_schema
@@ -80,7 +80,7 @@ class Field:
         """The columns that are sent for rows whose vectors are given like this."""
         rows = [{"id": i, "vector": vector} for i, vector in enumerate(given)]
         found, codec = vectors_of(self.state, rows), self.state.codec
-        columns = codec.encode_rows(found, {0: self.biases, 1: self.biases}, 1)
+        columns = codec.encode_rows(found, RowBiases({0: self.biases, 1: self.biases}, 1))
         stored = with_columns(rows, codec.pack(columns))
         request = Prepare.row_upsert_param("c", stored, "", self.schema["fields"])
         return {column.field_name: column for column in request.fields_data}

@@ -18,7 +18,7 @@ from qdrant_client import models
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.codec.base import with_columns
+from milvus_hubness.codec.base import RowBiases, with_columns
 from milvus_hubness.errors import (
     DimensionMismatch,
     DualWriteFailed,
@@ -199,8 +199,8 @@ class Writing(StateCache):
             rows = state.require_storable(rows, "point") if valid else state.layout.rows(rows)
             slots: Floats = yield from self.slots(collection, state, rows)
             locality_hints: Floats = yield from self.cells(collection, state, rows)
-            biases = dict(enumerate(slots.T))
-            encoded = state.codec.encode_rows(rows, biases, state.profile.epoch, locality_hints)
+            biases = RowBiases(dict(enumerate(slots.T)), state.profile.epoch, locality_hints)
+            encoded = state.codec.encode_rows(rows, biases)
             stored = state.codec.form.split(encoded.pop(field, rows)).tolist()
             payloads = with_columns([{} for _ in places], encoded if state.codec.leaves_vectors else {})
             for i, own, payload in zip(places, stored, payloads, strict=True):
