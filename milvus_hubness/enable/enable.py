@@ -43,7 +43,14 @@ from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.write_intents import drop_intents, rewriting
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import CandidateReranking, CollectionState, suffix_for
-from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
+from milvus_hubness.stores.protocols import (
+    Rows,
+    SecondVectors,
+    SideCollections,
+    Store,
+    capability,
+    undo_save_bank,
+)
 from milvus_hubness.stores.records import CollectionInfo
 
 MAX_MISS_RATE = 0.01
@@ -372,7 +379,7 @@ def _disable(lease: Lease, info: CollectionInfo, field: str | None) -> str | Non
 
 
 def _write(
-    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasBackend, progress: Progress
+    store: Rows, plan: EnablePlan, state: CollectionState, bias_location: BiasBackend, progress: Progress
 ) -> None:
     """Write all biases."""
     corrections = dict.fromkeys(range(state.layout.slots), plan.correction)
@@ -386,7 +393,7 @@ def _write(
 
 
 def _checked(
-    store: Store, plan: EnablePlan, state: CollectionState, bias_location: BiasBackend, progress: Progress
+    store: Rows, plan: EnablePlan, state: CollectionState, bias_location: BiasBackend, progress: Progress
 ) -> int:
     """Read all biases again, and write those that are missing or wrong, until all are correct: clients may
     have changed rows before they read the new state. Return the number of rows. Raises VerificationFailed."""

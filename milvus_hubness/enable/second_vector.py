@@ -41,7 +41,7 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.state import CollectionState, slots_for, suffix_for
-from milvus_hubness.stores.protocols import SecondVectors, Store, capability, undo_save_bank
+from milvus_hubness.stores.protocols import Rows, SecondVectors, Store, capability, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo
 
 BIAS_TOLERANCE = 1e-5
@@ -328,7 +328,7 @@ def _begun(store: Store, plan: SecondVectorPlan) -> CollectionState:
 
 
 def _fill(
-    store: Store,
+    store: Rows,
     info: CollectionInfo,
     bias_location: BiasBackend,
     correction: Correction,
@@ -361,7 +361,7 @@ def _off(biased_rows: BiasedRows, correction: Correction) -> npt.NDArray[np.bool
     return np.asarray(biased_rows.unbiased | ~near.all(axis=1), np.bool_)
 
 
-def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
+def _find_themselves(store: Rows, info: CollectionInfo, state: CollectionState) -> tuple[int, int, int]:
     """Return the number of rows that were searched for, and of those that each field found. Rows that a
     client changes meanwhile do not count."""
     counts = np.zeros(3, np.int64)

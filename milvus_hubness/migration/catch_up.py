@@ -16,7 +16,7 @@ from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import Chunk, key_pages
 from milvus_hubness.operations.corrections import Engine, load_corrections
 from milvus_hubness.operations.progress import Throttle
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo
 
 RECHECK_DELAYS = (0.0, 0.2, 1.0)
@@ -230,7 +230,7 @@ def verified(
     return Verification(equal.rows, equal.fields, biases, searched, in_source, in_copy)
 
 
-def validate_index(store: Store, migration: Migration, source: CollectionInfo) -> None:
+def validate_index(store: Collections, migration: Migration, source: CollectionInfo) -> None:
     """Check that the copy has the planned index, as far as the database shows it. Skip the check if the copy
     has taken over: its owner may have created another index. Raises VerificationFailed."""
     if migration.phase in {"switched", "rolling back", "rolled back"}:

@@ -7,7 +7,7 @@ from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.write_intents import drop_log
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Collections, Rows, Store
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:
@@ -105,7 +105,7 @@ def _validate(store: Store, migration: Migration, drop: str) -> None:
             )
 
 
-def _is_copy(store: Store, migration: Migration) -> bool:
+def _is_copy(store: Collections, migration: Migration) -> bool:
     """Return whether the collection with the target's name is the copy that this migration created."""
     copy = store.info(migration.target, counted=False).states.get(migration.field)
     return copy is not None and copy.migration == migration.id
@@ -119,14 +119,14 @@ def _drop(lease: Lease, collection: str) -> None:
     drop_log(lease, collection)
 
 
-def _rows(store: Store, collection: str) -> str:
+def _rows(store: Rows, collection: str) -> str:
     try:
         return f"{store.count(collection):,} rows"
     except StoreError:
         return "rows not counted, as it cannot be read"
 
 
-def _refuse_aliases(store: Store, collection: str) -> None:
+def _refuse_aliases(store: Collections, collection: str) -> None:
     if aliases := store.info(collection, counted=False).aliases:
         raise StoreError(
             f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped"

@@ -19,7 +19,7 @@ from milvus_hubness.correction import Correction, row_biases
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.migration.survey import ceiling_of
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Rows, Store
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Endpoint:
         slots = {self.state.profile.slot, self.state.shown_slot}
         return self.codec.valid(self.codec.columns(stored.vectors, stored.rows), list(slots))
 
-    def nearest(self, store: Store, field: str, vectors: Floats, k: int) -> list[list[Key]]:
+    def nearest(self, store: Rows, field: str, vectors: Floats, k: int) -> list[list[Key]]:
         """Return the keys of the k raw nearest rows of vectors (m, d)."""
         if self.codec is not None and self.state is not None:
             vectors = self.codec.encode_query(vectors, 0.0, slot=self.state.profile.slot)

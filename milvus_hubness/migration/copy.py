@@ -30,7 +30,7 @@ from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk
 from milvus_hubness.operations.corrections import fit_measured
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
-from milvus_hubness.stores.protocols import BulkImport, Store, capability
+from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability
 
 
 def begun(ledger: Ledger, plan: MigrationPlan) -> Migration:
@@ -93,7 +93,7 @@ def prepared(store: Store, ledger: Ledger, plan: MigrationPlan, migration: Migra
     )
 
 
-def _gallery(store: Store, plan: MigrationPlan) -> Floats:
+def _gallery(store: Rows, plan: MigrationPlan) -> Floats:
     """Return the vectors to fit on: all, if the estimator needs them; else those of rows spread evenly over
     the keys."""
     if plan.estimator.needs_gallery:
@@ -358,7 +358,7 @@ def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Thr
     return retrying(look)
 
 
-def _clear(store: Store, target: str, chunk: Chunk) -> None:
+def _clear(store: Rows, target: str, chunk: Chunk) -> None:
     """Delete the rows of the copy whose keys are in the chunk."""
     after: Key | None = chunk.after
     while page := store.scan_keys(target, after=after, limit=KEYS_PER_PAGE, partition=chunk.partition):

@@ -27,7 +27,7 @@ from milvus_hubness.operations.corrections import (
 )
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Rows, Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 KEYS_PER_PAGE = 16_384
@@ -49,7 +49,7 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
         after = page[-1]
 
 
-def ceiling_of(store: Store, collection: str, key: Key, partition: str | None = None) -> Key | None:
+def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None) -> Key | None:
     """Return a key that is at least the greatest current key, searched from `key` up; None if there is no
     such key.
 
@@ -149,7 +149,7 @@ class Gauge:
 
 
 def gauge(
-    store: Store,
+    store: Rows,
     info: CollectionInfo,
     field: str,
     looked: Survey,
@@ -326,7 +326,7 @@ def require_resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: st
 
 
 def resolution_of(
-    store: Store, info: CollectionInfo, field: str, looked: Survey, layout: Layout, bank: QueryBank
+    store: Rows, info: CollectionInfo, field: str, looked: Survey, layout: Layout, bank: QueryBank
 ) -> Resolution | None:
     """Measure how well the augmented form tells rows apart, on rows spread over the collection and queries of
     the bank. Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not tell

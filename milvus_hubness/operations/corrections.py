@@ -34,14 +34,14 @@ from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks, silent
 from milvus_hubness.state import BankReference, CollectionState, Profile
-from milvus_hubness.stores.protocols import BankSearch, Store, capability
+from milvus_hubness.stores.protocols import BankSearch, Rows, Schemas, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
 COLLECTION_PREFIX = "collection:"
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
-def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
+def read_bank(store: Rows, spec: str, column: str | None = None) -> QueryBank:
     """Read a query bank. column: the array, column or vector field, required if there are several. Raises as
     QueryBank.load and the store do."""
     if spec.startswith(COLLECTION_PREFIX):
@@ -174,7 +174,7 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 
 
 def _nearest(
-    store: Store, collection: str, state: CollectionState, bank: QueryBank, k: int
+    store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
 ) -> list[list[Key]]:
     """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a
     direction."""
@@ -213,7 +213,7 @@ class EngineCorrection(Correction):
 
 
 def fit_measured(
-    store: Store,
+    store: Schemas,
     info: CollectionInfo,
     field: str,
     layout: Layout,

@@ -36,7 +36,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from milvus_hubness.errors import HubnessError, LeaseHeld, LeaseLost, StateError
 from milvus_hubness.operations.lease_records import LEASES, LEDGER, Entry, Fence, LeasePolicy, Owner, now
-from milvus_hubness.stores.protocols import Renaming, Store
+from milvus_hubness.stores.protocols import Ledger, Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
 RENEWALS = 3
@@ -400,7 +400,7 @@ def read_entries(store: Store, collection: str) -> list[Entry]:
     return _entries(_records(store, collection))
 
 
-def _records(store: Store, collection: str) -> list[Entry | Fence]:
+def _records(store: Ledger, collection: str) -> list[Entry | Fence]:
     found = []
     for record in store.records(LEDGER, _group(collection)):
         try:
@@ -435,7 +435,7 @@ def holder_of(store: Store, collection: str) -> Entry | None:
     return entries[-1] if entries and entries[-1].is_held else None
 
 
-def forget_leases(store: Store, *collections: str) -> None:
+def forget_leases(store: Ledger, *collections: str) -> None:
     """Delete the lease records of collections that are gone for good."""
     for collection in collections:
         store.drop_records(LEDGER, _group(collection))

@@ -37,7 +37,7 @@ from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.protocols import Store, WholeRows, capability
+from milvus_hubness.stores.protocols import Ledger, Store, WholeRows, capability
 from milvus_hubness.stores.records import CollectionInfo, Note, Record
 
 BATCHES = "batches"
@@ -253,7 +253,7 @@ def batch_group(collection: str) -> str:
     return f"{BATCHES}/{collection}"
 
 
-def open_batches(store: Store, collection: str) -> list[BatchRecord]:
+def open_batches(store: Ledger, collection: str) -> list[BatchRecord]:
     """Return the batch records of a collection, including those that killed jobs left."""
     found = store.records(LEDGER, batch_group(collection))
     return [BatchRecord.model_validate_json(each.body) for each in found]
@@ -272,7 +272,7 @@ def repair_left(store: Store, collection: str, intent_log: WriteIntentLog) -> in
     return repaired
 
 
-def drop_batches(store: Store, collection: str) -> None:
+def drop_batches(store: Ledger, collection: str) -> None:
     """Remove all batch records of a collection."""
     store.drop_records(LEDGER, batch_group(collection))
 

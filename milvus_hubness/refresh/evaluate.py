@@ -22,7 +22,7 @@ from milvus_hubness.quality.measures import Interval, k_occurrence, paired_diffe
 from milvus_hubness.quality.trials import Outcome, assess
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Banks, Store
 from milvus_hubness.stores.records import CollectionInfo
 
 HELD_OUT = 0.2
@@ -209,7 +209,7 @@ def labelled_in(sample: Sample, labels: Labels) -> Labelled | None:
 
 
 def evaluate(
-    store: Store, state: CollectionState, plan: RefreshPlan, sample: Sample, options: RefreshOptions
+    store: Banks, state: CollectionState, plan: RefreshPlan, sample: Sample, options: RefreshOptions
 ) -> RefreshEvaluation | None:
     """Evaluate the biases in use and those of the plan, as `judge` does."""
     profile = state.profile

@@ -17,7 +17,7 @@ from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import CollectionState, require_state
-from milvus_hubness.stores.protocols import QuerySampling, Store, capability
+from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability
 from milvus_hubness.stores.records import CollectionInfo, QuerySamples
 
 DEFAULT_SETTINGS = {
@@ -209,7 +209,7 @@ def _samples(store: Store, online_bank: OnlineBank) -> QuerySamples:
 
 
 def _found(
-    store: Store, collection: str, field: str | None, profile: str | None
+    store: Collections, collection: str, field: str | None, profile: str | None
 ) -> tuple[CollectionInfo, CollectionState, str]:
     info = store.info(collection)
     state = require_state(info.state_of(field), info.name)

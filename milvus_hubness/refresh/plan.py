@@ -37,7 +37,7 @@ from milvus_hubness.operations.corrections import WHERE_FROM, Engine, read_pairs
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Banks, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
 DEFAULT_TOLERANCE = 1e-5
@@ -227,7 +227,7 @@ def plan_refresh(
     return RefreshPlan(estimator or from_dict(profile.estimator), wanted, strength, " and ".join(changes))
 
 
-def _plan_revert(store: Store, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
+def _plan_revert(store: Banks, info: CollectionInfo, state: CollectionState) -> RefreshPlan:
     former = state.profile.former
     if former is None:
         raise InvalidInput(f"{info.name!r} was never refreshed: there is nothing to go back to")
@@ -304,7 +304,7 @@ def _with_columns(state: CollectionState, slots: int) -> CollectionState:
     return found
 
 
-def _whole(store: Store, reference: BankReference) -> StoredBank | None:
+def _whole(store: Banks, reference: BankReference) -> StoredBank | None:
     """Return the bank; None if its rows no longer exist or are not those that the reference names."""
     try:
         return store.load_bank(reference)

@@ -34,7 +34,7 @@ from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import BankReference, CollectionState, Profile
-from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
 REFRESHES = "refreshes"
@@ -298,7 +298,7 @@ def abandon(lease: Lease, migration: Migration) -> None:
     drop_copy(lease, Ledger(lease.store), migration)
 
 
-def _free_name(store: Store, name: str, state: CollectionState) -> str:
+def _free_name(store: Collections, name: str, state: CollectionState) -> str:
     base = re.sub(r"_r\d+$", "", name)
     number = state.profile.epoch
     while store.exists(f"{base}_r{number}"):
