@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 from pymilvus.function_chain import FunctionChain, FunctionChainStage, col, fn
 
-from milvus_hubness.client.messages import (
-    RANGE_BOUNDS,
+from milvus_hubness.client.messages import RANGE_BOUNDS, Question, SearchRequest
+from milvus_hubness.client.rewrite import (
     Asking,
     FieldRequest,
-    Question,
     Reading,
-    SearchRequest,
+    Rewrite,
+    add_raw_scores,
     keep,
+    places,
+    raised,
     rescore,
 )
-from milvus_hubness.client.rewrite import Rewrite, add_raw_scores, places, raised
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.rerank import GloballyCorrected
 from milvus_hubness.state import CollectionState

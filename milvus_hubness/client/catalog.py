@@ -13,7 +13,7 @@ from typing import Any
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import BANK_PROPERTY
-from milvus_hubness.client.messages import Reading
+from milvus_hubness.client.messages import description_out, index_out
 from milvus_hubness.client.state_cache import CachedState, StateCache
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
@@ -73,7 +73,7 @@ class Reads:
         """Describe the collection as the user created it."""
         description: dict[str, Any] = yield Ask("describe_collection", (collection, timeout), dict(options))
         states = read_states(description.get("properties", {}))
-        return Reading(tuple(states.values())).description_out(description) if states else description
+        return description_out(states.values(), description) if states else description
 
     def describe_index(
         self, collection: str, index_name: str, timeout: float | None, options: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Reads:
         """Describe the index with the user's metric."""
         index = yield Ask("describe_index", (collection, index_name, timeout), dict(options))
         cached = yield from self._states.cached_state(collection, timeout)
-        return cached.reading.index_out(index)
+        return index_out(cached.states.values(), index)
 
     def list_indexes(
         self, collection: str, field_name: str | None, options: Mapping[str, Any]

@@ -1,22 +1,19 @@
-"""Checks of requests, and rows, hits and descriptions in the user's form. No I/O."""
+"""Requests of users, their checks, and descriptions in the user's form. No I/O."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
-from milvus_hubness.codec.arrays import Floats, returned
-from milvus_hubness.codec.base import RowCodec
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import (
     InvalidParameter,
     UnsupportedOperation,
@@ -41,38 +38,6 @@ ITERATED = ("iterator", "search_iter_v2")
 """Arguments that make the server answer page by page."""
 IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
-
-Kind = tuple[Any, ...]
-"""The part of a search that stays the same when only its data, filter, timeout and the like differ."""
-
-
-def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
-    """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
-    limit, names, strength = question.limit, question.output_fields, question.strength
-    usual = (
-        type(limit) is int
-        and _are_dense(question.data)
-        and (names is None or _are_names(names))
-        and (strength is None or type(strength) in (float, int))
-        and question.rerank is None
-        and question.candidates is None
-        and "offset" not in options
-        and "round_decimal" not in options
-    )
-    if not usual:
-        return None
-    for name in (*LOOK_AT_SCORES, *IN_BACKGROUND):
-        if options.get(name) is not None:
-            return None
-    return (
-        options.get("anns_field"),
-        limit,
-        None if names is None else tuple(names),
-        repr(question.search_params) if question.search_params else "",
-        strength,
-        question.profile,
-        bool(question.with_raw_score),
-    )
 
 
 def expect_question(
@@ -133,23 +98,6 @@ def normalises_scores(ranker: Any) -> bool:
     return any(str(each.get("norm_score", "")).lower() == "true" for each in params)
 
 
-def _are_dense(data: Any) -> bool:
-    """Whether pymilvus accepts `data` as queries, by a quick check of types."""
-    if isinstance(data, np.ndarray):
-        return data.ndim > 1
-    if not isinstance(data, list):
-        return False
-    for vector in data:
-        kind = type(vector)
-        if kind is not list and kind is not np.ndarray:
-            return False
-    return True
-
-
-def _are_names(output_fields: Any) -> bool:
-    return isinstance(output_fields, list) and all(type(name) is str and name for name in output_fields)
-
-
 def _expect_number(name: str, bound: Any) -> None:
     try:
         float(bound or 0.0)
@@ -184,30 +132,6 @@ def expect_candidates(rerank: GloballyCorrected | Adaptive | None, candidates: i
         raise InvalidParameter(f"candidates must be a whole number of at least 1, not {candidates!r}")
 
 
-def keep(hits: Any, kept: list[Any]) -> None:
-    """Reduce `hits` to the hits in `kept`, in that order, in all three lists of pymilvus's hits."""
-    hits[:] = kept
-    hits.ids = [hit.id for hit in kept]
-    hits.distances = [hit["distance"] for hit in kept]
-
-
-def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
-    """Give each hit its score, rounded to `round_decimal` decimals unless that is −1."""
-    values = np.asarray(scores, np.float64)
-    hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
-    for hit, score in zip(hits, hits.distances, strict=True):
-        hit["distance"] = score
-
-
-def rescale(hits: Any, length: float) -> None:
-    """Divide the scores of one query's hits by its length."""
-    hits.distances = [score / length for score in hits.distances]
-    for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
-        hit["distance"] = score
-
-
-Row = MutableMapping[str, Any]
-
 _OURS = {PROPERTY, TUNING_PROPERTY, DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, ONLINE_BANKS_PROPERTY}
 """Properties of collections that belong to this package."""
 
@@ -217,103 +141,27 @@ def is_ours(property: str) -> bool:
     return property in _OURS or property.startswith(f"{PROPERTY}.")
 
 
-@dataclass(slots=True)
-class FieldRequest:
-    """requested: fields to request from the server. hidden: fields to remove from the answer."""
+def description_out(states: Collection[CollectionState], description: dict[str, Any]) -> dict[str, Any]:
+    """Convert the result of describe_collection to the collection that the user created."""
+    ours = {name for state in states for name in state.codec.hidden_fields}
+    dims = {state.field: state.dim for state in states}
+    fields = [entry for entry in description["fields"] if entry["name"] not in ours]
+    for entry in fields:
+        if entry["name"] in dims:
+            entry["params"] = {**entry["params"], "dim": dims[entry["name"]]}
+    properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
+    shown = {**description, "fields": fields, "properties": properties}
+    if "aliases" in description:
+        shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
+    return shown
 
-    requested: list[str] | None
-    hidden: tuple[str, ...]
 
-
-@dataclass(frozen=True)
-class Reading:
-    """Decodes the rows of a collection. states: of every corrected field of the collection."""
-
-    states: tuple[CollectionState, ...]
-
-    def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
-        """Return the fields to request so that vectors can be decoded, and the fields to hide again.
-
-        default_all: no output_fields means every field, as for query and get. An argument that is not a list
-        passes unchanged, so that pymilvus refuses it.
-        """
-        if output_fields is not None and not isinstance(output_fields, list):
-            return FieldRequest(output_fields, ())
-        named = list(output_fields or [])
-        hidden = tuple(name for name in self._hidden if name not in named)
-        if "*" not in named:
-            needed = [
-                name for codec in self._codecs if codec.field in named for name in codec.decoding_fields
-            ]
-            named += [name for name in needed if name in hidden]
-        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
-
-    def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
-        """Convert rows to the user's form, in place.
-
-        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become
-        lists of NumPy's float32. Raises StateError if the stored vectors have another width than the state
-        says.
-        """
-        rows = list(rows)
-        for codec in self._codecs:
-            with_vector = [row for row in rows if row.get(codec.field) is not None]
-            if not with_vector or codec.leaves_vectors:
-                continue
-            for row, vector in zip(
-                with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True
-            ):
-                in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
-                row[codec.field] = [vector] if in_list else vector
-                if strict_float32 and codec.dtype == "float32":
-                    row[codec.field] = list(np.asarray(vector, np.float32))
-        for row in rows:
-            for name in fields.hidden:
-                row.pop(name, None)
-
-    def hits_out(self, results: Any, fields: FieldRequest) -> Any:
-        """Convert the rows of hits to the user's form, in place.
-
-        All hits of one query have the same fields.
-        """
-        for hits in results:
-            if hits and not self._changed.isdisjoint(hits[0]["entity"]):
-                self.rows_out((hit["entity"] for hit in hits), fields)
-        return results
-
-    @cached_property
-    def _codecs(self) -> tuple[RowCodec, ...]:
-        return tuple(state.codec for state in self.states)
-
-    @cached_property
-    def _hidden(self) -> tuple[str, ...]:
-        return tuple(name for codec in self._codecs for name in codec.hidden_fields)
-
-    @cached_property
-    def _changed(self) -> frozenset[str]:
-        """The fields that hold augmented vectors, and the hidden fields."""
-        return frozenset([*self._hidden, *(state.field for state in self.states)])
-
-    def description_out(self, description: dict[str, Any]) -> dict[str, Any]:
-        """Convert the result of describe_collection to the collection that the user created."""
-        ours = set(self._hidden)
-        dims = {state.field: state.dim for state in self.states}
-        fields = [each for each in description["fields"] if each["name"] not in ours]
-        for each in fields:
-            if each["name"] in dims:
-                each["params"] = {**each["params"], "dim": dims[each["name"]]}
-        properties = {name: value for name, value in description["properties"].items() if not is_ours(name)}
-        shown = {**description, "fields": fields, "properties": properties}
-        if "aliases" in description:
-            shown["aliases"] = [alias for alias in description["aliases"] if not is_fence(alias)]
-        return shown
-
-    def index_out(self, index: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Convert the result of describe_index to the user's metric."""
-        metrics = {state.field: state.metric for state in self.states}
-        if index and index.get("field_name") in metrics:
-            return {**index, "metric_type": metrics[index["field_name"]]}
-        return index
+def index_out(states: Collection[CollectionState], index: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Convert the result of describe_index to the user's metric."""
+    metrics = {state.field: state.metric for state in states}
+    if index and index.get("field_name") in metrics:
+        return {**index, "metric_type": metrics[index["field_name"]]}
+    return index
 
 
 @dataclass(slots=True)
@@ -368,6 +216,3 @@ class SearchRequest:
     options: dict[str, Any] = field(default_factory=dict)
     biases_of: str | None = None
     works: bool = False
-
-
-Asking = Callable[[npt.ArrayLike], SearchRequest]

@@ -27,7 +27,7 @@ from milvus_hubness.client.dual_write import DualWrites
 from milvus_hubness.client.messages import Question, SearchRequest, expect_question, expect_whole_hits
 from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.searches import Searches
-from milvus_hubness.client.state_cache import CachedState, StateCache, naming
+from milvus_hubness.client.state_cache import CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation, refusing
 from milvus_hubness.client.write_intents import WriteIntents
 from milvus_hubness.client.writes import Writes
@@ -180,7 +180,7 @@ class Pages:
             with_raw_score=with_raw_score,
         )
         rewrite_of(state, cached.reading).expect_answerable(replace(question, offset=0), options)
-        options = naming(state, options)
+        options = {**options, "anns_field": state.searched_field}
         asked = yield from self._ordered(collection, cached, state, question, options)
         further |= options
         further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from pymilvus import AnnSearchRequest
 
-from milvus_hubness.client.messages import Question, Reading, SearchRequest, keep, rescore
-from milvus_hubness.client.rewrite import Rewrite, add_raw_scores, copied, raised
+from milvus_hubness.client.messages import Question, SearchRequest
+from milvus_hubness.client.rewrite import Reading, Rewrite, add_raw_scores, copied, keep, raised, rescore
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive
 from milvus_hubness.state import CollectionState

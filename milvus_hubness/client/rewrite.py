@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,22 +16,15 @@ from milvus_hubness.client.messages import (
     LOOK_AT_SCORES,
     ORDERED,
     RANGE_BOUNDS,
-    Asking,
-    FieldRequest,
     Question,
-    Reading,
-    Row,
     SearchRequest,
     expect_strength,
-    keep,
     looked_at,
     normalises_scores,
-    rescale,
-    rescore,
 )
-from milvus_hubness.codec.arrays import Floats, decode, rounded, unpacked
+from milvus_hubness.codec.arrays import Floats, decode, returned, rounded
 from milvus_hubness.codec.base import RowCodec
-from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, UnsupportedOperation
+from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.rerank.rerankers import gate
 from milvus_hubness.state import CollectionState, Profile
@@ -42,25 +35,87 @@ SEARCHED_AT_LEAST = ("ef", "search_list")
 """Parameters of graph indexes that must be at least the number of results."""
 
 
-def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
-    """Return the vectors of rows that a user writes, float32 (n, d).
+Row = MutableMapping[str, Any]
 
-    valid: require vectors that can have a bias. Raises DimensionMismatch, NonFiniteVectors and ZeroVectors
-    naming the rows; InvalidInput if a row sets a hidden field.
-    """
-    hidden = state.codec.hidden_fields
-    for i, row in enumerate(rows):
-        if taken := [name for name in hidden if name in row]:
-            raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
-    vectors = [unpacked(row[state.field], state.dtype) for row in rows]
-    for i, vector in enumerate(vectors):
-        if (shape := _shape(vector)) != (state.dim,):
-            raise DimensionMismatch(
-                f"row {i}: {state.field!r} must be a list of {state.dim} numbers, "
-                f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
-            )
-    as_stored = _rounded(vectors, state)
-    return state.require_storable(as_stored) if valid else state.layout.rows(as_stored)
+Asking = Callable[[npt.ArrayLike], SearchRequest]
+
+
+@dataclass(slots=True)
+class FieldRequest:
+    """requested: fields to request from the server. hidden: fields to remove from the answer."""
+
+    requested: list[str] | None
+    hidden: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Decodes the rows of a collection. states: of every corrected field of the collection."""
+
+    states: tuple[CollectionState, ...]
+
+    def fields(self, output_fields: list[str] | None, *, default_all: bool = False) -> FieldRequest:
+        """Return the fields to request so that vectors can be decoded, and the fields to hide again.
+
+        default_all: no output_fields means every field, as for query and get. An argument that is not a list
+        passes unchanged, so that pymilvus refuses it.
+        """
+        if output_fields is not None and not isinstance(output_fields, list):
+            return FieldRequest(output_fields, ())
+        named = list(output_fields or [])
+        hidden = tuple(name for name in self._hidden if name not in named)
+        if "*" not in named:
+            needed = [
+                name for codec in self._codecs if codec.field in named for name in codec.decoding_fields
+            ]
+            named += [name for name in needed if name in hidden]
+        return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
+
+    def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
+        """Convert rows to the user's form, in place.
+
+        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become
+        lists of NumPy's float32. Raises StateError if the stored vectors have another width than the state
+        says.
+        """
+        rows = list(rows)
+        for codec in self._codecs:
+            with_vector = [row for row in rows if row.get(codec.field) is not None]
+            if not with_vector or codec.leaves_vectors:
+                continue
+            for row, vector in zip(
+                with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True
+            ):
+                in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
+                row[codec.field] = [vector] if in_list else vector
+                if strict_float32 and codec.dtype == "float32":
+                    row[codec.field] = list(np.asarray(vector, np.float32))
+        for row in rows:
+            for name in fields.hidden:
+                row.pop(name, None)
+
+    def hits_out(self, results: Any, fields: FieldRequest) -> Any:
+        """Convert the rows of hits to the user's form, in place.
+
+        All hits of one query have the same fields.
+        """
+        for hits in results:
+            if hits and not self._changed.isdisjoint(hits[0]["entity"]):
+                self.rows_out((hit["entity"] for hit in hits), fields)
+        return results
+
+    @cached_property
+    def _codecs(self) -> tuple[RowCodec, ...]:
+        return tuple(state.codec for state in self.states)
+
+    @cached_property
+    def _hidden(self) -> tuple[str, ...]:
+        return tuple(name for codec in self._codecs for name in codec.hidden_fields)
+
+    @cached_property
+    def _changed(self) -> frozenset[str]:
+        """The fields that hold augmented vectors, and the hidden fields."""
+        return frozenset([*self._hidden, *(state.field for state in self.states)])
 
 
 @dataclass(frozen=True)
@@ -149,7 +204,7 @@ class Rewrite:
 
         Raises DimensionMismatch, NonFiniteVectors, InvalidInput.
         """
-        return self.codec.layout.require_finite(_rounded(question.data, self.state), "query")
+        return self.codec.layout.require_finite(rounded_vectors(question.data, self.state), "query")
 
     def encoded_queries(self, question: Question, queries: Floats, strength: float) -> list[Any]:
         """Return the queries as the searched field takes them."""
@@ -211,7 +266,7 @@ class Rewrite:
                 one = self.codec.encode_one(data[0], strength, slot=slot)
                 if one is not None:
                     return request([one[0]], None, one[1])
-            queries = self.codec.layout.rows(_rounded(data, self.state))
+            queries = self.codec.layout.rows(rounded_vectors(data, self.state))
             return request(self.codec.pack_queries(queries, strength, slot=slot), queries)
 
         return ask
@@ -316,6 +371,28 @@ class Rewrite:
         return self.codec.vectors_of([hit["entity"] for hit in hits])
 
 
+def keep(hits: Any, kept: list[Any]) -> None:
+    """Reduce `hits` to the hits in `kept`, in that order, in all three lists of pymilvus's hits."""
+    hits[:] = kept
+    hits.ids = [hit.id for hit in kept]
+    hits.distances = [hit["distance"] for hit in kept]
+
+
+def rescore(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
+    """Give each hit its score, rounded to `round_decimal` decimals unless that is −1."""
+    values = np.asarray(scores, np.float64)
+    hits.distances = (values.round(round_decimal) if round_decimal >= 0 else values).tolist()
+    for hit, score in zip(hits, hits.distances, strict=True):
+        hit["distance"] = score
+
+
+def rescale(hits: Any, length: float) -> None:
+    """Divide the scores of one query's hits by its length."""
+    hits.distances = [score / length for score in hits.distances]
+    for hit, score in zip(list.__iter__(hits), hits.distances, strict=True):
+        hit["distance"] = score
+
+
 def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) -> None:
     """Give each hit its uncorrected score, rounded to `round_decimal` decimals unless that is −1."""
     values = np.asarray(scores, np.float64)
@@ -323,20 +400,11 @@ def add_raw_scores(hits: Any, scores: npt.ArrayLike, round_decimal: int = -1) ->
         hit[RAW_SCORE] = float(score)
 
 
-def _rounded(vectors: Any, state: CollectionState) -> Any:
+def rounded_vectors(vectors: Any, state: CollectionState) -> Any:
     """Return the user's vectors, rounded to the dtype of the field."""
     if state.dtype == "float32" or not isinstance(vectors, list | tuple | np.ndarray):
         return vectors
     return rounded(decode(vectors, state.dtype), state.dtype)
-
-
-def _shape(vector: Any) -> tuple[int, ...] | None:
-    """Return the shape of a vector; None if it has lists of several lengths."""
-    try:
-        shape: tuple[int, ...] = np.shape(vector)
-    except ValueError:
-        return None
-    return shape
 
 
 def places(params: Mapping[str, Any] | None) -> tuple[Any, ...]:

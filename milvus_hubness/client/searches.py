@@ -7,26 +7,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 from pymilvus import AnnSearchRequest, DataType
 
 from milvus_hubness.client import ranking
 from milvus_hubness.client.biases import Biases
 from milvus_hubness.client.catalog import Reads
 from milvus_hubness.client.messages import (
-    Kind,
+    IN_BACKGROUND,
+    LOOK_AT_SCORES,
     Question,
     SearchRequest,
     expect_candidates,
     expect_question,
     expect_strength,
     expect_whole_hits,
-    kind_of,
     looked_at,
 )
 from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.client.ranking import adapted
 from milvus_hubness.client.rewrite import Rewrite
-from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache, naming
+from milvus_hubness.client.state_cache import CachedState, PreparedSearch, StateCache
 from milvus_hubness.client.steps import Ask, Compute, Operation
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
@@ -35,6 +36,8 @@ from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_server import is_one_of
 
 KEYS_PER_REQUEST = 8_000
+Kind = tuple[Any, ...]
+"""The part of a search that stays the same when only its data, filter, timeout and the like differ."""
 MAX_PREPARED = 256
 """Largest number of prepared searches in the cached state of a collection."""
 
@@ -77,9 +80,7 @@ class Searches:
                 answer = self._search(collection, cached, question, filter, options, ids, kind)
                 return (yield from answer)
             search_request = prepared.ask(question.data)
-            results = yield Ask(
-                "search", *_request(collection, prepared.state, filter, search_request, options)
-            )
+            results = yield _request(collection, prepared.field, filter, search_request, options)
             answered = search_request.answer(results)
             self.sample(cached, prepared.state, question.profile, question.data)
             return answered
@@ -136,7 +137,7 @@ class Searches:
             # This is a copy: the caller owns the lists and dictionaries and may change them.
             like_it = copy.deepcopy(replace(question, data=()))
             if ask := rewrite.asking(like_it):
-                cached.prepared[kind] = PreparedSearch(state, ask)
+                cached.prepared[kind] = PreparedSearch(state, ask, field_arguments(state))
         if ids is None:
             self.sample(cached, state, question.profile, question.data)
         return results
@@ -160,7 +161,7 @@ class Searches:
         search_request: SearchRequest,
         options: Mapping[str, Any],
     ) -> Operation[Any]:
-        results = yield Ask("search", *_request(collection, state, filter, search_request, options))
+        results = yield _request(collection, field_arguments(state), filter, search_request, options)
         if search_request.biases_of is None:
             return (yield from _finished(search_request, results))
         keys = list(dict.fromkeys(hit.id for hits in results for hit in hits))
@@ -319,31 +320,34 @@ def _routing(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: options[name] for name in names if options.get(name) is not None}
 
 
+def field_arguments(state: CollectionState) -> dict[str, Any]:
+    """Return the arguments of pymilvus's search that name the field and its type."""
+    if state.dtype != "float32":
+        return {"anns_field": state.searched_field}
+    # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
+    description = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
+    return {"anns_field": state.searched_field, "schema": {"fields": [description]}}
+
+
 def _request(
     collection: str,
-    state: CollectionState,
+    field: Mapping[str, Any],
     filter: str,
     search_request: SearchRequest,
     options: Mapping[str, Any],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of pymilvus's search."""
-    data, further = search_request.data, {**naming(state, options), **search_request.options}
-    if state.dtype == "float32":
-        # pymilvus sends bytes unchanged, given their type; it packs arrays number by number.
-        data = [query if type(query) is bytes else query.tobytes() for query in data]
-        described = {"name": state.searched_field, "type": DataType.FLOAT_VECTOR}
-        further |= {"anns_field": state.searched_field, "schema": {"fields": [described]}}
+) -> Ask:
+    further = {**options, **search_request.options, **field}
     if search_request.offset:
         further["offset"] = search_request.offset
     args = (
         collection,
-        data,
+        [query if type(query) is bytes else query.tobytes() for query in search_request.data],
         filter,
         search_request.limit,
         search_request.output_fields,
         search_request.search_params,
     )
-    return args, further
+    return Ask("search", args, further)
 
 
 def _uncorrected(
@@ -374,3 +378,49 @@ def _finished(search_request: SearchRequest, *found: Any) -> Operation[Any]:
     if search_request.works:
         return (yield Compute(lambda: search_request.answer(*found)))
     return search_request.answer(*found)
+
+
+def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:
+    """Return the kind of a search; None if it has unusual arguments, or some that pymilvus may refuse."""
+    limit, names, strength = question.limit, question.output_fields, question.strength
+    usual = (
+        type(limit) is int
+        and _are_dense(question.data)
+        and (names is None or _are_names(names))
+        and (strength is None or type(strength) in (float, int))
+        and question.rerank is None
+        and question.candidates is None
+        and "offset" not in options
+        and "round_decimal" not in options
+    )
+    if not usual:
+        return None
+    for name in (*LOOK_AT_SCORES, *IN_BACKGROUND):
+        if options.get(name) is not None:
+            return None
+    return (
+        options.get("anns_field"),
+        limit,
+        None if names is None else tuple(names),
+        repr(question.search_params) if question.search_params else "",
+        strength,
+        question.profile,
+        bool(question.with_raw_score),
+    )
+
+
+def _are_dense(data: Any) -> bool:
+    """Whether pymilvus accepts `data` as queries, by a quick check of types."""
+    if isinstance(data, np.ndarray):
+        return bool(data.ndim > 1)
+    if not isinstance(data, list):
+        return False
+    for vector in data:
+        kind = type(vector)
+        if kind is not list and kind is not np.ndarray:
+            return False
+    return True
+
+
+def _are_names(output_fields: Any) -> bool:
+    return isinstance(output_fields, list) and all(type(name) is str and name for name in output_fields)

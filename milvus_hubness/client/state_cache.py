@@ -15,13 +15,10 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.candidates import rewrite_of
 from milvus_hubness.client.messages import (
-    Asking,
-    Kind,
-    Reading,
     expect_state_ttl,
 )
 from milvus_hubness.client.query_samples import online_banks_in
-from milvus_hubness.client.rewrite import Rewrite
+from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.client.steps import Ask, HeldErrors, LearnSchema, Operation, Pause
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import (
@@ -160,10 +157,14 @@ PERHAPS_OUTDATED = (
 
 @dataclass(frozen=True)
 class PreparedSearch:
-    """A search of a corrected field that takes one request. ask: builds the request for any data."""
+    """A search of a corrected field that takes one request.
+
+    ask: builds the request for any data. field: the arguments of pymilvus's search that name the field.
+    """
 
     state: CollectionState
     ask: Asking
+    field: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class CachedState:
 
     key_field: str
     states: Mapping[str, CollectionState]
-    prepared: dict[Kind, PreparedSearch] = field(default_factory=dict, compare=False)
+    prepared: dict[tuple[Any, ...], PreparedSearch] = field(default_factory=dict, compare=False)
     dual_write: DualWrite | None = None
     online_banks: Mapping[tuple[str, str], OnlineBank] = field(default_factory=dict)
     intent_log: WriteIntentLog | None = None
@@ -378,13 +379,3 @@ class StateCache:
 
 def _code(error: Exception) -> Any:
     return getattr(error, "code", None)
-
-
-def naming(state: CollectionState, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a search, with the searched field named where pymilvus needs it.
-
-    That is the case for half-precision vectors, because pymilvus takes the type of the query bytes from the
-    field, and for collections with a second vector field.
-    """
-    named = state.dtype != "float32" or state.searched_field != state.field
-    return {**options, "anns_field": state.searched_field} if named else options

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pymilvus.exceptions import DataNotMatchException, ExceptionsMessage, MilvusException
 from pymilvus.milvus_client.index import IndexParams
 
@@ -16,13 +17,14 @@ from milvus_hubness.banks.generations import Made
 from milvus_hubness.client import new_collections
 from milvus_hubness.client.biases import Bias, Biases
 from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
-from milvus_hubness.client.rewrite import vectors_of
+from milvus_hubness.client.rewrite import Row, rounded_vectors
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, Deletion, Write, WriteIntents
+from milvus_hubness.codec.arrays import Floats, unpacked
 from milvus_hubness.codec.base import PENDING, Columns, RowBiases, with_columns
-from milvus_hubness.errors import InvalidInput, UnsupportedOperation, WriteIntentFailed
-from milvus_hubness.state import BankReference
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
+from milvus_hubness.state import BankReference, CollectionState
 from milvus_hubness.stores.protocols import undo_save_bank
 
 PUT_BACK_TRIES, PUT_BACK_PAUSE = 5, 0.2
@@ -218,6 +220,36 @@ def _refuse_to_add_twice(collection: str) -> Callable[[CachedState], Operation[A
         )
 
     return refuse
+
+
+def vectors_of(state: CollectionState, rows: Sequence[Row], *, valid: bool = True) -> Floats:
+    """Return the vectors of rows that a user writes, float32 (n, d).
+
+    valid: require vectors that can have a bias. Raises DimensionMismatch, NonFiniteVectors and ZeroVectors
+    naming the rows; InvalidInput if a row sets a hidden field.
+    """
+    hidden = state.codec.hidden_fields
+    for i, row in enumerate(rows):
+        if taken := [name for name in hidden if name in row]:
+            raise InvalidInput(f"row {i} sets {taken[0]!r}, which is computed from the bank")
+    vectors = [unpacked(row[state.field], state.dtype) for row in rows]
+    for i, vector in enumerate(vectors):
+        if (shape := _shape(vector)) != (state.dim,):
+            raise DimensionMismatch(
+                f"row {i}: {state.field!r} must be a list of {state.dim} numbers, "
+                f"got {'lists of several lengths' if shape is None else f'shape {shape}'}"
+            )
+    as_stored = rounded_vectors(vectors, state)
+    return state.require_storable(as_stored) if valid else state.layout.rows(as_stored)
+
+
+def _shape(vector: Any) -> tuple[int, ...] | None:
+    """Return the shape of a vector; None if it has lists of several lengths."""
+    try:
+        shape: tuple[int, ...] = np.shape(vector)
+    except ValueError:
+        return None
+    return shape
 
 
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:

@@ -13,9 +13,10 @@ from pymilvus.client.types import HybridExtraList, PlaceholderType
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from milvus_hubness.client.candidates import rewrite_of
-from milvus_hubness.client.messages import Question, Reading
-from milvus_hubness.client.rewrite import vectors_of
-from milvus_hubness.client.state_cache import naming
+from milvus_hubness.client.messages import Question
+from milvus_hubness.client.rewrite import Reading
+from milvus_hubness.client.searches import field_arguments
+from milvus_hubness.client.writes import vectors_of
 from milvus_hubness.codec.arrays import encode, rounded
 from milvus_hubness.codec.base import RowBiases, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
@@ -243,8 +244,9 @@ def test_other_vectors_are_copied_in_the_form_in_which_they_are_written():
     assert {column.field_name for column in columns} == set(read)
 
 
-def test_searches_name_the_field_that_halves_are_asked_of():
+def test_searches_name_their_field_and_the_type_only_of_float32():
     state = Field("bfloat16", "IP").state
-    assert naming(state, {"anns_field": None, "offset": 3}) == {"anns_field": "vector", "offset": 3}
+    assert field_arguments(state) == {"anns_field": "vector"}
     plain = state.model_copy(update={"dtype": "float32"})
-    assert naming(plain, {"anns_field": None}) == {"anns_field": None}
+    [described] = field_arguments(plain)["schema"]["fields"]
+    assert described == {"name": "vector", "type": DataType.FLOAT_VECTOR}

@@ -22,7 +22,7 @@ from milvus_hubness import (
     plan_migration,
     rollback,
 )
-from milvus_hubness.client.messages import keep
+from milvus_hubness.client.rewrite import keep
 from tests.congruence.test_client import ITEMS, K, Pair
 from tests.galleries import METRICS, plain_collection, similarity, vectors
 
