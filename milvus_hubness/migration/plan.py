@@ -261,7 +261,6 @@ def plan_migration(
     alias: str | None = None,
     rename: bool = False,
     measure: bool = False,
-    search_value: int | None = None,
     gate: int | None = None,
     gate_targets: int | None = None,
     profiles: int = 1,
@@ -279,9 +278,8 @@ def plan_migration(
     minimum number of bias profiles with room in the vectors; `refresh` adds those after the first.
     index_type, index_params: of the copy's index on the field; if the type is unchanged, unnamed parameters
     are the source's. measure: measure the recall that such an index loses with the augmented form, in some 10
-    s. search_value: the value of ef or nprobe for this measurement. client_ttl: seconds until writing clients
-    have read a new collection state; a run waits this long once while it copies and once before the cutover.
-    0 if no client writes.
+    s. client_ttl: seconds until writing clients have read a new collection state; a run waits this long once
+    while it copies and once before the cutover. 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate,
     which names every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall,
@@ -357,7 +355,7 @@ def plan_migration(
         server=store.server_version(),
         gauge=measured,
         waits=max(0.0, client_ttl - measured.seconds) + (client_ttl if alias or rename else 0.0),
-        recall=recall_gate(*fitting, *banks, value=search_value) if measure else None,
+        recall=recall_gate(*fitting, *banks) if measure else None,
         resolution=fineness,
         index=index,
     )

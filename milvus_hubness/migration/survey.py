@@ -190,11 +190,9 @@ def recall_gate(
     estimator: Estimator,
     bank: QueryBank,
     target_bank: QueryBank | None,
-    *,
-    value: int | None = None,
 ) -> RecallGate:
     """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS
-    rows and queries of the bank; see `measure_recall`. value: of ef or nprobe, as the application uses."""
+    rows and queries of the bank; see `measure_recall`."""
     parts, left = [], ROWS
     for chunk in np.random.default_rng(0).permutation(np.array(looked.chunks, object)):
         if left <= 0:
@@ -216,7 +214,6 @@ def recall_gate(
         vector.index_type,
         vector.index_params,
         rows_total=looked.rows,
-        value=value,
         graph_hint=store.takes_graph_hint(info, field),
         locality_hints=correction.locality_hints(vectors),
     )
