@@ -99,6 +99,14 @@ def show_json(data: Mapping[str, Any]) -> None:
     sys.stdout.write(redacted(json.dumps(data, ensure_ascii=False, default=str)) + "\n")
 
 
+def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], object]) -> None:
+    """Print a result as JSON or, by calling `show`, as text."""
+    if as_json:
+        show_json(result)
+    else:
+        show()
+
+
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
     """Print one fact per line."""
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from milvus_hubness.cli.console import out, progress_bars, show_json
+from milvus_hubness.cli.console import out, progress_bars, show_result
 from milvus_hubness.cli.options import AsJson, Database, TokenFile, read_token
 
 if TYPE_CHECKING:
@@ -40,10 +40,7 @@ def demo(
         result = run(
             uri or str(Path(folder, "demo.db")), read_token(token_file), db, keep=keep, progress=progress
         )
-    if as_json:
-        show_json(result.to_dict())
-    else:
-        _show(result)
+    show_result(as_json, result.to_dict(), lambda: _show(result))
 
 
 def _show(result: DemoResult) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from milvus_hubness.cli.console import describe, out, progress_bars, show_facts, show_json
+from milvus_hubness.cli.console import describe, out, progress_bars, show_facts, show_json, show_result
 from milvus_hubness.cli.options import (
     AsJson,
     BankName,
@@ -105,12 +105,10 @@ def disable(
     dropped = run_disable(store, collection, field=field)
     info = store.info(collection)
     stays = ", ".join(sorted(info.vector_fields.keys() - info.users_fields.keys())) or None
-    if as_json:
-        show_json({"disable": {"collection": collection, "dropped": dropped, "stays": stays}})
-    else:
-        note = "searches by other clients must still name their field" if stays else None
-        facts = {"corrected": "no", "dropped": dropped, "stays": stays, "note": note}
-        show_facts(f"Disabled {collection}", facts)
+    note = "searches by other clients must still name their field" if stays else None
+    facts = {"corrected": "no", "dropped": dropped, "stays": stays, "note": note}
+    data = {"disable": {"collection": collection, "dropped": dropped, "stays": stays}}
+    show_result(as_json, data, lambda: show_facts(f"Disabled {collection}", facts))
 
 
 def _show_plan(plan: dict[str, Any]) -> None:

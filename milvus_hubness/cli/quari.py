@@ -15,7 +15,7 @@ from milvus_hubness.cli.console import (
     out,
     progress_bars,
     show_facts,
-    show_json,
+    show_result,
     write_page,
 )
 from milvus_hubness.cli.options import AsJson, Connection, Field, add_commands, pairs_of
@@ -114,10 +114,8 @@ def train(
         "network": str(out),
         "curves": str(curves),
     }
-    if as_json:
-        show_json({"quari": facts})
-    else:
-        show_facts(f"Trained on {network.pairs} pairs, judged on {len(held_out)}", _in_words(facts))
+    title = f"Trained on {network.pairs} pairs, judged on {len(held_out)}"
+    show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
 
 def _facts(network: Checkpoint) -> dict[str, Any]:
@@ -151,10 +149,8 @@ def show(network: NetworkFile, as_json: AsJson = False) -> None:
     """Show the sizes of a network, its training data and the course of its training."""
     checkpoint = Checkpoint.load(network)
     facts = {**_facts(checkpoint), "network": str(network)}
-    if as_json:
-        show_json({"quari": facts})
-    else:
-        show_facts(f"Trained on {checkpoint.pairs} pairs", _in_words(facts))
+    title = f"Trained on {checkpoint.pairs} pairs"
+    show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
 
 def evaluate(
@@ -180,9 +176,10 @@ def evaluate(
             pairs, collection, open_store=connection.open, field=field, progress=progress
         )
         result = labelled.evaluate(reranker).to_dict()
-    if as_json:
-        show_json({"quari": result})
-        return
+    show_result(as_json, {"quari": result}, lambda: _show_evaluation(result))
+
+
+def _show_evaluation(result: dict[str, Any]) -> None:
     table = Table(box=None, title=f"{result['queries']} queries", title_justify="left")
     measures = list(result["raw"])
     for heading in ("", *measures):

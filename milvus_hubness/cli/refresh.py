@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import REFUSED, out, progress_bars, show_facts, show_json
+from milvus_hubness.cli.console import REFUSED, out, progress_bars, show_facts, show_result
 from milvus_hubness.cli.options import (
     AsJson,
     BankOptions,
@@ -106,21 +107,13 @@ def refresh(
     except LeaseHeld as error:
         if not once:
             raise
-        _report_busy(collection, error, as_json=as_json)
+        title, reason = f"Nothing done to {collection}", str(error)
+        result = {"refresh": {"collection": collection, "action": "busy", "reason": reason}}
+        show_result(as_json, result, lambda: show_facts(title, {"busy": reason}))
         return
-    if as_json:
-        show_json({"refresh": done.to_dict()})
-    else:
-        _show(done)
+    show_result(as_json, {"refresh": done.to_dict()}, lambda: _show(done))
     if done.action == "refused":
         raise typer.Exit(REFUSED)
-
-
-def _report_busy(collection: str, error: LeaseHeld, *, as_json: bool) -> None:
-    if as_json:
-        show_json({"refresh": {"collection": collection, "action": "busy", "reason": str(error)}})
-    else:
-        show_facts(f"Nothing done to {collection}", {"busy": str(error)})
 
 
 def _show(done: RefreshResult) -> None:
@@ -189,32 +182,29 @@ def bank(
     store = connection.open()
     if off:
         stopped = stop_online_bank(store, collection, field=field, profile=profile)
-        if as_json:
-            show_json({"online_banks": [], "stopped": stopped.model_dump() if stopped else None})
-        else:
-            out.print("Turned off." if stopped else f"{collection!r} has no online bank.")
+        result: dict[str, Any] = {"online_banks": [], "stopped": stopped.model_dump() if stopped else None}
+        text = "Turned off." if stopped else f"{collection!r} has no online bank."
+        show_result(as_json, result, lambda: out.print(text))
         return
     if terms:
         start_online_bank(store, collection, field=field, profile=profile, **terms)
     statuses = online_bank_statuses(store, collection)
-    if as_json:
-        show_json({"online_banks": [status.to_dict() for status in statuses]})
-        return
+    result = {"online_banks": [status.to_dict() for status in statuses]}
+    show_result(as_json, result, lambda: _show_online_banks(collection, statuses))
+
+
+def _show_online_banks(collection: str, statuses: Sequence[OnlineBankStatus]) -> None:
     for status in statuses:
-        _show_online_bank(collection, status)
+        terms = status.online_bank
+        facts = {
+            "bank of": f"{terms.field}, profile {terms.profile}",
+            "sampled": f"{terms.rate:.3%} of live queries, into {terms.samples_collection}",
+            "waiting": f"{status.waiting:,} of at most {terms.capacity:,}",
+            "bank": f"{status.seed:,} first queries and {status.live:,} live ones, of at most {terms.size:,}",
+            "share of the first": f"{terms.seed_share:.0%} of the bank",
+            "half-life": f"{terms.half_life_seconds / HOUR:g} h",
+            "duplicates": f"cosine above {terms.duplicate_cosine:g}",
+        }
+        show_facts(collection, facts)
     if not statuses:
         out.print(f"{collection!r} has no online bank: turn one on with --rate.")
-
-
-def _show_online_bank(collection: str, status: OnlineBankStatus) -> None:
-    terms = status.online_bank
-    facts = {
-        "bank of": f"{terms.field}, profile {terms.profile}",
-        "sampled": f"{terms.rate:.3%} of live queries, into {terms.samples_collection}",
-        "waiting": f"{status.waiting:,} of at most {terms.capacity:,}",
-        "bank": f"{status.seed:,} first queries and {status.live:,} live ones, of at most {terms.size:,}",
-        "share of the first": f"{terms.seed_share:.0%} of the bank",
-        "half-life": f"{terms.half_life_seconds / HOUR:g} h",
-        "duplicates": f"cosine above {terms.duplicate_cosine:g}",
-    }
-    show_facts(collection, facts)

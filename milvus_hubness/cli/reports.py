@@ -17,6 +17,7 @@ from milvus_hubness.cli.console import (
     rounded_shares,
     show_facts,
     show_json,
+    show_result,
     write_page,
 )
 from milvus_hubness.cli.options import (
@@ -82,15 +83,11 @@ def tune(
             target_bank=read_vectors(store, target_bank),
             progress=progress,
         ).to_dict()
-    if as_json:
-        show_json({"tune": tuning})
-        return
-    _show_tuning(collection, tuning)
-    if query_vectors is None:
-        out.print(BANK_ALONE, highlight=False, markup=False)
+    note = BANK_ALONE if query_vectors is None else ""
+    show_result(as_json, {"tune": tuning}, lambda: _show_tuning(collection, tuning, note))
 
 
-def _show_tuning(collection: str, tuning: dict[str, Any]) -> None:
+def _show_tuning(collection: str, tuning: dict[str, Any], note: str) -> None:
     choice = tuning["choice"]
     parts, weights = (choice.get("estimators", [choice]), choice.get("weights", [1])) if choice else ([], [])
     shares = dict(zip(map(describe, parts), rounded_shares(weights), strict=True))
@@ -115,7 +112,7 @@ def _show_tuning(collection: str, tuning: dict[str, Any]) -> None:
     if choice:
         chosen = f"the mean of the methods with a share, {describe(choice)}" if is_mixed else describe(choice)
         out.print(f"{chosen} at strength {tuning['strength']:.2f}", highlight=False, markup=False)
-    out.print(tuning["reason"], highlight=False, markup=False)
+    out.print("\n".join(filter(None, (tuning["reason"], note))), highlight=False, markup=False)
 
 
 def diagnose(
@@ -153,10 +150,8 @@ def diagnose(
             progress=progress,
         )
     write_page(output, render(diagnosis))
-    if as_json:
-        show_json({"diagnosis": diagnosis.to_dict(), "page": str(output)})
-    else:
-        _show_diagnosis(diagnosis, output)
+    result = {"diagnosis": diagnosis.to_dict(), "page": str(output)}
+    show_result(as_json, result, lambda: _show_diagnosis(diagnosis, output))
 
 
 def _show_diagnosis(diagnosis: Diagnosis, page: Path) -> None:

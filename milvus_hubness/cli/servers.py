@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import typer
 from prometheus_client import disable_created_metrics
 
-from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, show_json
+from milvus_hubness.cli.console import FAILURE, USAGE, on_signals, show_json, show_result
 from milvus_hubness.cli.migrate.show import stream
 from milvus_hubness.cli.options import DATABASE_VARIABLE, DEFAULT_URI, URI_VARIABLES, AsJson, open_store
 from milvus_hubness.errors import InvalidConfig, InvalidParameter, ServerUnavailable, redacted
@@ -108,10 +108,8 @@ def serve(
         sys.stderr.write("".join(f"{line}\n" for line in lines))
         raise typer.Exit(USAGE) from None
     labels = [table.label for table in file.config.collection]
-    if as_json:
-        show_json({"check": {"config": str(file.path), "collections": labels}})
-    else:
-        sys.stdout.write(f"{file.path}: valid, for {', '.join(labels)}\n")
+    result = {"check": {"config": str(file.path), "collections": labels}}
+    show_result(as_json, result, lambda: typer.echo(f"{file.path}: valid, for {', '.join(labels)}"))
 
 
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
@@ -218,8 +216,7 @@ async def _run_proxy(options: ProxyOptions, as_json: bool) -> None:
         loop.add_signal_handler(number, stopped.set)
     async with Proxy(options) as running:
         listening = f"{options.host}:{running.port}"
-        if as_json:
-            show_json({"event": "listening", "address": listening, "upstream": options.upstream})
-        else:
-            typer.echo(f"listening on {listening}, for Milvus at {options.upstream}")
+        result = {"event": "listening", "address": listening, "upstream": options.upstream}
+        text = f"listening on {listening}, for Milvus at {options.upstream}"
+        show_result(as_json, result, lambda: typer.echo(text))
         await stopped.wait()

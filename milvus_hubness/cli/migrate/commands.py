@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from milvus_hubness.cli.console import out, show_facts, show_json
+from milvus_hubness.cli.console import out, show_facts, show_json, show_result
 from milvus_hubness.cli.migrate.options import (
     AsEvents,
     Measure,
@@ -25,9 +25,9 @@ from milvus_hubness.cli.migrate.session import Course
 from milvus_hubness.cli.migrate.show import (
     migration_facts,
     migration_words,
+    show_last,
     show_migration,
     show_plan,
-    stream_result,
     verification_words,
 )
 from milvus_hubness.cli.options import AsJson, Connection
@@ -58,11 +58,9 @@ def plan(
     planning.require()
     store = connection.open()
     plan = planning.plan(store, source, switching=switching, measure=measure, writers=writers).to_dict()
-    if as_json:
-        show_json({"plan": plan})
-        return
-    show_plan(plan)
-    out.print("\nNothing was written. migrate run does it; migrate rehearse does all but the cutover.")
+    show_result(as_json, {"plan": plan}, lambda: show_plan(plan))
+    if not as_json:
+        out.print("\nNothing was written. migrate run does it; migrate rehearse does all but the cutover.")
 
 
 def verify(name: Name, connection: Connection, target: Target = None, as_json: AsEvents = False) -> None:
@@ -72,11 +70,10 @@ def verify(name: Name, connection: Connection, target: Target = None, as_json: A
     migration = Ledger(store).find(name, target)
     with course.open(migration.source_now, migration.target) as options:
         verification = asdict(verify_copy(store, migration.target, options=options))
-    if as_json:
-        stream_result({"source": migration.source_now, "target": migration.target, **verification})
-    else:
-        title = f"{migration.target} has the same rows as {migration.source_now}"
-        show_facts(title, {"verified": verification_words(verification)})
+    result = {"source": migration.source_now, "target": migration.target, **verification}
+    title = f"{migration.target} has the same rows as {migration.source_now}"
+    facts = {"verified": verification_words(verification)}
+    show_last(as_json, result, lambda: show_facts(title, facts))
 
 
 def cutover(
@@ -102,10 +99,7 @@ def cutover(
         migration = cut_over(
             store, migration.target, alias=switching.alias, rename=switching.rename, options=options
         )
-    if as_json:
-        stream_result(migration_facts(migration))
-    else:
-        show_migration(migration)
+    show_last(as_json, migration_facts(migration), lambda: show_migration(migration))
 
 
 def rollback(
@@ -121,25 +115,18 @@ def rollback(
     store = connection.open()
     migration = Ledger(store).find(name, target)
     if migration.phase == "rolled back":
-        if as_json:
-            stream_result({"source": migration.source, "target": migration.target, "carried": 0})
-        else:
-            out.print(f"{migration.source} is rolled back already.")
+        result = {"source": migration.source, "target": migration.target, "carried": 0}
+        show_last(as_json, result, lambda: out.print(f"{migration.source} is rolled back already."))
         return
     with course.open(migration.source, migration.target) as options:
         done = roll_back(store, migration.target, options=options)
-    if as_json:
-        stream_result(vars(done))
-        return
     renamed = f"{done.source}, under its own name"
-    show_facts(
-        f"\nRolled back: {done.source}",
-        {
-            "alias": f"{done.alias} -> {done.source}" if done.alias != done.source else renamed,
-            "carried back": f"{done.carried:,} rows written since the switch",
-            "to drop the copy": f"milvus-hubness migrate clean {done.source} --drop {done.target}",
-        },
-    )
+    facts = {
+        "alias": f"{done.alias} -> {done.source}" if done.alias != done.source else renamed,
+        "carried back": f"{done.carried:,} rows written since the switch",
+        "to drop the copy": f"milvus-hubness migrate clean {done.source} --drop {done.target}",
+    }
+    show_last(as_json, vars(done), lambda: show_facts(f"\nRolled back: {done.source}", facts))
 
 
 def clean(
@@ -182,17 +169,11 @@ def status(
     ledger = Ledger(store)
     if name is None:
         progress = [_progress(store, ledger, migration) for migration in ledger.migrations()]
-        if as_json:
-            show_json({"migrations": progress})
-        else:
-            _show_all(progress)
+        show_result(as_json, {"migrations": progress}, lambda: _show_all(progress))
         return
     migration = ledger.find(name, target)
     facts = _progress(store, ledger, migration)
-    if as_json:
-        show_json({"migration": facts})
-    else:
-        _show(migration, facts)
+    show_result(as_json, {"migration": facts}, lambda: _show(migration, facts))
 
 
 def _progress(store: MilvusStore, ledger: Ledger, migration: Migration) -> dict[str, Any]:

@@ -24,9 +24,9 @@ from milvus_hubness.cli.migrate.session import Course
 from milvus_hubness.cli.migrate.show import (
     migration_facts,
     migration_words,
+    show_last,
     show_migration,
     show_plan,
-    stream_result,
 )
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
@@ -81,11 +81,7 @@ def run(
     course = Course(writers, watching, pace, postponed=postpone_cutover, as_json=as_json)
     _, migration = _carry_out(connection, source, planning, writers, course, switching)
     result = {**migration_facts(migration), **course.timeline.to_dict()}
-    if as_json:
-        stream_result(result)
-    else:
-        show_migration(migration)
-        _show_next(migration)
+    show_last(as_json, result, lambda: _show_outcome(migration))
 
 
 def _carry_out(
@@ -122,13 +118,14 @@ def _carry_out(
         return store, migrate(store, plan, options)
 
 
-def _show_next(migration: Migration) -> None:
-    say = {
+def _show_outcome(migration: Migration) -> None:
+    show_migration(migration)
+    next_step = {
         "verified": f"Next: milvus-hubness migrate cutover {migration.source}, with --alias or --rename",
         "switched": f"To undo: milvus-hubness migrate rollback {migration.target}",
     }.get(migration.phase)
-    if say:
-        out.print(f"\n{say}", highlight=False, markup=False)
+    if next_step:
+        out.print(f"\n{next_step}", highlight=False, markup=False)
 
 
 def rehearse(
@@ -148,10 +145,7 @@ def rehearse(
     course = Course(writers, watching, pace, as_json=as_json)
     store, migration = _carry_out(connection, source, planning, writers, course, measure=measure)
     report = _report(store, migration, course)
-    if as_json:
-        stream_result(report)
-    else:
-        _show(report, migration)
+    show_last(as_json, report, lambda: _show(report, migration))
 
 
 def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import err, on_signals, out, show_json
+from milvus_hubness.cli.console import err, on_signals, out, show_result
 from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching, Writers
 from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
 from milvus_hubness.cli.options import AsJson, RowsPerSecond
@@ -180,7 +180,9 @@ def release(control: Control, as_json: AsJson = False) -> None:
 
 def _write(control: Path, as_json: bool, **changes: Any) -> None:
     settings = write_control(control, **changes)
-    if as_json:
-        show_json({"control": settings})
-    else:
-        out.print(f"{control}: {limit_words(settings)}", highlight=False, markup=False, soft_wrap=True)
+    text = f"{control}: {limit_words(settings)}"
+    show_result(
+        as_json,
+        {"control": settings},
+        lambda: out.print(text, highlight=False, markup=False, soft_wrap=True),
+    )

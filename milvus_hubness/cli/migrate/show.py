@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
@@ -159,9 +159,12 @@ def stream(event: Event) -> None:
     sys.stdout.flush()
 
 
-def stream_result(facts: Mapping[str, Any]) -> None:
-    """Print the last line, in the same form as the events."""
-    stream(Event("result", facts, datetime.now(timezone.utc)))
+def show_last(as_json: bool, facts: Mapping[str, Any], show: Callable[[], object]) -> None:
+    """Print a result as the last event or, by calling `show`, as text."""
+    if as_json:
+        stream(Event("result", facts, datetime.now(timezone.utc)))
+    else:
+        show()
 
 
 BEGINNINGS = {
