@@ -16,12 +16,13 @@ from pymilvus.grpc_gen import common_pb2, milvus_pb2
 
 from milvus_hubness.client.messages import RANGE_BOUNDS, is_ours
 from milvus_hubness.client.rewrite import FieldRequest
+from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.codec.base import RowCodec
 from milvus_hubness.errors import HubnessError, InvalidInput, InvalidParameter
 from milvus_hubness.proxy.columns import column_named, put_all, put_vectors, vectors_in
-from milvus_hubness.state import CollectionState, read_states
+from milvus_hubness.state import read_states
 
 
 class Send(Ask):
@@ -244,37 +245,29 @@ def overrides_in(metadata: Iterable[Any] | None) -> Overrides:
     return Overrides.parsed(word(metadata, STRENGTH_HEADER), word(metadata, PROFILE_HEADER))
 
 
-@dataclass(frozen=True)
-class ColumnReading:
-    """Decodes the columns of a collection. states: of every corrected field of the collection."""
+def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None:
+    """Convert the fields_data and output_fields of a message to the user's form, in place.
 
-    states: tuple[CollectionState, ...]
+    They get the vectors that the user gave and lose the hidden fields. Raises StateError if the stored
+    vectors have another width than the state says.
+    """
+    columns = message.fields_data
+    for state in cached.states.values():
+        column = column_named(columns, state.field)
+        if column is not None and not state.codec.leaves_vectors:
+            _decode(state.codec, column, columns)
+    put_all(columns, [each for each in columns if each.field_name not in fields.hidden])
+    message.output_fields[:] = [name for name in message.output_fields if name not in fields.hidden]
 
-    def columns_out(self, message: Any, fields: FieldRequest) -> None:
-        """Convert the fields_data and output_fields of a message to the user's form, in place.
 
-        They get the vectors that the user gave and lose the hidden fields. Raises StateError if the stored
-        vectors have another width than the state says.
-        """
-        columns = message.fields_data
-        for state in self.states:
-            column = column_named(columns, state.field)
-            if column is not None and not state.codec.leaves_vectors:
-                _decode(state.codec, column, columns)
-        put_all(columns, [each for each in columns if each.field_name not in fields.hidden])
-        shown = [name for name in message.output_fields if name not in fields.hidden]
-        message.output_fields[:] = shown
-
-    def index_out(self, indexes: Any) -> None:
-        """Convert index descriptions to the user's metrics, without the index of a second vector field, in
-        place.
-        """
-        by_field = {state.field: state for state in self.states}
-        ours = {name for state in self.states for name in state.codec.hidden_fields}
-        put_all(indexes, [each for each in indexes if each.field_name not in ours])
-        for index in indexes:
-            if index.field_name in by_field:
-                put_pair(index.params, "metric_type", by_field[index.field_name].metric)
+def index_out(cached: CachedState, indexes: Any) -> None:
+    """Convert index descriptions to the user's metrics, without the index of a second vector field, in
+    place."""
+    ours = {name for state in cached.states.values() for name in state.codec.hidden_fields}
+    put_all(indexes, [each for each in indexes if each.field_name not in ours])
+    for index in indexes:
+        if state := cached.states.get(index.field_name):
+            put_pair(index.params, "metric_type", state.metric)
 
 
 def description_out(description: Any) -> None:

@@ -1,9 +1,10 @@
-"""Search and hybrid search on corrected collections, by columns. No I/O."""
+"""Search and hybrid search on corrected collections, by columns, over the client's operations. No I/O."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from milvus_hubness.client.steps import Operation
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation
 from milvus_hubness.proxy.columns import hits_of, joined, keys_of, pick
-from milvus_hubness.proxy.messages import ColumnReading, Overrides, SearchParameters, Send, pairs_of
+from milvus_hubness.proxy.messages import Overrides, SearchParameters, Send, columns_out, pairs_of
 from milvus_hubness.state import CollectionState
 
 DEFAULT_LIMIT = 10
@@ -40,186 +41,191 @@ PLACEHOLDERS: dict[Dtype, int] = {
 }
 
 
-class WireSearching(Operations):
-    """The rewritten Search and HybridSearch calls."""
+def search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
+    """Answer a SearchRequest with a SearchResults, ranked by the corrected score.
 
-    def search_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a SearchRequest with a SearchResults, ranked by the corrected score.
+    overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
+    InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
+    """
+    params = SearchParameters(request.search_params)
 
-        overrides: settings for a request that has none of its own. Raises DimensionMismatch, InvalidInput,
-        InvalidParameter, and UnsupportedOperation if the server would use scores before they are corrected.
-        """
-        params = SearchParameters(request.search_params)
-
-        def call(cached: CachedState) -> Operation[Any]:
-            expect_whole_hits(list(request.output_fields), cached.states, options_of(request))
-            state = cached.searched(params.field)
-            if state is None:
-                return (yield from self._uncorrected(cached, request))
-            question = yield from self._question(cached, state, request, params.overrides.over(overrides))
-            rewrite = rewrite_of(state, cached.reading)
-            rewrite.expect_answerable(question, options_of(request))
-            if _reorders(rewrite, question) and params.has("iterator"):
-                raise UnsupportedOperation(
-                    f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
-                    "are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
-                )
-            if rewrite.is_gated(question):
-                profile = rewrite.profile(question)
-                bank = yield from self.biases.bank(request.collection_name, state, profile)
-                question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
-            answers = []
-            for part in rewrite.apart(question):
-                answers.append((yield from self._answer(cached, rewrite, part, request)))
-            if request.WhichOneof("search_input") != "ids":
-                self.searches.sample(cached, state, question.profile, question.data)
-            return joined(answers)
-
-        return self.states.retrying(request.collection_name, None, call)
-
-    def _uncorrected(self, cached: CachedState, request: Any) -> Operation[Any]:
-        if not cached.states:
-            return (yield Send("Search", request))
-        sent, params = _copy(request), SearchParameters(request.search_params)
-        field = cached.uncorrected({"anns_field": params.field}).get("anns_field")
-        if field:
-            params.name_field(field)
-        params.write(sent.search_params)
-        return (yield from self._send_for_rows("Search", cached, sent))
-
-    def _send_for_rows(self, method: str, cached: CachedState, sent: Any) -> Operation[Any]:
-        """Send a request that has the user's output fields, and convert the rows of the answer."""
-        fields = cached.reading.fields(list(sent.output_fields))
-        sent.output_fields[:] = fields.requested or []
-        response = yield Send(method, sent)
-        rows = response if method == "Query" else response.results
-        ColumnReading(tuple(cached.states.values())).columns_out(rows, fields)
-        return response
-
-    def _question(
-        self, cached: CachedState, state: CollectionState, request: Any, overrides: Overrides
-    ) -> Operation[Question]:
-        params = SearchParameters(request.search_params)
-        if request.search_by_primary_keys:
+    def call(cached: CachedState) -> Operation[Any]:
+        expect_whole_hits(list(request.output_fields), cached.states, options_of(request))
+        state = cached.searched(params.field)
+        if state is None:
+            return (yield from _uncorrected(cached, request))
+        question = yield from _question(operations, cached, state, request, params.overrides.over(overrides))
+        rewrite = rewrite_of(state, cached.reading)
+        rewrite.expect_answerable(question, options_of(request))
+        if _reorders(rewrite, question) and params.has("iterator"):
             raise UnsupportedOperation(
-                "a search whose filter names the rows to search with: give ids instead"
+                f"iterators cannot follow the corrected order of field {state.field!r}, whose searches "
+                "are gated or whose biases lie beside its vectors: iterate with hubness_strength 0"
             )
-        if request.WhichOneof("search_input") == "ids":
-            level = {"consistency_level": level_of(request)}
-            found = yield from self.searches.vectors(
-                request.collection_name, cached, state, keys_of(request.ids), level
-            )
-            queries: Any = decode(found, state.dtype)
-        else:
-            queries = queries_in(request.placeholder_group, state)
-        return Question(
-            queries,
-            limit=params.number("topk", 0),
-            offset=params.number("offset", 0),
-            search_params=params.for_rewrite(),
-            output_fields=list(request.output_fields),
-            round_decimal=params.number("round_decimal", -1),
-            strength=self.searches.strength if overrides.strength is None else overrides.strength,
-            profile=overrides.profile,
+        if rewrite.is_gated(question):
+            profile = rewrite.profile(question)
+            bank = yield from operations.biases.bank(request.collection_name, state, profile)
+            question = replace(question, bank=bank.queries.vectors, activated=bank.activated)
+        answers = []
+        for part in rewrite.apart(question):
+            answers.append((yield from _answer(operations, cached, rewrite, part, request)))
+        if request.WhichOneof("search_input") != "ids":
+            operations.searches.sample(cached, state, question.profile, question.data)
+        return joined(answers)
+
+    return operations.states.retrying(request.collection_name, None, call)
+
+
+def _uncorrected(cached: CachedState, request: Any) -> Operation[Any]:
+    if not cached.states:
+        return (yield Send("Search", request))
+    sent, params = deepcopy(request), SearchParameters(request.search_params)
+    field = cached.uncorrected({"anns_field": params.field}).get("anns_field")
+    if field:
+        params.name_field(field)
+    params.write(sent.search_params)
+    return (yield from send_for_rows("Search", cached, sent))
+
+
+def send_for_rows(method: str, cached: CachedState, sent: Any) -> Operation[Any]:
+    """Send a request that has the user's output fields, and convert the rows of the answer."""
+    fields = cached.reading.fields(list(sent.output_fields))
+    sent.output_fields[:] = fields.requested or []
+    response = yield Send(method, sent)
+    rows = response if method == "Query" else response.results
+    columns_out(cached, rows, fields)
+    return response
+
+
+def _question(
+    operations: Operations,
+    cached: CachedState,
+    state: CollectionState,
+    request: Any,
+    overrides: Overrides,
+) -> Operation[Question]:
+    params = SearchParameters(request.search_params)
+    if request.search_by_primary_keys:
+        raise UnsupportedOperation("a search whose filter names the rows to search with: give ids instead")
+    if request.WhichOneof("search_input") == "ids":
+        level = {"consistency_level": level_of(request)}
+        found = yield from operations.searches.vectors(
+            request.collection_name, cached, state, keys_of(request.ids), level
         )
+        queries: Any = decode(found, state.dtype)
+    else:
+        queries = queries_in(request.placeholder_group, state)
+    return Question(
+        queries,
+        limit=params.number("topk", 0),
+        offset=params.number("offset", 0),
+        search_params=params.for_rewrite(),
+        output_fields=list(request.output_fields),
+        round_decimal=params.number("round_decimal", -1),
+        strength=operations.searches.strength if overrides.strength is None else overrides.strength,
+        profile=overrides.profile,
+    )
 
-    def _answer(
-        self, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
-    ) -> Operation[Any]:
-        """Return the answer to a question, with the user's rows, order and scores."""
-        search_request, codec = rewrite.ask(question), rewrite.codec
-        response = yield Send("Search", rewritten(request, rewrite, search_request))
-        own_scores = rewrite.state.metric == "L2" and codec.served_metric != "L2"
-        in_buckets = request.HasField("search_aggregation")
-        rounds = question.round_decimal >= 0 and not in_buckets
-        if _reorders(rewrite, question) or own_scores or rounds:
-            side = search_request.biases_of
-            hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
-            if side:
-                keys = list(dict.fromkeys(keys_of(response.results.ids)))
-                level = {"consistency_level": level_of(request)}
-                biases = yield from self.searches.side_biases(side, cached.key_field, keys, level)
-                chosen = search_request.answer(hits, biases)
-            else:
-                chosen = search_request.answer(hits)
-            pick(response.results, chosen)
-        fields = rewrite.reading.fields(question.output_fields)
-        ColumnReading(tuple(cached.states.values())).columns_out(response.results, fields)
+
+def _answer(
+    operations: Operations, cached: CachedState, rewrite: Rewrite, question: Question, request: Any
+) -> Operation[Any]:
+    """Return the answer to a question, with the user's rows, order and scores."""
+    search_request, codec = rewrite.ask(question), rewrite.codec
+    response = yield Send("Search", rewritten(request, rewrite, search_request))
+    own_scores = rewrite.state.metric == "L2" and codec.served_metric != "L2"
+    in_buckets = request.HasField("search_aggregation")
+    rounds = question.round_decimal >= 0 and not in_buckets
+    if _reorders(rewrite, question) or own_scores or rounds:
+        side = search_request.biases_of
+        hits = hits_of(response.results, codec.hidden_fields if codec.needs_candidates else ())
+        if side:
+            keys = list(dict.fromkeys(keys_of(response.results.ids)))
+            level = {"consistency_level": level_of(request)}
+            biases = yield from operations.searches.side_biases(side, cached.key_field, keys, level)
+            chosen = search_request.answer(hits, biases)
+        else:
+            chosen = search_request.answer(hits)
+        pick(response.results, chosen)
+    fields = rewrite.reading.fields(question.output_fields)
+    columns_out(cached, response.results, fields)
+    return response
+
+
+def hybrid_search(operations: Operations, request: Any, overrides: Overrides) -> Operation[Any]:
+    """Answer a HybridSearchRequest with a SearchResults, with corrected scores on corrected fields.
+
+    overrides: settings for requests that have none of their own. Raises as `search` does, and
+    UnsupportedOperation if the proxy must merge answers and cannot.
+    """
+    params = [SearchParameters(part.search_params) for part in request.requests]
+    overrides_of_parts = [each.overrides.over(overrides) for each in params]
+
+    def call(cached: CachedState) -> Operation[Any]:
+        if not cached.states:
+            return (yield Send("HybridSearch", request))
+        states = [cached.searched(each.field) for each in params]
+        for profile in {each.profile for each in overrides_of_parts}:
+            ranking.require_profile(profile, [state for state in states if state])
+        sent = deepcopy(request)
+        parts = zip(states, overrides_of_parts, request.requests, sent.requests, strict=True)
+        rewrites: list[tuple[Rewrite, Question, Any]] = []
+        for state, own, part, sent_part in parts:
+            if state is not None:
+                question = yield from _question(operations, cached, state, part, _of(own, state))
+                rewrites.append((rewrite_of(state, cached.reading), question, sent_part))
+        ranker = _ranker(request)
+        asked = [(rewrite, question) for rewrite, question, _ in rewrites]
+        if ranking.must_merge(ranker, asked):
+            return (yield from _merged_here(operations, cached, states, overrides_of_parts, ranker, request))
+        for rewrite, question, sent_part in rewrites:
+            sent_part.CopyFrom(rewritten(sent_part, rewrite, rewrite.ask(question)))
+        response = yield from send_for_rows("HybridSearch", cached, sent)
+        for rewrite, question in asked:
+            operations.searches.sample(cached, rewrite.state, question.profile, question.data)
         return response
 
-    def hybrid_wire(self, request: Any, overrides: Overrides) -> Operation[Any]:
-        """Answer a HybridSearchRequest with a SearchResults, with corrected scores on corrected fields.
+    return operations.states.retrying(request.collection_name, None, call)
 
-        overrides: settings for requests that have none of their own. Raises as `search_wire` does, and
-        UnsupportedOperation if the proxy must merge answers and cannot.
-        """
-        params = [SearchParameters(part.search_params) for part in request.requests]
-        overrides_of_parts = [each.overrides.over(overrides) for each in params]
 
-        def call(cached: CachedState) -> Operation[Any]:
-            if not cached.states:
-                return (yield Send("HybridSearch", request))
-            states = [cached.searched(each.field) for each in params]
-            for profile in {each.profile for each in overrides_of_parts}:
-                ranking.require_profile(profile, [state for state in states if state])
-            sent = _copy(request)
-            parts = zip(states, overrides_of_parts, request.requests, sent.requests, strict=True)
-            rewrites: list[tuple[Rewrite, Question, Any]] = []
-            for state, own, part, sent_part in parts:
-                if state is not None:
-                    question = yield from self._question(cached, state, part, _of(own, state))
-                    rewrites.append((rewrite_of(state, cached.reading), question, sent_part))
-            ranker = _ranker(request)
-            asked = [(rewrite, question) for rewrite, question, _ in rewrites]
-            if ranking.must_merge(ranker, asked):
-                return (yield from self._merged_here(cached, states, overrides_of_parts, ranker, request))
-            for rewrite, question, sent_part in rewrites:
-                sent_part.CopyFrom(rewritten(sent_part, rewrite, rewrite.ask(question)))
-            response = yield from self._send_for_rows("HybridSearch", cached, sent)
-            for rewrite, question in asked:
-                self.searches.sample(cached, rewrite.state, question.profile, question.data)
-            return response
-
-        return self.states.retrying(request.collection_name, None, call)
-
-    def _merged_here(
-        self,
-        cached: CachedState,
-        states: Sequence[CollectionState | None],
-        overrides_of_parts: Sequence[Overrides],
-        ranker: ranking.Ranker,
-        request: Any,
-    ) -> Operation[Any]:
-        """Search once for each request and merge the answers."""
-        params = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
-        if params.get("group_by_field"):
-            raise UnsupportedOperation(
-                "grouping a hybrid search whose answers are merged by the proxy: fields of metric COSINE or "
-                "L2 with a weighted ranker, gates, and biases beside vectors are; use an RRF ranker on others"
-            )
-        answers: list[Any] = []
-        metrics: list[str] = []
-        for state, own, part in zip(states, overrides_of_parts, request.requests, strict=True):
-            answers.append((yield from self.search_wire(_alone(part, request), _of(own, state))))
-            if state:
-                metrics.append(state.metric)
-                continue
-            given = SearchParameters(part.search_params)
-            metric = given.metric
-            if not metric:
-                metric = yield from self.states.metric(request.collection_name, given.field or "", None)
-            metrics.append(str(metric).upper())
-        counts = [len(answer.results.topks) for answer in answers]
-        first = joined(answers)
-        found, parts = iter(hits_of(first.results)), []
-        for count in counts:
-            parts.append(list(islice(found, count)))
-        offset = int(params.get("offset") or 0)
-        page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
-        decimals = params.get("round_decimal")
-        chosen = ranking.merge(parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
-        pick(first.results, chosen)
-        return first
+def _merged_here(
+    operations: Operations,
+    cached: CachedState,
+    states: Sequence[CollectionState | None],
+    overrides_of_parts: Sequence[Overrides],
+    ranker: ranking.Ranker,
+    request: Any,
+) -> Operation[Any]:
+    """Search once for each request and merge the answers."""
+    params = {name: _plain(value) for name, value in pairs_of(request.rank_params).items()}
+    if params.get("group_by_field"):
+        raise UnsupportedOperation(
+            "grouping a hybrid search whose answers are merged by the proxy: fields of metric COSINE or "
+            "L2 with a weighted ranker, gates, and biases beside vectors are; use an RRF ranker on others"
+        )
+    answers: list[Any] = []
+    metrics: list[str] = []
+    for state, own, part in zip(states, overrides_of_parts, request.requests, strict=True):
+        answers.append((yield from search(operations, _alone(part, request), _of(own, state))))
+        if state:
+            metrics.append(state.metric)
+            continue
+        given = SearchParameters(part.search_params)
+        metric = given.metric
+        if not metric:
+            metric = yield from operations.states.metric(request.collection_name, given.field or "", None)
+        metrics.append(str(metric).upper())
+    counts = [len(answer.results.topks) for answer in answers]
+    first = joined(answers)
+    found, parts = iter(hits_of(first.results)), []
+    for count in counts:
+        parts.append(list(islice(found, count)))
+    offset = int(params.get("offset") or 0)
+    page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
+    decimals = params.get("round_decimal")
+    chosen = ranking.merge(parts, metrics, ranker, page, -1 if decimals is None else int(decimals))
+    pick(first.results, chosen)
+    return first
 
 
 def level_of(request: Any) -> int | None:
@@ -272,7 +278,7 @@ def placeholder_group(vectors: list[Any], dtype: Dtype) -> bytes:
 
 def rewritten(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> Any:
     """Return a SearchRequest message for the augmented vectors."""
-    sent, params = _copy(request), SearchParameters(request.search_params)
+    sent, params = deepcopy(request), SearchParameters(request.search_params)
     params.take(search_request.search_params)
     if not request.HasField("search_aggregation"):  # Else hits are in buckets; the server rounds them.
         params.put("round_decimal", search_request.options.get("round_decimal", -1))
@@ -288,12 +294,6 @@ def rewritten(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> 
     return sent
 
 
-def _copy(request: Any) -> Any:
-    copy = type(request)()
-    copy.CopyFrom(request)
-    return copy
-
-
 def _of(overrides: Overrides, state: CollectionState | None) -> Overrides:
     """Return the overrides for one of several fields, without a profile that the field does not have."""
     return Overrides(
@@ -306,7 +306,7 @@ def _alone(part: Any, request: Any) -> Any:
 
     pymilvus gives each request the offset and the decimals of the whole search; they are reset.
     """
-    alone, params = _copy(part), SearchParameters(part.search_params)
+    alone, params = deepcopy(part), SearchParameters(part.search_params)
     params.put("offset", 0)
     params.put("round_decimal", -1)
     params.write(alone.search_params)

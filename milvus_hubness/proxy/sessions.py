@@ -22,11 +22,11 @@ from pymilvus.client.abstract import CollectionSchema
 from pymilvus.grpc_gen import milvus_pb2
 
 from milvus_hubness.client._methods import DEFAULT_BANK_BUDGET
+from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, sampler_for
 from milvus_hubness.client.steps import Ask, Compute, InStore, LearnSchema, LoadBank, Pause, Step
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.proxy.messages import Send
-from milvus_hubness.proxy.operations import WireOperations
 from milvus_hubness.proxy.options import ProxyOptions
 from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.milvus_banks import Sample, put_samples
@@ -221,9 +221,7 @@ class Session:
         self._lock = threading.Lock()
         self._client: MilvusClient | None = None
         self._sampler = sampler_for(None, self._put_samples)
-        self.operations = WireOperations(
-            options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler
-        )
+        self.operations = Operations(options.strength, options.state_ttl, DEFAULT_BANK_BUDGET, self._sampler)
         self.pools = CollectionPools(options.max_calls)
 
     async def answer(self, step: Step, caller: Caller, pool: CollectionPool, send: Sending) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -39,130 +40,127 @@ def _value(value: Any) -> Any:
     return list(getattr(value.array_val, kind).data)
 
 
-class WireWriting(Operations):
-    """The rewritten Insert, Upsert and Delete calls."""
+def write(operations: Operations, method: str, request: Any) -> Operation[Any]:
+    """Answer an InsertRequest or an UpsertRequest with a MutationResult.
 
-    def write_wire(self, method: str, request: Any) -> Operation[Any]:
-        """Answer an InsertRequest or an UpsertRequest with a MutationResult.
+    Each row with a vector gets its bias. method: the name of the call in the protocol. Raises
+    DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
+    InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
+    """
+    collection, adds = request.collection_name, method == "Upsert" and bool(request.field_ops)
 
-        Each row with a vector gets its bias. method: the name of the call in the protocol. Raises
-        DimensionMismatch, NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows;
-        InvalidInput, UnsupportedOperation, WriteIntentFailed, DualWriteFailed.
-        """
-        collection, adds = request.collection_name, method == "Upsert" and bool(request.field_ops)
+    @cache
+    def as_write() -> Write:
+        """Return the write in the form of HubnessClient's operations."""
+        if adds:
+            raise UnsupportedOperation(
+                "field_ops while a refresh or a migration is at work on the collection"
+            )
+        options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
+        rows = rows_of(request.fields_data, request.num_rows)
+        return Write(method.lower(), collection, rows, None, request.partition_name, options=options)
 
-        @cache
-        def write() -> Write:
-            """Return the write in the form of HubnessClient's operations."""
-            if adds:
-                raise UnsupportedOperation(
-                    "field_ops while a refresh or a migration is at work on the collection"
-                )
-            options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
-            rows = rows_of(request.fields_data, request.num_rows)
-            return Write(method.lower(), collection, rows, None, request.partition_name, options=options)
-
-        def by_row(write: Write) -> Operation[Any]:
-            written, _ = yield from self.writes.write(write)
-            count = written.get("insert_count") or written.get("upsert_count") or 0
-            counted = {"insert_cnt" if method == "Insert" else "upsert_cnt": count}
-            succeeded = range(request.num_rows)
-            result = milvus_pb2.MutationResult(acknowledged=True, succ_index=succeeded, **counted)
-            put_keys(result.IDs, list(written.get("ids") or written.get("primary_keys") or ()))
-            return result
-
-        def call(cached: CachedState) -> Operation[Any]:
-            codecs = [state.codec for state in cached.states.values()]
-            if cached.intent_log is not None or any(codec.needs_candidates for codec in codecs):
-                return (yield from by_row(write()))
-            if cached.dual_write is not None:
-                write()  # Refuse first what the copy cannot take.
-            if not cached.states:
-                return (yield Send(method, request))
-            sent = type(request)()
-            sent.CopyFrom(request)
-            for state in cached.states.values():
-                yield from self._fill(cached, state, sent, are_new=method == "Insert")
-            return (yield Send(method, sent))
-
-        def again(cached: CachedState) -> Operation[Any]:
-            if adds:
-                raise WriteIntentFailed(
-                    f"written to {collection!r} so slowly that a refresh, which began since, may have undone "
-                    "it: read the rows again, and repeat the update where it is missing"
-                )
-            return (yield from by_row(replace(write(), method="upsert")))
-
-        first, _, cached = yield from self.intents.noted(collection, None, call, again)
-        if cached.dual_write is not None:
-            yield from self.dual_writes.carry(cached, keys_of(first.IDs), write())
-        return first
-
-    def delete_wire(self, request: Any) -> Operation[Any]:
-        """Answer a DeleteRequest with a MutationResult.
-
-        Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation.
-        """
-        collection = request.collection_name
-        cached = yield from self.states.cached_state(collection)
-        if cached.intent_log is None and cached.dual_write is None:
-
-            def call(cached: CachedState) -> Operation[Any]:
-                return (yield Send("Delete", request))
-
-            def again(cached: CachedState) -> Operation[Any]:
-                yield from self._deleted_by_filter(request)
-                return None
-
-            first, _, cached = yield from self.intents.noted(collection, None, call, again)
-            if cached.dual_write is not None:
-                yield from self._deleted_by_filter(request)
-            return first
-        done = yield from self._deleted_by_filter(request)
-        if isinstance(done, dict):
-            return milvus_pb2.MutationResult(delete_cnt=done["delete_count"])
-        result = milvus_pb2.MutationResult(delete_cnt=len(done))
-        put_keys(result.IDs, done)  # Milvus Lite returns the keys, and so does pymilvus.
+    def by_row(write: Write) -> Operation[Any]:
+        written, _ = yield from operations.writes.write(write)
+        count = written.get("insert_count") or written.get("upsert_count") or 0
+        counted = {"insert_cnt" if method == "Insert" else "upsert_cnt": count}
+        succeeded = range(request.num_rows)
+        result = milvus_pb2.MutationResult(acknowledged=True, succ_index=succeeded, **counted)
+        put_keys(result.IDs, list(written.get("ids") or written.get("primary_keys") or ()))
         return result
 
-    def _deleted_by_filter(self, request: Any) -> Operation[Any]:
-        options: dict[str, Any] = {"consistency_level": request.consistency_level}
-        if request.expr_template_values:
-            options["filter_params"] = filter_params(request.expr_template_values)
-        partition = request.partition_name or None
-        deletion = Deletion(request.collection_name, None, None, request.expr, partition, options)
-        return (yield from self.dual_writes.delete(deletion))
+    def call(cached: CachedState) -> Operation[Any]:
+        codecs = [state.codec for state in cached.states.values()]
+        if cached.intent_log is not None or any(codec.needs_candidates for codec in codecs):
+            return (yield from by_row(as_write()))
+        if cached.dual_write is not None:
+            as_write()  # Refuse first what the copy cannot take.
+        if not cached.states:
+            return (yield Send(method, request))
+        sent = deepcopy(request)
+        for state in cached.states.values():
+            yield from _fill(operations, state, sent, are_new=method == "Insert")
+        return (yield Send(method, sent))
 
-    def _fill(
-        self, cached: CachedState, state: CollectionState, sent: Any, *, are_new: bool
-    ) -> Operation[None]:
-        """Write the augmented vectors of a field, and its hidden columns, into the request."""
-        columns = sent.fields_data
-        _expect_none_of_ours(columns, state)
-        column = column_named(columns, state.field)
-        if column is None:
-            if getattr(sent, "partial_update", False):
-                return
-            raise InvalidInput(f"the rows lack field {state.field!r}")
-        vectors = vectors_in(column, state.dtype)
-        if vectors.shape != (sent.num_rows, state.dim):
-            raise DimensionMismatch(
-                f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
-                f"got {len(vectors)} of dimension {vectors.shape[1]}"
+    def again(cached: CachedState) -> Operation[Any]:
+        if adds:
+            raise WriteIntentFailed(
+                f"written to {collection!r} so slowly that a refresh, which began since, may have undone "
+                "it: read the rows again, and repeat the update where it is missing"
             )
-        vectors = state.require_storable(vectors)
-        biases = yield from self.biases.of_rows(
-            sent.collection_name, state, vectors, "compute", None, are_new=are_new
+        return (yield from by_row(replace(as_write(), method="upsert")))
+
+    first, _, cached = yield from operations.intents.noted(collection, None, call, again)
+    if cached.dual_write is not None:
+        yield from operations.dual_writes.carry(cached, keys_of(first.IDs), as_write())
+    return first
+
+
+def delete(operations: Operations, request: Any) -> Operation[Any]:
+    """Answer a DeleteRequest with a MutationResult.
+
+    Raises WriteIntentFailed, DualWriteFailed, UnsupportedOperation.
+    """
+    collection = request.collection_name
+    cached = yield from operations.states.cached_state(collection)
+    if cached.intent_log is None and cached.dual_write is None:
+
+        def call(cached: CachedState) -> Operation[Any]:
+            return (yield Send("Delete", request))
+
+        def again(cached: CachedState) -> Operation[Any]:
+            yield from _deleted_by_filter(operations, request)
+            return None
+
+        first, _, cached = yield from operations.intents.noted(collection, None, call, again)
+        if cached.dual_write is not None:
+            yield from _deleted_by_filter(operations, request)
+        return first
+    done = yield from _deleted_by_filter(operations, request)
+    if isinstance(done, dict):
+        return milvus_pb2.MutationResult(delete_cnt=done["delete_count"])
+    result = milvus_pb2.MutationResult(delete_cnt=len(done))
+    put_keys(result.IDs, done)  # Milvus Lite returns the keys, and so does pymilvus.
+    return result
+
+
+def _deleted_by_filter(operations: Operations, request: Any) -> Operation[Any]:
+    options: dict[str, Any] = {"consistency_level": request.consistency_level}
+    if request.expr_template_values:
+        options["filter_params"] = filter_params(request.expr_template_values)
+    partition = request.partition_name or None
+    deletion = Deletion(request.collection_name, None, None, request.expr, partition, options)
+    return (yield from operations.dual_writes.delete(deletion))
+
+
+def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new: bool) -> Operation[None]:
+    """Write the augmented vectors of a field, and its hidden columns, into the request."""
+    columns = sent.fields_data
+    _expect_none_of_ours(columns, state)
+    column = column_named(columns, state.field)
+    if column is None:
+        if getattr(sent, "partial_update", False):
+            return
+        raise InvalidInput(f"the rows lack field {state.field!r}")
+    vectors = vectors_in(column, state.dtype)
+    if vectors.shape != (sent.num_rows, state.dim):
+        raise DimensionMismatch(
+            f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
+            f"got {len(vectors)} of dimension {vectors.shape[1]}"
         )
-        locality_hints = yield from self.biases.locality_hints(
-            sent.collection_name, state, vectors, "compute"
-        )
-        codec, epoch = state.codec, state.profile.epoch
-        stored = codec.pack(codec.encode_rows(vectors, RowBiases(biases, epoch, locality_hints)))
-        if codec.searched_field != codec.field:
-            column = columns.add(type=column.type, field_name=codec.searched_field)
-        put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)
-        _add_scalars(columns, stored, codec)
+    vectors = state.require_storable(vectors)
+    biases = yield from operations.biases.of_rows(
+        sent.collection_name, state, vectors, "compute", None, are_new=are_new
+    )
+    locality_hints = yield from operations.biases.locality_hints(
+        sent.collection_name, state, vectors, "compute"
+    )
+    codec, epoch = state.codec, state.profile.epoch
+    stored = codec.pack(codec.encode_rows(vectors, RowBiases(biases, epoch, locality_hints)))
+    if codec.searched_field != codec.field:
+        column = columns.add(type=column.type, field_name=codec.searched_field)
+    put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)
+    _add_scalars(columns, stored, codec)
 
 
 def _expect_none_of_ours(columns: Any, state: CollectionState) -> None:
