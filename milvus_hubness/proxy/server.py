@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any, NoReturn
 
@@ -67,44 +68,45 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         path: str = details.method
         method = path.removeprefix(_SERVICE)
         if method in REWRITTEN and path.startswith(_SERVICE):
-            return grpc.unary_unary_rpc_method_handler(self._rewriting(method))
+            return grpc.unary_unary_rpc_method_handler(partial(self._rewritten, method))
         if path in _UNARY:
-            return grpc.unary_unary_rpc_method_handler(self._passing(path))
-        return grpc.stream_stream_rpc_method_handler(self._streaming(path))
+            return grpc.unary_unary_rpc_method_handler(partial(self._passed, path))
+        return grpc.stream_stream_rpc_method_handler(partial(self._streamed, path))
 
     # -- passed on --------------------------------------------------------------------------------------
 
-    def _passing(self, path: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def passed(message: bytes, context: Context) -> bytes:
-            call = self._call(path, message, context)
-            response: bytes = await _relayed(call, context)
-            if path.removeprefix(_SERVICE) in OUTDATES:
-                self._sessions.forget()
-            return response
+    async def _passed(self, path: str, message: bytes, context: Context) -> bytes:
+        call = self._call(path, message, context)
+        try:
+            response: bytes = await call
+        except grpc.aio.AioRpcError as error:
+            await _abort(context, error)
+        await _relay_metadata(call, context)
+        if path.removeprefix(_SERVICE) in OUTDATES:
+            self._sessions.forget()
+        return response
 
-        return passed
-
-    def _streaming(self, path: str) -> Callable[[AsyncIterator[bytes], Context], AsyncIterator[bytes]]:
-        async def streamed(messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-            call = self._channel.stream_stream(path)(
-                messages,
-                metadata=passed_on(context.invocation_metadata()),
-                timeout=context.time_remaining(),
-            )
-            ended = _how_it_ends(call)
-            try:
-                await context.send_initial_metadata(passed_on(await call.initial_metadata()))
-                with suppress(grpc.aio.AioRpcError):
-                    async for message in call:
-                        yield message
-                code, details, trailing = await ended()
-                if code != grpc.StatusCode.OK:
-                    await context.abort(code, details or "", trailing)
-                context.set_trailing_metadata(trailing)
-            finally:
-                call.cancel()
-
-        return streamed
+    async def _streamed(
+        self, path: str, messages: AsyncIterator[bytes], context: Context
+    ) -> AsyncIterator[bytes]:
+        call = self._channel.stream_stream(path)(
+            messages,
+            metadata=passed_on(context.invocation_metadata()),
+            timeout=context.time_remaining(),
+        )
+        first: list[Ending] = []
+        call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
+        try:
+            await context.send_initial_metadata(passed_on(await call.initial_metadata()))
+            with suppress(grpc.aio.AioRpcError):
+                async for message in call:
+                    yield message
+            code, details, trailing = await _status_of(call, first)
+            if code != grpc.StatusCode.OK:
+                await context.abort(code, details or "", trailing)
+            context.set_trailing_metadata(trailing)
+        finally:
+            call.cancel()
 
     def _call(self, path: str, message: bytes, context: Context) -> Any:
         if path not in self._unary:
@@ -117,42 +119,39 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     # -- rewritten --------------------------------------------------------------------------------------
 
-    def _rewriting(self, method: str) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def rewritten(message: bytes, context: Context) -> bytes:
-            last: list[Any] = []
+    async def _rewritten(self, method: str, message: bytes, context: Context) -> bytes:
+        last: list[Any] = []
 
-            async def send(name: str, request: Any) -> Any:
-                call = self._call(_SERVICE + name, request.SerializeToString(), context)
-                if name == method:
-                    last[:] = [call]
-                response = response_of(name, await call)
-                status = status_in(response)
-                if status.code or status.error_code:
-                    raise Refused(response, status)
-                return response
+        async def send(name: str, request: Any) -> Any:
+            call = self._call(_SERVICE + name, request.SerializeToString(), context)
+            if name == method:
+                last[:] = [call]
+            response = response_of(name, await call)
+            status = status_in(response)
+            if status.code or status.error_code:
+                raise Refused(response, status)
+            return response
 
-            try:
-                response = await self._operated(method, message, context, send)
-            except grpc.RpcError as error:
-                await _abort(context, error)
-            except ServerUnavailable as error:
-                await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-            except DecodeError:
-                await context.abort(grpc.StatusCode.INTERNAL, f"no request of {method}")
-            except Exception as error:
-                if not isinstance(error, HubnessError | MilvusException):
-                    log.exception("%s failed", method)
-                response = refusal(method, error)
-                if isinstance(error, Refused) and isinstance(error.response, type(response)):
-                    response = error.response
-            if method in OUTDATES:
-                self._sessions.forget()
-            if last:
-                await _relay_metadata(last[0], context)
-            packed: bytes = response.SerializeToString()
-            return packed
-
-        return rewritten
+        try:
+            response = await self._operated(method, message, context, send)
+        except grpc.RpcError as error:
+            await _abort(context, error)
+        except ServerUnavailable as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INTERNAL, f"no request of {method}")
+        except Exception as error:
+            if not isinstance(error, HubnessError | MilvusException):
+                log.exception("%s failed", method)
+            response = refusal(method, error)
+            if isinstance(error, Refused) and isinstance(error.response, type(response)):
+                response = error.response
+        if method in OUTDATES:
+            self._sessions.forget()
+        if last:
+            await _relay_metadata(last[0], context)
+        packed: bytes = response.SerializeToString()
+        return packed
 
     async def _operated(self, method: str, message: bytes, context: Context, send: Any) -> Any:
         request, metadata = request_of(method, message), context.invocation_metadata()
@@ -165,16 +164,6 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             return await drive_async(operation, lambda step: session.answer(step, caller, pool, send))
 
 
-async def _relayed(call: Any, context: Context) -> Any:
-    """Return the response of a call, and pass on its metadata."""
-    try:
-        response = await call
-    except grpc.aio.AioRpcError as error:
-        await _abort(context, error)
-    await _relay_metadata(call, context)
-    return response
-
-
 async def _relay_metadata(call: Any, context: Context) -> None:
     with suppress(grpc.aio.AioRpcError):
         if initial := passed_on(await call.initial_metadata()):
@@ -183,26 +172,18 @@ async def _relay_metadata(call: Any, context: Context) -> None:
         context.set_trailing_metadata(trailing)
 
 
-def _how_it_ends(call: Any) -> Callable[[], Awaitable[Ending]]:
-    """Return a function that waits for the end of a stream and returns its status.
+async def _status_of(call: Any, first: list[Ending]) -> Ending:
+    """Return the status of a stream that has ended. first: its status at that moment.
 
     If the upstream ends a stream before all messages are sent, gRPC may report its own write failure in place
     of the upstream's status, or the reverse: both are watched.
     """
-    first: list[Ending] = []
-    call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
-
-    async def told() -> Ending:
-        given_up = monotonic() + _WORD_FOLLOWS
-        while (end := await _ending(call))[1] == _NOT_WRITTEN:
-            if first[0][1] != _NOT_WRITTEN:
-                return first[0]
-            if monotonic() > given_up:
-                break
-            await asyncio.sleep(0.005)
-        return end
-
-    return told
+    deadline = monotonic() + _WORD_FOLLOWS
+    while (end := await _ending(call))[1] == _NOT_WRITTEN and monotonic() <= deadline:
+        if first[0][1] != _NOT_WRITTEN:
+            return first[0]
+        await asyncio.sleep(0.005)
+    return end
 
 
 async def _ending(call: Any) -> Ending:
