@@ -90,38 +90,27 @@ def suspicions(
         expected = seen.reached / seen.share
     else:
         n = min(len(queries), len(order))
-        query_vectors = reach(queries[:n], gallery)
-        alike = reach(bank[order[:n]], gallery)
-        narrow, usual = alike.reached < NARROWER * query_vectors.reached, "the queries asked reach"
-        expected = seen.reached * query_vectors.reached / alike.reached
-    found = []
+        real, alike = reach(queries[:n], gallery), reach(bank[order[:n]], gallery)
+        narrow, usual = alike.reached < NARROWER * real.reached, "the queries asked reach"
+        expected = seen.reached * real.reached / alike.reached
+    texts: dict[str, str] = {}
     if narrow:
-        found.append(
-            Suspicion(
-                "narrow",
-                f"the nearest items of the bank's {seen.queries} queries are only {seen.reached} of "
-                f"{seen.items}, where {usual} about {expected:.0f}: the bank is from another domain, or "
-                f"covers a corner of this one",
-            )
+        texts["narrow"] = (
+            f"the nearest items of the bank's {seen.queries} queries are only {seen.reached} of "
+            f"{seen.items}, where {usual} about {expected:.0f}: the bank is from another domain, or covers a "
+            "corner of this one"
         )
-        if seen.once < CHOSEN:
-            found.append(
-                Suspicion(
-                    "chosen",
-                    f"{100 * seen.once:.1f}% of the bank's queries have a nearest item of their own: such a "
-                    f"bank is not drawn from a stream of queries but picked to crowd few items",
-                )
-            )
-    apart = 0.0 if queries is None else shift(bank, queries)
-    if apart > SHIFTED:
-        found.append(
-            Suspicion(
-                "shifted",
-                f"bank and queries lie {apart:.2f} of their variance apart (a bank of the same kind: "
-                f"under {SHIFTED}): they are of different kinds",
-            )
+    if narrow and seen.once < CHOSEN:
+        texts["chosen"] = (
+            f"{seen.once:.1%} of the bank's queries have a nearest item of their own: such a bank is not "
+            "drawn from a stream of queries but picked to crowd few items"
         )
-    return found
+    if queries is not None and (apart := shift(bank, queries)) > SHIFTED:
+        texts["shifted"] = (
+            f"bank and queries lie {apart:.2f} of their variance apart (a bank of the same kind: under "
+            f"{SHIFTED}): they are of different kinds"
+        )
+    return [Suspicion(kind, text) for kind, text in texts.items()]
 
 
 ITEMS_PER_REGION = 25

@@ -120,7 +120,12 @@ def measure_recall(
     rows, subtracted = rows[chosen], subtracted[chosen]
     columns = None if columns is None else columns[chosen]
     k = min(K, len(rows))
-    value = _checked_value(value, spec, k)
+    if spec.search_parameter is None:
+        value = None
+    elif value is None:
+        value = spec.default_value(k)
+    else:
+        value = whole_number(spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1)
 
     reduced, reduced_queries = layout.reduce_items(rows), layout.reduce_queries(query_vectors)
     scores = reduced_queries.astype(np.float64) @ reduced.astype(np.float64).T
@@ -171,7 +176,9 @@ class _Form:
     ) -> None:
         self.index = AnnIndex(items, spec, metric=metric)
         self.queries, self.scores, self.k = queries, scores, k
-        self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * _magnitude(items, queries)
+        longest = np.square(items, dtype=np.float64).sum(axis=1).max()
+        magnitude = (np.square(queries, dtype=np.float64).sum(axis=1) + longest) / 2
+        self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * magnitude
 
     def recalls(self, value: int | None) -> Scores:
         """Return (m,) the recall of each query; answers as good as the k-th best count, up to float32
@@ -203,22 +210,6 @@ def _needed(form: _Form, raw: Scores, value: int | None) -> int | None:
     return high
 
 
-def _checked_value(value: int | None, spec: IndexSpec, k: int) -> int | None:
-    if spec.search_parameter is None:
-        return None
-    if value is None:
-        return spec.default_value(k)
-    return whole_number(spec.search_parameter, value, at_least=k if spec.search_parameter == "ef" else 1)
-
-
 def _drawn(numbers: npt.NDArray[Any], count: int, rng: np.random.Generator) -> npt.NDArray[Any]:
     """Return at most `count` of the numbers, in order."""
     return numbers if len(numbers) <= count else np.sort(rng.choice(numbers, count, replace=False))
-
-
-def _magnitude(items: Floats, queries: Floats) -> Scores:
-    """Return (m,) half the squared lengths of each query and the longest item; rounding is in proportion to
-    it."""
-    longest = np.square(items, dtype=np.float64).sum(axis=1).max()
-    magnitude: Scores = (np.square(queries, dtype=np.float64).sum(axis=1) + longest) / 2
-    return magnitude
