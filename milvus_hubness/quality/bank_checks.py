@@ -246,11 +246,13 @@ def _compared(
     """Return MMD², the share of the variance, and the p-value."""
     n, m = len(first), len(second)
     kernel = _kernel(np.concatenate([first, second]))
-    own = np.zeros((n + m, 1 + permutations), np.float32)
+    own = np.zeros((n + m, 1 + permutations), np.float32)  # A column marks the rows of the first sample.
     own[:n, 0] = 1
     for column in range(1, 1 + permutations):
         own[rng.permutation(n + m)[:n], column] = 1
-    within, across, others = _sums(kernel, own)
+    within = (own * (kernel.astype(np.float32) @ own)).sum(0, dtype=np.float64)
+    across = own.T.astype(np.float64) @ kernel.sum(1) - within
+    others = kernel.sum() - within - 2 * across
     means = within / (n * (n - 1)), others / (m * (m - 1)), across / (n * m)
     mmd2 = means[0] + means[1] - 2 * means[2]
     inside = (2 - means[0][0] - means[1][0]) / 2
@@ -269,12 +271,3 @@ def _kernel(rows: Vectors) -> Squares:
     kernel: Squares = np.exp(-squares / (2 * width)) if width > 0 else (squares == 0).astype(np.float64)
     np.fill_diagonal(kernel, 0)
     return kernel
-
-
-def _sums(kernel: Squares, own: npt.NDArray[np.float32]) -> tuple[Squares, Squares, Squares]:
-    """Return the sums of the kernel within the first sample, across the samples, and within the second
-    sample, for each column of `own`. A column of `own` marks the rows of the first sample."""
-    within = (own * (kernel.astype(np.float32) @ own)).sum(0, dtype=np.float64)
-    touching = own.T.astype(np.float64) @ kernel.sum(1)
-    across = touching - within
-    return within, across, kernel.sum() - within - 2 * across
