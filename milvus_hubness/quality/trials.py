@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from milvus_hubness.estimators import (
 from milvus_hubness.estimators.base import score_spread
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.operands import as_tensor
+from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import k_occurrence, robin_hood, score_tiles
 
 DEPTH = 10
@@ -142,15 +143,12 @@ class Trial(NamedTuple):
     bias: Vectors
 
 
-Progress = Callable[[str, int, int], None]
-
-
 def sweep(
     bank: QueryBank,
     gallery: Vectors,
     target_bank: QueryBank | None = None,
     *,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> list[Trial]:
     """Return the trials on a gallery (n, d): those of `default_blend` come last, with full strength at the
     very end.
@@ -171,8 +169,7 @@ def sweep(
         fitted = estimator.fit(bank, gallery=gallery, target_bank=target_bank)
         bias = fitted.bias(gallery)
         trials += [Trial(fitted.estimator, strength, np.float32(strength) * bias) for strength in strengths]
-        if progress:
-            progress("trying methods", done, len(others))
+        progress("trying methods", done, len(others))
     return trials
 
 

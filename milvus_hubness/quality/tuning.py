@@ -15,6 +15,7 @@ from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator
 from milvus_hubness.estimators.base import require_gallery
 from milvus_hubness.kernels.operands import whole_number
+from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions
 from milvus_hubness.quality.measures import (
     Interval,
@@ -24,7 +25,7 @@ from milvus_hubness.quality.measures import (
     checked_positives,
     paired_difference,
 )
-from milvus_hubness.quality.trials import Outcome, Progress, Trial, assess, sweep, unevenness
+from milvus_hubness.quality.trials import Outcome, Trial, assess, sweep, unevenness
 
 MEMBERS = 8
 UNEVENNESS_WEIGHT = 0.3
@@ -211,7 +212,7 @@ def tune(
     queries: npt.ArrayLike | None = None,
     positives: Positives | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> Tuning:
     """Try every method on a gallery (n_items, d), and decide whether one is worth applying.
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.kernels.operands import resolve_device
+from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
 from milvus_hubness.quari.model import (
     STRENGTHS,
@@ -68,9 +69,6 @@ def contrastive_loss(
 VALIDATION_SHARE = 0.1
 QUERIES_AT_ONCE = 64
 
-Progress = Callable[[str, int, int], None]
-"""A callback that gets the current step, the number of finished units, and their total."""
-
 
 def train(
     pairs: Pairs,
@@ -82,7 +80,7 @@ def train(
     resume: bool = False,
     encoder: str | None = None,
     device: str = "auto",
-    progress: Progress | None = None,
+    progress: Progress = silent,
     on_epoch: Callable[[Epoch], None] | None = None,
 ) -> Checkpoint:
     """Train a network on these pairs; return the weights of the epoch with the best validation MRR.
@@ -208,7 +206,7 @@ class _Run:
         """Whether only the anchors learn in the next epoch."""
         return self.at.history[-1].epoch < self.settings.anchor_epochs
 
-    def epoch(self, progress: Progress | None) -> float:
+    def epoch(self, progress: Progress) -> float:
         """Run one pass over the pairs; return the mean loss of its steps."""
         settings, total, losses = self.settings, self.steps_an_epoch * self.settings.epochs, []
         done = self.at.history[-1].epoch
@@ -226,8 +224,7 @@ class _Run:
                 group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_an_epoch)
             losses.append(self._step(order[nth * self.batch : (nth + 1) * self.batch]))
             step += 1
-            if progress is not None:
-                progress("training", step, total)
+            progress("training", step, total)
         return float(np.mean(losses))
 
     def _remember(self, memory: Memory) -> None:
