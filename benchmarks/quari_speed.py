@@ -12,6 +12,7 @@ import torch
 
 from benchmarks.quari_rivals import CANDIDATES, SIZES
 from milvus_hubness.quari import Quari, QuariConfig, QuariReranker
+from milvus_hubness.quari.model import INSIDE
 
 SPEED_REPEATS = 60
 REMEMBERED = 6000
@@ -19,8 +20,8 @@ REMEMBERED = 6000
 
 def products(config: QuariConfig) -> int:
     """Multiplications of one query and its candidates, of the matrix products alone."""
-    tokens, width, inside = 1 + 2 * config.rank, config.width, config.hidden * config.width
-    a_layer = tokens * width * (4 + 2 * config.feedforward) * width + 2 * tokens**2 * width
+    tokens, width, inside = 1 + 2 * config.rank, config.width, INSIDE * config.width
+    a_layer = tokens * width * (4 + 2 * INSIDE) * width + 2 * tokens**2 * width
     decoders = tokens * inside * (width + config.dim)
     a_candidate = (2 * config.rank + 1) * config.dim
     of_query = 2 * config.rank**2 * config.dim

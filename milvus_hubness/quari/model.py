@@ -59,6 +59,9 @@ from milvus_hubness.kernels.operands import finite_number, whole_number
 
 Form = Literal["published", "residual", "anchored"]
 
+INSIDE = 2
+"""Width inside all MLPs, as a multiple of the width of a token."""
+
 
 @dataclass(frozen=True)
 class QuariConfig:
@@ -66,7 +69,6 @@ class QuariConfig:
 
     dim: d, of queries and gallery items. rank: r, the number of products u_j v_jᵀ in T. width: of a token; a
     multiple of heads. layers: of the shared transformer. steps: L, the number of times that it is applied.
-    feedforward, hidden: width inside the transformer's and the decoders' MLPs, as multiples of `width`.
     dropout: in the transformer, during training.
 
     form: how T and q' follow from the decoders' outputs for a query,
@@ -89,8 +91,6 @@ class QuariConfig:
     layers: int = 4
     steps: int = 2
     heads: int = 4
-    feedforward: int = 2
-    hidden: int = 2
     dropout: float = 0.1
     form: Form = "residual"
     anchors: int = 64
@@ -99,7 +99,7 @@ class QuariConfig:
     adapt_gallery: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("dim", "rank", "width", "layers", "steps", "heads", "feedforward", "hidden", "anchors"):
+        for name in ("dim", "rank", "width", "layers", "steps", "heads", "anchors"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         object.__setattr__(self, "memory", whole_number("memory", self.memory, at_least=0))
         if self.width % self.heads or self.width % 2:
@@ -211,14 +211,14 @@ class Quari(nn.Module):
     def __init__(self, config: QuariConfig) -> None:
         super().__init__()
         self.config = config
-        dim, width, inside = config.dim, config.width, config.hidden * config.width
+        dim, width, inside = config.dim, config.width, INSIDE * config.width
         self.query_encoder = nn.Sequential(nn.Linear(dim, inside), nn.GELU(), nn.Linear(inside, width))
         self.step_embedding = nn.Embedding(config.steps, width)
         nn.init.normal_(self.step_embedding.weight, std=0.02)
         layer = nn.TransformerEncoderLayer(
             width,
             config.heads,
-            config.feedforward * width,
+            inside,
             config.dropout,
             activation="gelu",
             batch_first=True,

@@ -148,9 +148,7 @@ class TrainingSettings:
     without weight decay, on a cosine schedule that begins at anchor_rate; the best of these maps are the
     start of the other epochs. temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and
     u = 1 it is as long as the query. semi_positives: number kept of the `neighbors` nearest items of each
-    answer; 0 is the plain loss. clip: maximum norm of the gradient; 0 clips nothing, as published. seed: of
-    all random draws. mixed_precision: bfloat16 in the network if it trains on CUDA; on the CPU it is always
-    float32.
+    answer; 0 is the plain loss. seed: of all random draws.
 
     Raises InvalidParameter.
     """
@@ -167,32 +165,26 @@ class TrainingSettings:
     noise: float = 1.0
     semi_positives: int = 2
     neighbors: int = 100
-    clip: float = 0.0
     seed: int = 0
-    mixed_precision: bool = True
 
     def __post_init__(self) -> None:
         for name in ("epochs", "patience", "neighbors"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         object.__setattr__(self, "batch", whole_number("batch", self.batch, at_least=2))
         object.__setattr__(self, "seed", whole_number("seed", self.seed, at_least=0))
-        first = whole_number("anchor_epochs", self.anchor_epochs, at_least=0, at_most=self.epochs)
-        object.__setattr__(self, "anchor_epochs", first)
-        kept = whole_number("semi_positives", self.semi_positives, at_least=0, at_most=self.neighbors)
-        object.__setattr__(self, "semi_positives", kept)
+        for name, most in (("anchor_epochs", self.epochs), ("semi_positives", self.neighbors)):
+            value = whole_number(name, getattr(self, name), at_least=0, at_most=most)
+            object.__setattr__(self, name, value)
         for name in ("learning_rate", "anchor_rate", "temperature"):
             object.__setattr__(self, name, positive_number(name, getattr(self, name)))
-        for name in ("least_rate", "weight_decay", "noise", "clip"):
-            value = finite_number(name, getattr(self, name))
-            if value < 0:
-                raise InvalidParameter(f"{name} must not be below 0: {value!r}")
-            object.__setattr__(self, name, value)
+        for name in ("least_rate", "weight_decay", "noise"):
+            object.__setattr__(self, name, finite_number(name, getattr(self, name)))
+            if getattr(self, name) < 0:
+                raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
         if self.least_rate > self.learning_rate:
             raise InvalidParameter(
                 f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}"
             )
-        if not isinstance(self.mixed_precision, bool):
-            raise InvalidParameter(f"mixed_precision must be true or false, not {self.mixed_precision!r}")
 
     def rate(self, step: int, steps_an_epoch: int) -> float:
         """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate. The

@@ -251,8 +251,7 @@ class _Run:
         items = torch.cat([answers[:, None], self.semi_items[answers]], 1).to(device)
         weights = self.semi_weights[answers].to(device)
         columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
-        mixed = settings.mixed_precision and device.type == "cuda"
-        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             if self.anchors_only:
                 adaptation = self.network.anchored(queries)
             elif self.network.memory is None:
@@ -266,11 +265,9 @@ class _Run:
         scores = cosines(full, self.gallery[columns])
         loss = contrastive_loss(scores, items, weights, settings.temperature)
         if not torch.isfinite(loss):
-            raise NonFiniteVectors("the loss is no longer finite: train with a lower learning_rate, or clip")
+            raise NonFiniteVectors("the loss is no longer finite: train with a lower learning_rate")
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        if settings.clip:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), settings.clip)
         self.optimizer.step()
         return float(loss.detach())
 

@@ -7,7 +7,7 @@ DIM = 12
 
 
 def small(**changed):
-    sizes = {"dim": DIM, "rank": 3, "width": 8, "layers": 2, "steps": 2, "heads": 2, "hidden": 2}
+    sizes = {"dim": DIM, "rank": 3, "width": 8, "layers": 2, "steps": 2, "heads": 2}
     sizes |= {"form": "anchored", "anchors": DIM}
     return QuariConfig(**{**sizes, **changed})
 
