@@ -188,7 +188,7 @@ def _row_id(generation: str, part: str, number: int) -> str:
 
 
 class BankGenerations(ABC):
-    """The bank methods of a store, except those that differ between databases.
+    """The methods of `stores.protocols.Banks`, except what differs between databases.
 
     A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list
     of nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if
@@ -245,7 +245,6 @@ class BankGenerations(ABC):
         """Return the state of every corrected field of the database."""
 
     def save_bank(self, collection: str, bank: StoredBank, metric: Metric) -> tuple[BankReference, Made]:
-        """Save a bank as Store.save_bank describes."""
         created = self._ensure_bank(collection, bank.queries.dim, metric)
         reference = reference_to(collection, bank)
         writes = 0
@@ -270,7 +269,6 @@ class BankGenerations(ABC):
         return reference, "collection" if created else "generation" if writes else "nothing"
 
     def load_bank(self, reference: BankReference, *, checked: bool = True) -> StoredBank:
-        """Load a bank as Store.load_bank describes."""
         batch = self._read_bank_rows(reference, parts_of(reference))
         bank = fitted_bank(reference, self.database, batch.vectors, batch.rows)
         return validated(reference, bank) if checked else bank
@@ -278,7 +276,6 @@ class BankGenerations(ABC):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        """Save nearest items as Store.save_nearest describes."""
         first, second = (f"nearest_{collection}_{place}" for place in (0, 1))
         renewed = reference.model_copy(update={"nearest": second if reference.nearest == first else first})
         dim, _ = self._describe_bank(reference.collection)
@@ -288,7 +285,6 @@ class BankGenerations(ABC):
         return renewed
 
     def drop_bank_generation(self, reference: BankReference) -> None:
-        """Drop a generation as Store.drop_bank_generation describes."""
         self._expect_bank(reference.collection)
         if self._is_used(reference):
             return

@@ -160,30 +160,24 @@ def resolve_device(device: str = "auto") -> torch.device:
     return torch.device(device)
 
 
+_Setting: TypeAlias = tuple[Callable[[], str], Callable[[str], None], tuple[str, ...]]
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no
     gradients.
     """
-    with torch.no_grad(), torch.autocast(device.type, enabled=False), _without_shortcuts(device):
-        yield
-
-
-_Setting: TypeAlias = tuple[Callable[[], str], Callable[[str], None], tuple[str, ...]]
-
-
-@contextmanager
-def _without_shortcuts(device: torch.device) -> Iterator[None]:
     read, write, full = _precision_setting(device)
     before = read()
-    if before in full:
-        yield
-        return
-    write(full[0])
+    if before not in full:
+        write(full[0])
     try:
-        yield
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            yield
     finally:
-        write(before)
+        if before not in full:
+            write(before)
 
 
 def _precision_setting(device: torch.device) -> _Setting:
