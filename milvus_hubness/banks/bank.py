@@ -85,10 +85,10 @@ class QueryBank:
     origins: Origins | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        given: Any = self.vectors
-        if isinstance(given, Sequence | np.ndarray | torch.Tensor) and len(given) == 0:
+        rows: Any = self.vectors
+        if isinstance(rows, Sequence | np.ndarray | torch.Tensor) and len(rows) == 0:
             raise EmptyBank(f"the bank from {self.source} has no query; at least 1 is needed")
-        vectors = np.array(as_vectors(given, f"the bank from {self.source}"))
+        vectors = np.array(as_vectors(rows, f"the bank from {self.source}"))
         vectors.flags.writeable = False
         object.__setattr__(self, "vectors", vectors)
         if self.origins is not None and len(self.origins) != len(vectors):
@@ -262,13 +262,13 @@ def _choose_vectors(path: Path, column: str | None, schema: pa.Schema) -> str:
     return _choose(path, column, names, "vector column")
 
 
-def _choose(path: Path, column: str | None, there: list[str], kind: str) -> str:
-    if column is None and len(there) == 1:
-        return there[0]
-    if column in there:
+def _choose(path: Path, column: str | None, names: list[str], kind: str) -> str:
+    if column is None and len(names) == 1:
+        return names[0]
+    if column in names:
         return str(column)
-    fault = f"no {kind} {column!r}" if column else f"several {kind}s" if there else f"no {kind}"
-    remedy = f"choose one of {', '.join(map(repr, there))} with --bank-column" if there else "add one"
+    fault = f"no {kind} {column!r}" if column else f"several {kind}s" if names else f"no {kind}"
+    remedy = f"choose one of {', '.join(map(repr, names))} with --bank-column" if names else "add one"
     raise InvalidInput(f"{path} has {fault}: {remedy}")
 
 

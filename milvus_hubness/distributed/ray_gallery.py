@@ -186,8 +186,8 @@ class RayBiases:
         cluster.
         """
         shards = np.array_split(items, min(_cores(self._ray), len(items)))
-        found = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
-        return np.concatenate(found)
+        parts = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
+        return np.concatenate(parts)
 
 
 def _cores(ray: Any) -> int:

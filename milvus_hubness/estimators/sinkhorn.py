@@ -269,11 +269,13 @@ class Sinkhorn(Estimator, alias="sn"):
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return the log-sum-exp over the nearest, less the room of a new item."""
-        found = bounded_logsumexp(queries, self.tau_of())
+        bounded = bounded_logsumexp(queries, self.tau_of())
         if not queries.are_new:
-            return found
+            return bounded
         size = queries.scores.shape[1] + queries.rest
-        return found._replace(biases=found.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
+        return bounded._replace(
+            biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on)
+        )
 
     def _steps(
         self, bank: QueryBank, items: Vectors
@@ -307,8 +309,8 @@ class Sinkhorn(Estimator, alias="sn"):
             room = with_room(*steps, f, tau, len(bank) / self._fitted_on)
             return biases(items, room.cpu().numpy())
 
-        known = partial(biases, f=potentials[:, 0])
-        return FittedBias(self, bank, known, diagnostics, potentials, new_formula)
+        formula = partial(biases, f=potentials[:, 0])
+        return FittedBias(self, bank, formula, diagnostics, potentials, new_formula)
 
 
 @dataclass(frozen=True)

@@ -72,8 +72,8 @@ def _running_topk(
         best = torch.cat([best, fresh], 1)
         places = torch.cat([places, where + part.start], 1)
         if best.shape[1] > k:
-            best, kept = best.topk(k, dim=1, sorted=False)
-            places = places.gather(1, kept)
+            best, chosen = best.topk(k, dim=1, sorted=False)
+            places = places.gather(1, chosen)
     return best, places
 
 

@@ -151,11 +151,11 @@ def keep_survivors(
         survives = (scores >= threshold[:, None]) & (columns < m)[None, :]
         where = tl.broadcast_to(rows[:, None], (BM, BN))
         slot = tl.atomic_add(count_ptr + where, 1, mask=survives, sem="relaxed")
-        kept = survives & (slot < room)
+        fits = survives & (slot < room)
         place = where * room + slot
-        tl.store(value_ptr + place, scores, mask=kept)
+        tl.store(value_ptr + place, scores, mask=fits)
         if INDICES:
-            tl.store(index_ptr + place, tl.broadcast_to(columns[None, :], (BM, BN)), mask=kept)
+            tl.store(index_ptr + place, tl.broadcast_to(columns[None, :], (BM, BN)), mask=fits)
 
 
 @triton.jit
@@ -289,18 +289,18 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
     means = operands.empty(operands.X.shape[0])
     for part, x in operands.rows(ROWS):
         exact = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        found = torch.empty(len(x), dtype=torch.float64, device=x.device)
+        values = torch.empty(len(x), dtype=torch.float64, device=x.device)
         for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=False):
             rows, width = some.values.shape
             with _on(x.device):
                 mean_of_largest[(rows,)](
-                    some.values, found[some.part], width, k, WIDTH=triton.next_power_of_2(width)
+                    some.values, values[some.part], width, k, WIDTH=triton.next_power_of_2(width)
                 )
             exact[some.part] = some.exact
         if not exact.all():
             [again] = dense.topk_mean(operands.in_full(x[~exact]), k)
-            found[~exact] = again.double()
-        means[part] = found
+            values[~exact] = again.double()
+        means[part] = values
     return (means,)
 
 

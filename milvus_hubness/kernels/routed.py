@@ -116,15 +116,15 @@ class RoutedBank:
         routing = Routing(k, weights, apart, nothing, nothing)
         steps = tuple(step * apart for step in FIRST_STEPS)
         first = Look(self._reach(near, expected, FIRST_SHARE), steps, nothing.weights)
-        found, inside = self._look(x, near >= expected - first.reach, expected, first, routing)
-        first = first._replace(weights=_fitted(found[inside], last[inside]))
-        place = torch.where(inside, found @ first.weights, expected)
+        sums, inside = self._look(x, near >= expected - first.reach, expected, first, routing)
+        first = first._replace(weights=_fitted(sums[inside], last[inside]))
+        place = torch.where(inside, sums @ first.weights, expected)
         steps = tuple(step * _spread((place - last)[inside]) for step in STEPS)
         for share in shares:
             look = Look(self._reach(near, place, share), steps, nothing.weights)
-            found, inside = self._look(x, near >= place - look.reach, place, look, routing)
+            sums, inside = self._look(x, near >= place - look.reach, place, look, routing)
             if inside.sum() >= LEAST_LEARNED:
-                look = look._replace(weights=_fitted(found[inside], means[inside]))
+                look = look._replace(weights=_fitted(sums[inside], means[inside]))
                 yield share, routing._replace(first=first, last=look)
 
     def means(self, x: torch.Tensor, routing: Routing) -> tuple[Array, Array]:
@@ -132,15 +132,15 @@ class RoutedBank:
         threads = torch.get_num_threads()
         most = max(WHOLE_ROWS, MOST_AT_ONCE // len(self._lists))
         size = max(1, min(most, -(-len(x) // threads)))
-        found, sure = np.empty(len(x)), np.empty(len(x), np.bool_)
+        values, sure = np.empty(len(x)), np.empty(len(x), np.bool_)
 
         def work(start: int) -> None:
             part = slice(start, start + size)
             means, inside, _ = self._means(x[part], routing)
-            found[part], sure[part] = means.numpy(), inside.numpy()
+            values[part], sure[part] = means.numpy(), inside.numpy()
 
         share_out(work, iter(range(0, len(x), size)), min(threads, -(-len(x) // size)))
-        return found, sure
+        return values, sure
 
     def looked_into(self, x: torch.Tensor, routing: Routing) -> torch.Tensor:
         """Return whether a row of x (n, d) reads the list of a row of the bank, (n, m)."""
@@ -192,11 +192,11 @@ class RoutedBank:
             expected[part] = self._facts(own) @ routing.weights
             near[:, part] = own
         reached = near >= (expected - routing.first.reach).to(self._dtype)
-        found, inside = self._look(x, reached, expected, routing.first, routing)
-        place = torch.where(inside, found @ routing.first.weights, expected)
+        sums, inside = self._look(x, reached, expected, routing.first, routing)
+        place = torch.where(inside, sums @ routing.first.weights, expected)
         reached = near >= (place - routing.last.reach).to(self._dtype)
-        found, inside = self._look(x, reached, place, routing.last, routing)
-        return found @ routing.last.weights, inside, reached
+        sums, inside = self._look(x, reached, place, routing.last, routing)
+        return sums @ routing.last.weights, inside, reached
 
     def _look(
         self, x: torch.Tensor, reached: torch.Tensor, expected: torch.Tensor, look: Look, routing: Routing

@@ -165,7 +165,7 @@ def _kept(
     best = near.new_empty(len(near), 0, dtype=torch.float32)
     counted = torch.zeros(len(near), dtype=torch.int64)
     most = max(MOST_KEPT * k, USUAL_SHARE * len(bank.rounded) / GROUP)
-    kept = []
+    survivors = []
     for start in range(0, len(bank.rounded), tiles.columns):
         part = bank.rounded[start : start + tiles.columns]
         scores = torch.mm(near, part.T, out=room[: len(near) * len(part)].view(len(near), len(part)))
@@ -182,9 +182,9 @@ def _kept(
         reached = _at_least(highest, threshold)
         counted += reached.sum(1)
         reached[counted > most] = False
-        kept.append(_padded(scores, reached, threshold, start))
+        survivors.append(_padded(scores, reached, threshold, start))
     threshold[counted > most] = torch.inf
-    places, values = (torch.cat(parts, 1) for parts in zip(*kept, strict=True))
+    places, values = (torch.cat(parts, 1) for parts in zip(*survivors, strict=True))
     return values, places, threshold.float()
 
 
@@ -235,13 +235,15 @@ def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> tor
     """
     faiss = import_faiss()
     x, columns = x.contiguous(), columns.contiguous()
-    found = torch.empty(columns.shape)
+    products = torch.empty(columns.shape)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:
         faiss.fvec_inner_products_by_idx(
-            *(faiss.swig_ptr(each.numpy()) for each in (found, x, bank, columns)), x.shape[1], *columns.shape
+            *(faiss.swig_ptr(each.numpy()) for each in (products, x, bank, columns)),
+            x.shape[1],
+            *columns.shape,
         )
     finally:
         faiss.omp_set_num_threads(threads)
-    return found
+    return products

@@ -106,7 +106,7 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
-        found: list[list[Key]] = []
+        keys: list[list[Key]] = []
         with translated(collection):
             schema = self.client.describe_collection(collection)
             key_field = milvus_schema.key_field(schema)["name"]
@@ -120,8 +120,8 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                     output_fields=[key_field],
                     consistency_level="Strong",
                 )
-                found += [[hit["entity"][key_field] for hit in hits] for hits in results]
-        return found
+                keys += [[hit["entity"][key_field] for hit in hits] for hits in results]
+        return keys
 
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
         scores = np.empty((len(query_vectors), k), np.float32)
@@ -151,14 +151,14 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
             if not self.client.has_collection(target):
                 self._create_copy(source, target, state)
             else:
-                found = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
-                if found is None or (found.migration, found.phase) != (state.migration, "copying"):
+                before = read_states(self.client.describe_collection(target)["properties"]).get(state.field)
+                if before is None or (before.migration, before.phase) != (state.migration, "copying"):
                     raise CollectionExists(f"the name {target!r} is taken: choose another with --target")
             for partition in source.partitions:
                 if partition and not self.client.has_partition(target, partition):
                     self.client.create_partition(target, partition)
-            there = set(self.client.list_indexes(target))
-            missing = [index for index in self._indexes(source.name) if index["index_name"] not in there]
+            indexes = set(self.client.list_indexes(target))
+            missing = [index for index in self._indexes(source.name) if index["index_name"] not in indexes]
             if missing:
                 corrected = source.vector_fields[state.field]
                 self.client.create_index(target, milvus_schema.copy_indexes(missing, corrected))

@@ -252,8 +252,8 @@ class MilvusLedger(MilvusBanks):
         if ledger not in self._ready_ledgers and not self.exists(ledger):
             return None
         self._ensure_ledger(ledger)
-        found = self.get(ledger, [key], "vector").rows
-        return Record(found[0]["key"], found[0]["belongs_to"], found[0]["body"]) if found else None
+        rows = self.get(ledger, [key], "vector").rows
+        return Record(rows[0]["key"], rows[0]["belongs_to"], rows[0]["body"]) if rows else None
 
     def records(self, ledger: str, group: str) -> list[Record]:
         if not self.exists(ledger):

@@ -195,10 +195,10 @@ class MilvusRequests:
             return number if number < GREATEST_NUMBER else None
         if step > len(key):
             return None
-        kept, raised = key[: len(key) - step], key[len(key) - step : len(key) - step + 1]
+        prefix, raised = key[: len(key) - step], key[len(key) - step : len(key) - step + 1]
         if not raised or raised == GREATEST_CHARACTER:
             return key
-        return kept + ("\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1))
+        return prefix + ("\ue000" if raised == "\ud7ff" else chr(ord(raised) + 1))
 
     def count(self, collection: str) -> int:
         self._ensure_loaded(collection)

@@ -64,11 +64,11 @@ def function_outputs(schema: dict[str, Any]) -> set[str]:
 def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> dict[str, VectorField]:
     """Return the vector fields of DTYPES with their index; metric and type are empty without an index."""
     by_field = {index["field_name"]: index for index in indexes}
-    found = {}
+    fields = {}
     for field in schema["fields"]:
         if dtype := DTYPES.get(field["type"]):
             index = by_field.get(field["name"], {})
-            found[field["name"]] = VectorField(
+            fields[field["name"]] = VectorField(
                 field["name"],
                 int(field["params"]["dim"]),
                 index.get("metric_type", ""),
@@ -76,7 +76,7 @@ def vector_fields(schema: dict[str, Any], indexes: Iterable[dict[str, Any]]) -> 
                 build_params(index),
                 dtype,
             )
-    return found
+    return fields
 
 
 def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
@@ -143,64 +143,64 @@ def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
 
 def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a collection of this kind cannot be corrected."""
-    found = []
+    reasons = []
     if external := schema.get("external_source"):
-        found.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
+        reasons.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
     if schema.get("enable_namespace"):
-        found.append("it has namespaces: rows of one key in several of them cannot be told apart")
-    return found
+        reasons.append("it has namespaces: rows of one key in several of them cannot be told apart")
+    return reasons
 
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
     """Return the reasons why the collection cannot be copied, each with a remedy."""
-    schema, found = source.schema, kind_obstacles(source.schema)
+    schema, reasons = source.schema, kind_obstacles(source.schema)
     names = {each["name"]: each for each in schema["fields"]}
     if field not in source.vector_fields:
         kind = DataType(names[field]["type"]).name if field in names else "missing"
         dense = ", ".join(source.vector_fields) or "none"
         corrected = ", ".join(DataType(each).name for each in DTYPES)
-        found.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
+        reasons.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
     else:
         vector = source.vector_fields[field]
         if not vector.metric:
-            found.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
+            reasons.append(f"field {field!r} has no index, so its metric is unknown: create an index first")
         else:
             try:
                 as_metric(vector.metric)
             except InvalidParameter as error:
-                found.append(f"field {field!r}: {error}")
+                reasons.append(f"field {field!r}: {error}")
         if names[field].get("nullable"):
-            found.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     if key_field(schema).get("auto_id") and not lite:
-        found.append("auto_id: this server gives every written row a new key, the copy could not keep them")
+        reasons.append("auto_id: this server gives every written row a new key, the copy could not keep them")
     if taken := sorted({name + suffix for name in STORAGE_FORMAT_FIELDS} & set(names)):
-        found.append(f"fields of these names are there already: {', '.join(taken)}")
+        reasons.append(f"fields of these names are there already: {', '.join(taken)}")
     if structs := [each["name"] for each in schema["fields"] if each.get("struct_fields")]:
-        found.append(f"struct fields cannot be carried over yet: {', '.join(structs)}")
-    return found
+        reasons.append(f"struct fields cannot be carried over yet: {', '.join(structs)}")
+    return reasons
 
 
 def remarks(source: CollectionInfo, field: str) -> list[str]:
     """Return remarks for the user about changes that a copy brings. source: with the planned index of the
     copy's field.
     """
-    said = []
+    remarks = []
     if TTL_PROPERTY in source.schema.get("properties", {}):
-        said.append("time to live: the copied rows start theirs anew")
+        remarks.append("time to live: the copied rows start theirs anew")
     if outputs := function_outputs(source.schema):
-        said.append(f"computed anew by the server, not copied: {', '.join(sorted(outputs))}")
+        remarks.append(f"computed anew by the server, not copied: {', '.join(sorted(outputs))}")
     if source.aliases:
-        said.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
-    said.append("grants on the source do not carry over to the copy")
+        remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
+    remarks.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
     locality_hints, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
     if 0 < FEW_CELLS * locality_hints <= advised:
-        said.append(
+        remarks.append(
             f"{vector.index_type} has nlist {locality_hints}, Milvus advises {advised} for these rows: "
             "corrected "
             f"searches look into more cells, and smaller ones make up for it (--index-param nlist={advised})"
         )
-    return said
+    return remarks
 
 
 def advised_cells(rows: int, dim: int) -> int:
@@ -213,11 +213,11 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
 
     A server's function chain takes a null for a score of 0.
     """
-    found = {field["name"]: field for field in schema["fields"]}
+    fields = {field["name"]: field for field in schema["fields"]}
     return all(
-        name in found
-        and found[name]["type"] == kind
-        and (not found[name].get("nullable") or found[name].get("default_value") is not None)
+        name in fields
+        and fields[name]["type"] == kind
+        and (not fields[name].get("nullable") or fields[name].get("default_value") is not None)
         for name, kind in ((name + suffix, kind) for name, kind in BIAS_FIELDS.items())
     )
 
@@ -254,7 +254,7 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
     """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
-    said = (
+    facts = (
         "name",
         "type",
         "params",
@@ -265,7 +265,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
         "default_value",
     )
     fields = [
-        {name: str(field[name]) for name in said if field.get(name)} for field in source.schema["fields"]
+        {name: str(field[name]) for name in facts if field.get(name)} for field in source.schema["fields"]
     ]
     return {
         "fields": sorted(fields, key=lambda field: field["name"]),

@@ -31,11 +31,11 @@ class MilvusSecondField(MilvusRequests):
             raise CannotMigrate(
                 f"{source.name!r} cannot hold corrected vectors in a second field: {'; '.join(obstacles)}"
             )
-        there = {each["name"] for each in source.schema["fields"]}
-        return "there" if there.issuperset(_wanted(source, field, suffix)) else "can be added"
+        names = {each["name"] for each in source.schema["fields"]}
+        return "there" if names.issuperset(_wanted(source, field, suffix)) else "can be added"
 
     def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        said = [
+        remarks = [
             "clients other than HubnessClient must name the field in their searches, now that there are two"
         ]
         ours = {name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)}
@@ -45,21 +45,23 @@ class MilvusSecondField(MilvusRequests):
             if each["name"] in ours and not each.get("nullable") and each.get("default_value") is None
         ]
         if bare:
-            said.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(bare)}")
+            remarks.append(
+                f"neither nullable nor with a default, so their inserts must set: {', '.join(bare)}"
+            )
         else:
-            said.append("rows that they insert are found by corrected searches after the next refresh")
+            remarks.append("rows that they insert are found by corrected searches after the next refresh")
         if not supports(self._version, "partial updates"):
-            said.append(
+            remarks.append(
                 "this server replaces whole rows: one that changes in the instant in which its second field "
                 "is filled may come back as it was"
             )
-        return said
+        return remarks
 
     def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
-        there = {each["name"] for each in source.schema["fields"]}
+        names = {each["name"] for each in source.schema["fields"]}
         with translated(source.name):
             for name, kind in _wanted(source, field, suffix).items():
-                if name not in there:
+                if name not in names:
                     form: dict[str, Any] = {"dim": width} if name == SECOND_VECTOR_FIELD + suffix else {}
                     if not form:
                         form = {"default_value": milvus_schema.NO_BIAS[kind]}
@@ -98,30 +100,30 @@ class MilvusSecondField(MilvusRequests):
         self._upsert(collection, rows, partition, partial_update=True)
 
     def _obstacles(self, source: CollectionInfo, field: str, suffix: str, width: int) -> list[str]:
-        there = {each["name"]: each for each in source.schema["fields"]}
-        wanted = _wanted(source, field, suffix)
-        found = milvus_schema.kind_obstacles(source.schema) + [
-            f"field {name!r} is {DataType(there[name]['type']).name}, not {kind.name}"
-            for name, kind in wanted.items()
-            if name in there and there[name]["type"] != kind
+        fields = {each["name"]: each for each in source.schema["fields"]}
+        hidden = _wanted(source, field, suffix)
+        reasons = milvus_schema.kind_obstacles(source.schema) + [
+            f"field {name!r} is {DataType(fields[name]['type']).name}, not {kind.name}"
+            for name, kind in hidden.items()
+            if name in fields and fields[name]["type"] != kind
         ]
         second = SECOND_VECTOR_FIELD + suffix
-        held = int(there[second]["params"].get("dim", 0)) if second in there else width
-        if held != width and not found:
-            found.append(f"field {second!r} has {held} dimensions, the augmented form has {width}")
-        missing = [name for name in wanted if name not in there]
+        stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
+        if stored != width and not reasons:
+            reasons.append(f"field {second!r} has {stored} dimensions, the augmented form has {width}")
+        missing = [name for name in hidden if name not in fields]
         if missing and not supports(self._version, "new vector fields"):
-            kinds = [f"{name} ({kind.name})" for name, kind in wanted.items()]
-            found.append(
+            kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
+            reasons.append(
                 f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection from "
                 f"{NEEDED_VERSION} on, this is {self._version} (where several vector fields are allowed, "
                 f"make the collection with {', '.join(kinds)}, the first of {width} dimensions)"
             )
-        if there[field].get("nullable"):
-            found.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+        if fields[field].get("nullable"):
+            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
         if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
-            found.append("auto_id: this server gives every written row a new key")
-        return found
+            reasons.append("auto_id: this server gives every written row a new key")
+        return reasons
 
 
 def _wanted(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:

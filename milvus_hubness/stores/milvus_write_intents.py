@@ -154,8 +154,8 @@ class MilvusWriteIntents(MilvusRequests):
         return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        there = [each for each in (intent_log.collection, intent_log.rows) if self.exists(each)]
-        for collection in there:
+        collections = [each for each in (intent_log.collection, intent_log.rows) if self.exists(each)]
+        for collection in collections:
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
             if WRITE_INTENTS_OF_PROPERTY not in properties:
@@ -164,7 +164,7 @@ class MilvusWriteIntents(MilvusRequests):
                 )
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
         check()
-        for collection in there:
+        for collection in collections:
             self.drop(collection)
 
     def notes(
@@ -255,9 +255,9 @@ class MilvusWriteIntents(MilvusRequests):
             return {}
         self._ensure_loaded(collection)
         with translated(collection):
-            found = self._by_key(collection, field, values, partition)
-        rows = milvus_schema.as_written(found.values(), schema)
-        return dict(zip(found, rows, strict=True))
+            by_value = self._by_key(collection, field, values, partition)
+        rows = milvus_schema.as_written(by_value.values(), schema)
+        return dict(zip(by_value, rows, strict=True))
 
 
 def name_for(intent_log: WriteIntentLog) -> str:

@@ -39,9 +39,9 @@ def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
     """Return the names of a collection's write-intent logs, complete or not, from the names of all
     collections.
     """
-    found = {name.removesuffix("_rows") for name in names}
+    logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:_LONGEST_NAME]
-    return sorted(n for n in found if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
+    return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
 
 
 class Fences(Protocol):
@@ -121,8 +121,8 @@ class CollectionInfo:
     def require_field(self, field: str) -> None:
         """Raise InvalidInput naming the float vector fields if `field` is not one of them."""
         if field not in self.vector_fields:
-            there = ", ".join(self.vector_fields) or "none"
-            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {there}")
+            fields = ", ".join(self.vector_fields) or "none"
+            raise InvalidInput(f"{self.name!r} has no float vector field {field!r}: choose one of {fields}")
 
     def state_of(self, field: str | None) -> CollectionState | None:
         """Return the state of this vector field; None if it is not corrected.
@@ -142,8 +142,8 @@ class CollectionInfo:
 
     def online_bank_of(self, field: str, profile: str) -> OnlineBank | None:
         """Return the online bank of this profile; None if it has none."""
-        found = (each for each in self.online_banks if (each.field, each.profile) == (field, profile))
-        return next(found, None)
+        banks = (each for each in self.online_banks if (each.field, each.profile) == (field, profile))
+        return next(banks, None)
 
 
 @dataclass(frozen=True, eq=False)
