@@ -100,7 +100,7 @@ class Scheduler:
         self._scheduler.add_job(self._tick, timing.trigger(zone), id=name, args=[worker, task])
 
     def _tick(self, worker: Worker, task: Task) -> None:
-        running_since = worker.ask(task)
+        running_since = worker.request(task)
         if task != "share" and running_since is not None and now() - running_since > SAME_TIME:
             self._missed(worker, "running", 1)
 
@@ -111,7 +111,7 @@ class Scheduler:
     def _dropped(self, event: JobSubmissionEvent) -> None:
         """Handle a tick that the scheduler dropped because the previous tick had not ended."""
         worker, task = self._workers[event.job_id]
-        worker.ask(task)
+        worker.request(task)
         self._report_late(event, self._passed(event) + 1)
 
     def _passed(self, event: JobSubmissionEvent) -> int:

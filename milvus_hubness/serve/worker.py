@@ -189,7 +189,7 @@ class Worker:
         self._one_at_a_time, self._stop = one_at_a_time, stop
         self._lock = threading.Lock()
         self._requested: set[Task] = set()
-        self._asked = threading.Event()
+        self._woken = threading.Event()
         self._standing = Standing()
         self._owes_full = False
         self._thread = threading.Thread(
@@ -198,21 +198,21 @@ class Worker:
         metrics.watch(self.table)
 
     def start(self) -> None:
-        """Start the thread: reconcile at once, and then whenever `ask` is called."""
-        self.ask("full")
+        """Start the thread: reconcile at once, and then whenever `request` is called."""
+        self.request("full")
         self._thread.start()
 
-    def ask(self, task: Task) -> datetime | None:
+    def request(self, task: Task) -> datetime | None:
         """Have the worker run this task soon. If it is busy and will run again afterwards, return when the
         current run began."""
         with self._lock:
             self._requested.add(task)
-            self._asked.set()
+            self._woken.set()
             return self._standing.running.since if self._standing.running else None
 
     def join(self) -> None:
         """Wait for the end of the thread, once `stop` is set."""
-        self._asked.set()
+        self._woken.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -246,9 +246,9 @@ class Worker:
     def _serve(self) -> None:
         self._remember()
         while not self._stop.is_set():
-            self._asked.wait()
+            self._woken.wait()
             with self._lock:
-                self._asked.clear()
+                self._woken.clear()
                 task = next((task for task in STRONGEST_FIRST if task in self._requested), None)
                 self._requested.clear()
                 if task is not None:

@@ -120,7 +120,7 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         assert ask(f"{running.url}/readyz")[0] == 503
         assert ask(f"{running.url}/healthz")[0] == 200
         before = len(opened)
-        running.service._workers[0].ask("pending")
+        running.service._workers[0].request("pending")
         assert running.wait_for("reconciled", 2)["result"] == "ok"
         assert len(opened) == before + 1
         read = samples(running.url)
@@ -147,18 +147,18 @@ def test_new_rows_do_not_wait_for_a_bank_that_is_broken(tmp_path, any_collection
         assert (job.calls[0][1].bank.dim, job.calls[0][1].estimator) == (3, NNN())
         (tmp_path / "past.npy").write_text("broken")
         worker = running.service._workers[0]
-        worker.ask("full")
+        worker.request("full")
         assert "past.npy" in running.wait_for("reconciled", 2)["message"]
         assert running.wait_for("reconciled", 3)["result"] == "ok"
         assert (job.calls[1][1].bank, job.calls[1][1].estimator) == (None, None)
         assert "past.npy" in ask(f"{running.url}/")[1]
         assert samples(running.url)[("failures_in_a_row",)] == 1
         np.save(tmp_path / "past.npy", np.ones((2, 4)))
-        worker.ask("pending")
+        worker.request("pending")
         assert running.wait_for("reconciled", 4)["result"] == "ok"
         assert job.calls[2][1].bank.dim == 4
         assert samples(running.url)[("failures_in_a_row",)] == 0
-        worker.ask("pending")
+        worker.request("pending")
         running.wait_for("reconciled", 5)
         assert job.calls[3][1].bank is None
 
@@ -179,7 +179,7 @@ def test_a_second_service_on_the_same_collections_does_nothing(file):
         with Running(file, second, ledger) as other:
             assert other.wait_for("reconciled")["result"] == "busy"
             before = dict(ledger.kept)
-            other.service._workers[0].ask("pending")
+            other.service._workers[0].request("pending")
             other.wait_for("reconciled", 2)
             assert ledger.kept == before
     assert second.calls == []
@@ -191,7 +191,7 @@ def test_a_restart_shows_what_was_seen_before(file):
     ledger = Ledger()
     with Running(file, Job({"products": kept(action="full", skewness=SKEWNESS)}), ledger) as running:
         running.wait_for("ready")
-        running.service._workers[0].ask("pending")
+        running.service._workers[0].request("pending")
         running.wait_for("reconciled", 2)
     job = Job({"products": ServerUnavailable("no answer")})
     with Running(file, job, ledger) as running:

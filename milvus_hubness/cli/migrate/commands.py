@@ -93,7 +93,7 @@ def cutover(
     course = Course(writers, watching, postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
-    if migration.phase == "verified" and not switching.asked:
+    if migration.phase == "verified" and not switching.is_named:
         raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
     with course.open(migration.source, migration.target) as options:
         migration = cut_over(

@@ -69,7 +69,7 @@ class Switching:
             raise typer.BadParameter("give either --alias or --rename: a cutover moves one name")
 
     @property
-    def asked(self) -> bool:
+    def is_named(self) -> bool:
         return bool(self.alias) or self.rename
 
     def unlike(self, migration: Migration) -> Iterator[str]:
@@ -165,7 +165,7 @@ class Planning(EstimatorOptions, BankOptions):
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
-    def expect_as_begun(
+    def validate_resumed(
         self, store: MilvusStore, migration: Migration, switching: Switching | None = None
     ) -> None:
         """Check that no option asks for another copy or switch than those of a resumed migration, because it
@@ -178,21 +178,21 @@ class Planning(EstimatorOptions, BankOptions):
             )
 
     def _unlike(self, store: MilvusStore, migration: Migration) -> Iterator[str]:
-        begun = migration.arguments
-        index = begun.get("index") or {}
+        former = migration.arguments
+        index = former.get("index") or {}
         estimator, bank, targets = self.estimator(), self.read(store), read_vectors(store, self.target_bank)
-        asked = {
+        pairs = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
-            "--gate": (self.gate, begun.get("gate")),
-            "--gate-targets": (self.gate_targets, begun.get("gate_targets")),
-            "--profiles": (None if self.profiles == 1 else slots_for(self.profiles), begun.get("slots")),
+            "--gate": (self.gate, former.get("gate")),
+            "--gate-targets": (self.gate_targets, former.get("gate_targets")),
+            "--profiles": (None if self.profiles == 1 else slots_for(self.profiles), former.get("slots")),
             "--index-type": (self.index_type and self.index_type.upper(), index.get("index_type")),
-            "--method": (estimator and to_dict(estimator), begun.get("estimator")),
-            "--bank": (bank and bank.fingerprint, begun.get("bank")),
-            "--target-bank": (targets and targets.fingerprint, begun.get("target_bank")),
+            "--method": (estimator and to_dict(estimator), former.get("estimator")),
+            "--bank": (bank and bank.fingerprint, former.get("bank")),
+            "--target-bank": (targets and targets.fingerprint, former.get("target_bank")),
         }
-        yield from (name for name, (now, then) in asked.items() if now is not None and now != then)
+        yield from (name for name, (now, then) in pairs.items() if now is not None and now != then)
         params = index.get("index_params", {})
         for name, value in pairs_of(self.index_param, "--index-param").items():
             if str(params.get(name)) != str(value):

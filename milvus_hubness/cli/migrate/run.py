@@ -103,7 +103,7 @@ def _carry_out(
     if not (is_planned and planning.restart):
         resumed = to_resume(store, source, planning.target, is_planned=is_planned)
     if resumed is not None:
-        planning.expect_as_begun(store, resumed, switching)
+        planning.validate_resumed(store, resumed, switching)
         if switching is None:
             resumed.require(
                 "preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal"
