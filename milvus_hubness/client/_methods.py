@@ -11,7 +11,7 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.messages import Question
-from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
+from milvus_hubness.client.new_collections import QUICK_FORM, CorrectionConfig
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
 from milvus_hubness.client.steps import (
@@ -341,10 +341,9 @@ class Methods(EscapedKeys):
         DimensionMismatch and BankTooSmall; none of these leaves a collection behind.
         """
         quick_form = (dimension, primary_field_name, id_type, vector_field_name, metric_type, auto_id)
-        new = NewCollection(*quick_form, schema, index_params)
-        return self._run(
-            self._operations.writes.create_collection(collection_name, new, hubness, timeout, kwargs)
-        )
+        arguments = dict(zip(QUICK_FORM, quick_form, strict=True))
+        arguments |= {"timeout": timeout, "schema": schema, "index_params": index_params, **kwargs}
+        return self._run(self._operations.writes.create_collection(collection_name, arguments, hubness))
 
     def create_index(
         self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any

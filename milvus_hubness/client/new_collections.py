@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from pymilvus import CollectionSchema, DataType, MilvusClient
+from pymilvus import CollectionSchema, DataType, FieldSchema, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Made, StoredBank
-from milvus_hubness.codec.arrays import ALIGNMENT, Dtype, as_metric
+from milvus_hubness.codec.arrays import ALIGNMENT, Metric, as_metric
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction, initial_state
@@ -21,6 +22,9 @@ from milvus_hubness.estimators import NNN, Estimator
 from milvus_hubness.state import BankReference, CollectionState, slots_for
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.protocols import Store
+
+QUICK_FORM = ("dimension", "primary_field_name", "id_type", "vector_field_name", "metric_type", "auto_id")
+"""Arguments of MilvusClient.create_collection that define a collection without a schema."""
 
 
 @dataclass(frozen=True)
@@ -42,93 +46,60 @@ class CorrectionConfig:
     profiles: int = 1
 
 
-@dataclass(frozen=True, eq=False)
-class NewCollection:
-    """The arguments of MilvusClient.create_collection that define the schema and the indexes."""
+def schema_and_indexes(
+    arguments: Mapping[str, Any],
+) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
+    """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection.
 
-    dimension: int | None
-    primary_field_name: str
-    id_type: str | DataType
-    vector_field_name: str
-    metric_type: str
-    auto_id: bool
-    schema: CollectionSchema | None
-    index_params: IndexParams | None
-
-    def as_given(self) -> dict[str, Any]:
-        """Return the arguments by name."""
-        return dict(vars(self))
-
-    def in_full(self, options: dict[str, Any]) -> tuple[CollectionSchema, IndexParams]:
-        """Return the schema and the indexes; for the quick form, those that pymilvus would create.
-
-        Removes from `options` the arguments that go into the schema. Raises InvalidParameter.
-        """
-        if self.schema is not None:
-            return self.schema, self.index_params or IndexParams()
-        index = IndexParams()
-        index.add_index(self.vector_field_name, index_type="AUTOINDEX", metric_type=self.metric_type)
-        return self._quick_schema(options), index
-
-    def _quick_schema(self, options: dict[str, Any]) -> CollectionSchema:
-        kinds = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
-        kind = kinds.get(self.id_type) if isinstance(self.id_type, str) else self.id_type
-        if kind not in (DataType.INT64, DataType.VARCHAR):
-            raise InvalidParameter(f'id_type is "int" or "string", got {self.id_type!r}')
-        if self.dimension is None:
-            raise InvalidParameter("give the dimension, or a schema")
-        schema = MilvusClient.create_schema(
-            auto_id=self.auto_id, enable_dynamic_field=options.pop("enable_dynamic_field", True)
-        )
-        length = options.pop("max_length", None)
-        limits = {"max_length": length} if length and kind == DataType.VARCHAR else {}
-        schema.add_field(self.primary_field_name, kind, is_primary=True, **limits)
-        schema.add_field(self.vector_field_name, DataType.FLOAT_VECTOR, dim=self.dimension)
-        schema.verify()
-        return schema
+    For the quick form, the schema and the index are those that pymilvus would create. Raises
+    InvalidParameter.
+    """
+    further = dict(arguments)
+    quick = {name: further.pop(name) for name in QUICK_FORM}
+    schema, index = further.pop("schema"), further.pop("index_params")
+    if schema is not None:
+        return schema, index or IndexParams(), further
+    kinds = {"int": DataType.INT64, "string": DataType.VARCHAR, "str": DataType.VARCHAR}
+    kind = quick["id_type"]
+    kind = kinds.get(kind) if isinstance(kind, str) else kind
+    if kind not in (DataType.INT64, DataType.VARCHAR):
+        raise InvalidParameter(f'id_type is "int" or "string", got {quick["id_type"]!r}')
+    if quick["dimension"] is None:
+        raise InvalidParameter("give the dimension, or a schema")
+    schema = MilvusClient.create_schema(
+        auto_id=quick["auto_id"], enable_dynamic_field=further.pop("enable_dynamic_field", True)
+    )
+    length = further.pop("max_length", None)
+    limits = {"max_length": length} if length and kind == DataType.VARCHAR else {}
+    schema.add_field(quick["primary_field_name"], kind, is_primary=True, **limits)
+    schema.add_field(quick["vector_field_name"], DataType.FLOAT_VECTOR, dim=quick["dimension"])
+    schema.verify()
+    index = IndexParams()
+    index.add_index(quick["vector_field_name"], index_type="AUTOINDEX", metric_type=quick["metric_type"])
+    return schema, index, further
 
 
 @dataclass(frozen=True, eq=False)
-class Born:
-    """One corrected field of a collection to be created."""
+class NewField:
+    """A corrected field of a collection to be created. state: returns its state, given the saved bank."""
 
     name: str
-    suffix: str
-    layout: Layout
-    dtype: Dtype
-    asked: CorrectionConfig
+    metric: Metric
     bank_collection: str
     bank: StoredBank
+    state: Callable[[BankReference], CollectionState]
 
     def save_bank(self, store: Store) -> tuple[BankReference, Made]:
         """Save the bank; return its reference and what was created for it."""
-        return store.save_bank(self.bank_collection, self.bank, self.layout.metric)
-
-    def state(self, collection: str, reference: BankReference) -> CollectionState:
-        """Return the state of the field.
-
-        The mean bias is 0 until the first full refresh, because there are no rows yet. Under L2 the layout's
-        constants are measured on the target bank's items, or else on the queries, since vectors near each
-        other have similar lengths. The constants stay, because every row is stored with them.
-        """
-        return initial_state(
-            self.layout,
-            self.asked.estimator,
-            reference,
-            field=self.name,
-            suffix=self.suffix,
-            dtype=self.dtype,
-            source=collection,
-            strength=self.asked.strength,
-        )
+        return store.save_bank(self.bank_collection, self.bank, self.metric)
 
 
-def planned(
+def new_fields(
     collection: str,
     hubness: CorrectionConfig | Sequence[CorrectionConfig],
     schema: CollectionSchema,
     index: IndexParams,
-) -> list[Born]:
+) -> list[NewField]:
     """Return the fields to correct in a collection of this schema, each with its fitted bank.
 
     Raises InvalidInput for a field that is missing, named twice or without an index, and if an estimator
@@ -136,67 +107,64 @@ def planned(
     """
     if obstacles := milvus_schema.kind_obstacles(schema.to_dict()):
         raise InvalidInput(f"collection {collection!r} cannot be corrected: {'; '.join(obstacles)}")
-    vectors = {each.name: each for each in schema.fields if each.dtype in milvus_schema.DTYPES}
-    dims = {name: int(each.params["dim"]) for name, each in vectors.items()}
-    by_field = {each.field_name: each.get_index_configs() for each in index}
-    made: list[Born] = []
-    for asked in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
-        name = asked.anns_field or (next(iter(dims)) if len(dims) == 1 else None)
-        if name is None or name not in dims:
-            there = ", ".join(dims) or "none"
-            raise InvalidInput(f"name the float vector field to correct, there are: {there}")
-        if any(each.name == name for each in made):
+    vector_fields = {field.name: field for field in schema.fields if field.dtype in milvus_schema.DTYPES}
+    indexes = {params.field_name: params.get_index_configs() for params in index}
+    fields: list[NewField] = []
+    for config in [hubness] if isinstance(hubness, CorrectionConfig) else hubness:
+        name = config.anns_field or (next(iter(vector_fields)) if len(vector_fields) == 1 else None)
+        if name is None or name not in vector_fields:
+            names = ", ".join(vector_fields) or "none"
+            raise InvalidInput(f"name the float vector field to correct, there are: {names}")
+        if any(field.name == name for field in fields):
             raise InvalidInput(f"field {name!r} is to be corrected twice")
-        metric = by_field.get(name, {}).get("metric_type")
-        if not metric:
+        if not indexes.get(name, {}).get("metric_type"):
             raise InvalidInput(f"the metric of field {name!r} is unknown: give its index in index_params")
-        kind = milvus_schema.DTYPES[vectors[name].dtype]
-        made.append(_born(collection, name, asked, dims[name], kind, metric, by_field[name], bool(made)))
-    return made
+        suffix = f"_{name}" if fields else ""
+        fields.append(_new_field(collection, config, vector_fields[name], indexes[name], suffix))
+    return fields
 
 
-def _born(
-    collection: str,
-    name: str,
-    query_vectors: CorrectionConfig,
-    dim: int,
-    dtype: Dtype,
-    metric: str,
-    index: Mapping[str, Any],
-    is_further: bool,
-) -> Born:
-    if query_vectors.estimator.needs_gallery:
+def _new_field(
+    collection: str, config: CorrectionConfig, field: FieldSchema, index: Mapping[str, Any], suffix: str
+) -> NewField:
+    """Fit the bank of a field.
+
+    The mean bias is 0 until the first full refresh, because there are no rows yet. Under L2 the layout's
+    constants are measured on the target bank's items, or else on the queries, since vectors near each other
+    have similar lengths. The constants stay, because every row is stored with them.
+    """
+    if config.estimator.needs_gallery:
         raise InvalidInput(
-            f"{type(query_vectors.estimator).__name__} is fitted on a gallery, and {collection!r} has no "
-            "rows yet: "
+            f"{type(config.estimator).__name__} is fitted on a gallery, and {collection!r} has no rows yet: "
             "begin with another, NNN for one, or one with an absolute tau, and refresh once there are rows"
         )
+    dim, dtype = int(field.params["dim"]), milvus_schema.DTYPES[field.dtype]
     parts = index.get("m") if "PQ" in str(index.get("index_type")) else None
-    layout = Layout(
-        dim,
-        as_metric(metric),
-        slots_for(query_vectors.profiles),
-        math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT,
-    )
-    bank, targets = QueryBank.of(query_vectors.bank), optional_bank(query_vectors.target_bank)
+    multiple_of = math.lcm(ALIGNMENT, int(parts)) if parts else ALIGNMENT
+    layout = Layout(dim, as_metric(str(index["metric_type"])), slots_for(config.profiles), multiple_of)
+    bank, targets = QueryBank.of(config.bank), optional_bank(config.target_bank)
     bank.expect_dim(dim, "the field")
     layout = measured_on(
         layout,
         (targets or bank).vectors,
         bank.vectors,
         locality_hints=milvus_schema.takes_locality_hints(str(index.get("index_type")), dtype),
-        taken_off=query_vectors.target_bank is not None,
+        taken_off=config.target_bank is not None,
     )
-    fitted = Correction.fit(layout, query_vectors.estimator, bank, target_bank=targets).fitted
-    suffix = f"_{name}" if is_further else ""
-    return Born(
-        name,
-        suffix,
+    fitted = Correction.fit(layout, config.estimator, bank, target_bank=targets).fitted
+    state = partial(
+        initial_state,
         layout,
-        dtype,
-        query_vectors,
-        query_vectors.bank_collection or f"{collection}__bank{suffix}",
-        StoredBank(bank, fitted.potentials, targets),
+        config.estimator,
+        field=field.name,
+        suffix=suffix,
+        dtype=dtype,
+        source=collection,
+        strength=config.strength,
+    )
+    bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
+    return NewField(
+        field.name, layout.metric, bank_collection, StoredBank(bank, fitted.potentials, targets), state
     )
 
 
@@ -214,17 +182,17 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
     Raises InvalidParameter if the metric of a field differs from the metric of its correction.
     """
     served = IndexParams()
-    for each in index:
-        configs = dict(each.get_index_configs())
-        kind = configs.pop("index_type", each.index_type)
-        state = states.get(each.field_name)
+    for params in index:
+        configs = dict(params.get_index_configs())
+        kind = configs.pop("index_type", params.index_type)
+        state = states.get(params.field_name)
         if state is not None and not state.codec.leaves_vectors:
-            asked = str(configs.get("metric_type") or state.metric).upper()
-            if asked != state.metric:
+            metric = str(configs.get("metric_type") or state.metric).upper()
+            if metric != state.metric:
                 raise InvalidParameter(
-                    f"field {each.field_name!r} was corrected for {state.metric}: "
-                    f"its index cannot take {asked}"
+                    f"field {params.field_name!r} was corrected for {state.metric}: "
+                    f"its index cannot take {metric}"
                 )
             configs["metric_type"] = "IP"
-        served.add_index(each.field_name, index_type=kind, index_name=each.index_name, **configs)
+        served.add_index(params.field_name, index_type=kind, index_name=params.index_name, **configs)
     return served

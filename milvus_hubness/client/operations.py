@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pymilvus.client.constants import (
@@ -40,22 +41,8 @@ Row = dict[str, Any]
 Key = int | str
 
 _IN_KEY_ORDER = {ITERATOR_FIELD: "True", REDUCE_STOP_FOR_BEST: "True"}
-_NOT_OF_QUERY = (
-    *("batch_size", "limit", OFFSET, ITERATOR_SESSION_CP_FILE),
-    *("filter", "partition_names", "timeout"),
-)
+_NOT_OF_QUERY = ("batch_size", "limit", OFFSET, ITERATOR_SESSION_CP_FILE)
 _NOT_OF_SEARCH = ("batch_size", "limit", "filter", "round_decimal", "external_filter_func")
-
-
-@dataclass(frozen=True)
-class RowsRequest:
-    """Rows to read page by page. options: further arguments of MilvusClient.query, by name."""
-
-    collection: str
-    filter: str | None
-    partition_names: list[str] | None
-    timeout: float | None
-    options: Mapping[str, Any]
 
 
 class CorrectedIterator:
@@ -138,24 +125,16 @@ class Pages:
         return CorrectedIterator(iterator, page_out)
 
     def search_iterator(
-        self,
-        collection: str,
-        data: Any,
-        output_fields: list[str] | None,
-        search_params: dict[str, Any] | None,
-        options: Mapping[str, Any],
-        *,
-        strength: float | None = None,
-        profile: str | None = None,
-        with_raw_score: bool = False,
+        self, collection: str, question: Question, options: Mapping[str, Any]
     ) -> Operation[Any]:
         """Open a search_iterator, by the corrected score if the field is corrected.
 
         options: its further arguments, by name. Raises as `search` does, and UnsupportedOperation if the
         collection needs candidate re-ranking.
         """
+        data, output_fields = question.data, question.output_fields
         cached = yield from self._states.read_again(collection, options["timeout"])
-        further = {**options, "output_fields": output_fields, "search_params": search_params}
+        further = {**options, "output_fields": output_fields, "search_params": question.search_params}
         if not cached.states:
             return escaping((yield Ask("search_iterator", (collection, data), further)))
         expect_whole_hits(output_fields, cached.states, options)
@@ -163,30 +142,20 @@ class Pages:
         if state is None:
             fields = cached.reading.fields(output_fields)
             further = {**cached.uncorrected(further), "output_fields": fields.requested}
-            return (
-                yield from _opened(
-                    collection, data, further, lambda results: cached.reading.hits_out(results, fields)
-                )
-            )
-        expect_question(data, None, output_fields, search_params, {"round_decimal": options["round_decimal"]})
-        question = Question(
-            data,
-            limit=options["batch_size"],
-            search_params=search_params,
-            output_fields=output_fields,
-            round_decimal=options["round_decimal"],
-            strength=self._searches.strength if strength is None else strength,
-            profile=profile,
-            with_raw_score=with_raw_score,
-        )
-        rewrite_of(state, cached.reading).expect_answerable(replace(question, offset=0), options)
+            answer = partial(cached.reading.hits_out, fields=fields)
+            return (yield from _opened(collection, data, further, answer))
+        rounding = {"round_decimal": question.round_decimal}
+        expect_question(data, None, output_fields, question.search_params, rounding)
+        if question.strength is None:
+            question = replace(question, strength=self._searches.strength)
+        rewrite_of(state, cached.reading).expect_answerable(question, options)
         options = {**options, "anns_field": state.searched_field}
-        asked = yield from self._ordered(collection, cached, state, question, options)
+        request = yield from self._ordered(collection, cached, state, question, options)
         further |= options
-        further |= {"output_fields": asked.output_fields, "search_params": asked.search_params}
-        further |= {"round_decimal": -1, **asked.options}
+        further |= {"output_fields": request.output_fields, "search_params": request.search_params}
+        further |= {"round_decimal": -1, **request.options}
         further["search_params"]["metric_type"] = state.codec.served_metric
-        return (yield from _opened(collection, asked.data, further, asked.answer))
+        return (yield from _opened(collection, request.data, further, request.answer))
 
     def _ordered(
         self,
@@ -234,64 +203,49 @@ class Pages:
         Returns the last key if there are fewer rows.
         """
         further = {name: value for name, value in options.items() if name not in _NOT_OF_QUERY}
-        where = (options["filter"], options["partition_names"], options["timeout"])
-        asked = RowsRequest(collection, *where, further)
+        rows = Ask("query", (collection,), further)
         last: Key | None = None
         while place > 0:
-            page = yield from self.page(asked, key_field, last, min(place, MAX_BATCH_SIZE), [key_field])
+            page = yield from self.page(rows, key_field, last, min(place, MAX_BATCH_SIZE), [key_field])
             if not page:
                 break
             place, last = place - len(page), page[-1][key_field]
         return last
 
-    def begin(self, asked: RowsRequest) -> Operation[tuple[RowsRequest, str]]:
+    def begin(self, rows: Ask) -> Operation[tuple[Ask, str]]:
         """Wait until pages show every row that was written before.
 
-        Returns the request for the pages and the name of the key field. The request is fixed to one moment if
-        the server reports it.
+        rows: the query whose rows are read page by page. Returns it, fixed to one moment if the server
+        reports it, and the name of the key field.
         """
-        description = yield Ask("describe_collection", (asked.collection, asked.timeout))
+        description = yield Ask("describe_collection", (*rows.args, rows.options["timeout"]))
         key_field = str(milvus_schema.key_field(description)["name"])
         # Pages have the consistency level of the collection, not of the request; they show what this strongly
         # consistent query has shown.
-        first = {"consistency_level": "Strong", **asked.options, "limit": 1}
-        rows = yield from self._rows(asked, asked.filter or "", [key_field], first)
-        moment = rows.extra.get(ITERATOR_SESSION_TS_FIELD)
-        if moment:
-            asked = replace(asked, options={**asked.options, GUARANTEE_TIMESTAMP: moment})
-        return asked, key_field
+        options = {"consistency_level": "Strong", **rows.options, "limit": 1, "output_fields": [key_field]}
+        options["filter"] = options["filter"] or ""
+        first = yield from self._reads.read(Ask("query", rows.args, options))
+        if moment := first.extra.get(ITERATOR_SESSION_TS_FIELD):
+            rows = Ask("query", rows.args, {**rows.options, GUARANTEE_TIMESTAMP: moment})
+        return rows, key_field
 
     def page(
-        self,
-        asked: RowsRequest,
-        key_field: str,
-        behind: Key | None,
-        size: int,
-        output_fields: list[str] | None,
+        self, rows: Ask, key_field: str, behind: Key | None, size: int, output_fields: list[str] | None
     ) -> Operation[list[Row]]:
         """Return at most `size` rows in key order after the key `behind`. More rows may follow a short page.
 
         Raises StoreError if the server returns them in another order.
         """
+        condition = rows.options["filter"]
         cursor = "" if behind is None else f"{key_field} > {literal(behind)}"
-        where = " and ".join(filter(None, [cursor, asked.filter and f"({asked.filter})"]))
-        options = {**asked.options, **_IN_KEY_ORDER, "limit": size}
+        where = " and ".join(filter(None, [cursor, condition and f"({condition})"]))
+        page = {**_IN_KEY_ORDER, "filter": where, "limit": size, "output_fields": output_fields}
+        answer = yield from self._reads.read(Ask("query", rows.args, {**rows.options, **page}))
         # Milvus 2.3 returns fewer rows if keys have duplicates, and more rows from several shards.
-        rows = {row[key_field]: row for row in (yield from self._rows(asked, where, output_fields, options))}
-        if list(rows) != sorted(rows):
-            raise StoreError(f"the server did not page {asked.collection!r} in key order")
-        return list(rows.values())[:size]
-
-    def _rows(
-        self, request: RowsRequest, where: str, output_fields: list[str] | None, options: Mapping[str, Any]
-    ) -> Operation[Any]:
-        further = {
-            "output_fields": output_fields,
-            "timeout": request.timeout,
-            "partition_names": request.partition_names,
-            **options,
-        }
-        return self._reads.read(Ask("query", (request.collection, where), further))
+        by_key = {row[key_field]: row for row in answer}
+        if list(by_key) != sorted(by_key):
+            raise StoreError(f"the server did not page {rows.args[0]!r} in key order")
+        return list(by_key.values())[:size]
 
 
 def _opened(
@@ -354,11 +308,11 @@ class AsyncQueryIterator:
             raise UnsupportedOperation("a query iterator for asyncio gives whole rows, not their elements")
         self._pages = pages
         self._run = run
-        further = {name: value for name, value in options.items() if name != OFFSET}
-        self._asked = RowsRequest(collection, filter, partition_names, timeout, further)
+        arguments = {"filter": filter, "partition_names": partition_names, "timeout": timeout, **options}
+        self._to_skip = int(arguments.pop(OFFSET, 0))
+        self._rows = Ask("query", (collection,), arguments)
         self._batch_size = batch_size
         self._left = None if limit in (None, UNLIMITED) else limit
-        self._to_skip = int(options.get(OFFSET, 0))
         self._output_fields = output_fields
         self._key_field = ""
         self._behind: Key | None = None
@@ -375,7 +329,7 @@ class AsyncQueryIterator:
             if self._closed:
                 return []
             if not self._key_field:
-                self._asked, self._key_field = await self._run(self._pages.begin(self._asked))
+                self._rows, self._key_field = await self._run(self._pages.begin(self._rows))
             while self._to_skip > 0 and (skipped := await self._page(self._to_skip, [self._key_field])):
                 self._to_skip -= len(skipped)
             if self._left is None:
@@ -402,7 +356,7 @@ class AsyncQueryIterator:
             return []
         page: list[Row] = await self._run(
             self._pages.page(
-                self._asked, self._key_field, self._behind, min(size, self._batch_size), output_fields
+                self._rows, self._key_field, self._behind, min(size, self._batch_size), output_fields
             )
         )
         if page:

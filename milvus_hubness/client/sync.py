@@ -10,6 +10,7 @@ from pymilvus import MilvusClient
 from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.client._methods import Methods
+from milvus_hubness.client.messages import Question
 from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, drive
 
 
@@ -78,6 +79,16 @@ class HubnessClient(Methods, MilvusClient):
         strength, profile and with_raw_score as in `search`. Raises as `search` does, and UnsupportedOperation
         if the collection needs candidate re-ranking, unless the strength is 0.
         """
+        question = Question(
+            data,
+            batch_size or 0,
+            search_params=search_params,
+            output_fields=output_fields,
+            round_decimal=round_decimal,
+            strength=strength,
+            profile=profile,
+            with_raw_score=with_raw_score,
+        )
         options: dict[str, Any] = {
             "batch_size": batch_size,
             "filter": filter,
@@ -89,18 +100,7 @@ class HubnessClient(Methods, MilvusClient):
             "external_filter_func": external_filter_func,
             **kwargs,
         }
-        return self._run(
-            self._operations.pages.search_iterator(
-                collection_name,
-                data,
-                output_fields,
-                search_params,
-                options,
-                strength=strength,
-                profile=profile,
-                with_raw_score=with_raw_score,
-            )
-        )
+        return self._run(self._operations.pages.search_iterator(collection_name, question, options))
 
     def query_iterator(
         self,

@@ -16,7 +16,7 @@ from pymilvus.milvus_client.index import IndexParams
 from milvus_hubness.banks.generations import Made
 from milvus_hubness.client import new_collections
 from milvus_hubness.client.biases import Bias, Biases
-from milvus_hubness.client.new_collections import CorrectionConfig, NewCollection
+from milvus_hubness.client.new_collections import CorrectionConfig
 from milvus_hubness.client.rewrite import Row, rounded_vectors
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
@@ -149,32 +149,32 @@ class Writes:
     def create_collection(
         self,
         collection: str,
-        new: NewCollection,
+        arguments: Mapping[str, Any],
         hubness: CorrectionConfig | Sequence[CorrectionConfig] | None,
-        timeout: float | None,
-        options: Mapping[str, Any],
     ) -> Operation[None]:
-        """Create a collection, with banks and states for the fields of `hubness`."""
+        """Create a collection, with banks and states for the fields of `hubness`.
+
+        arguments: those of MilvusClient.create_collection, by name.
+        """
         if hubness is None:
-            arguments = {**new.as_given(), "timeout": timeout, **options}
-            yield from self._states.forgetting(Ask("create_collection", (collection,), arguments))
+            yield from self._states.forgetting(Ask("create_collection", (collection,), dict(arguments)))
             return
-        further = dict(options)
-        schema, index = new.in_full(further)
-        corrected = new_collections.planned(collection, hubness, schema, index)
+        schema, index, further = new_collections.schema_and_indexes(arguments)
+        timeout = further["timeout"]
+        corrected = new_collections.new_fields(collection, hubness, schema, index)
         saved: list[tuple[BankReference, Made]] = []
         created = False
         try:
             for new_field in corrected:
                 saved.append((yield InStore(new_field.save_bank)))
             states = {
-                new_field.name: new_field.state(collection, reference)
+                new_field.name: new_field.state(reference)
                 for new_field, (reference, _) in zip(corrected, saved, strict=True)
             }
             properties = {state.property_name: state.to_json() for state in states.values()}
             further["properties"] = {**(further.get("properties") or {}), **properties}
             stored = new_collections.stored_schema(schema, states.values())
-            yield Ask("create_collection", (collection,), {"schema": stored, "timeout": timeout, **further})
+            yield Ask("create_collection", (collection,), {"schema": stored, **further})
             created = True
             yield Ask("create_index", (collection, new_collections.served_indexes(index, states), timeout))
             yield Ask("load_collection", (collection, timeout))
