@@ -124,7 +124,7 @@ def test_pending_rows_leave_room_for_each_other(served):
     client = served.backend.hubness_client()
     rows = [{"id": ITEMS + i, "vector": vector, "group": 0} for i, vector in enumerate(served.fresh)]
     client.insert(served.name, rows, bias="pending")
-    assert refresh(served.store, served.name).action == "none"
+    assert refresh(served.store, served.name).action == "pending"
     biases = np.r_[fitted.bias(reduce(served.items)), fitted.new_bias(reduce(served.fresh))]
     everything = np.vstack([served.items, served.fresh])
     np.testing.assert_allclose(served.scores(5), served.wanted(biases, everything), atol=1e-4)
