@@ -1,6 +1,5 @@
 """Fits and biases on Ray, for galleries that are too large for one machine."""
 
-from milvus_hubness.distributed.ray_gallery import RayBiases, RayGallery, fit_on_ray
-from milvus_hubness.distributed.shards import Shard
+from milvus_hubness.distributed.ray_gallery import RayBiases, RayGallery, Shard, fit_on_ray
 
 __all__ = ["RayBiases", "RayGallery", "Shard", "fit_on_ray"]

@@ -1,25 +1,82 @@
-"""A gallery in shards on Ray workers, and Ray as the engine of a job."""
+"""A gallery in shards on Ray workers, and Ray as the engine of a job.
+
+For Sinkhorn, each shard gives log-sum-exps over its own items. They add up to those over all items, as
+exp(L/τ) of the whole is the sum of those of the parts. A task stores nothing from one iteration to the next,
+so it can run again elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
-from milvus_hubness.distributed import shards as distributed_shards
-from milvus_hubness.distributed.shards import Shard, Sums
 from milvus_hubness.errors import InvalidInput, MissingExtra
 from milvus_hubness.estimators import Blend, Estimator, FittedBias, Sinkhorn
-from milvus_hubness.estimators.base import ITEMS, check_potentials, require_target_bank
+from milvus_hubness.estimators.base import ITEMS, check_potentials, require_gallery, require_target_bank
 from milvus_hubness.estimators.sinkhorn import SinkhornDiagnostics, iterate
+from milvus_hubness.kernels import logsumexp
 from milvus_hubness.kernels.operands import finite_number
 
 RETRIES = 3
+Shard: TypeAlias = npt.NDArray[np.floating] | Callable[[], npt.NDArray[np.floating]]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+
+
+class Sums(NamedTuple):
+    """The result of one shard: its number of items, and τ·log Σ_j exp((s_ij + g_j)/τ) of each query over
+    them, float64 (m,).
+    """
+
+    items: int
+    logsumexps: Doubles
+
+
+def shard_items(shard: Shard, bank: QueryBank) -> Vectors:
+    """Return the items of a shard, float32 (n, d).
+
+    Raises InvalidInput if there are none, DimensionMismatch.
+    """
+    return require_gallery(bank, shard() if callable(shard) else shard, "a shard")
+
+
+def shard_sample(shard: Shard, bank: QueryBank, most: int) -> Vectors:
+    """Return at most `most` items of a shard, spread evenly."""
+    items = shard_items(shard, bank)
+    return items[np.linspace(0, len(items) - 1, min(most, len(items)), dtype=np.int64)]
+
+
+def shard_sums(shard: Shard, bank: QueryBank, f: Vectors | None, tau: float, device: str) -> Sums:
+    """Return the sums under the item potentials g that follow from those of the bank, f (m,).
+
+    Without f, the sums are under g = 0.
+    """
+    items = shard_items(shard, bank)
+    g = np.zeros(len(items), np.float32)
+    if f is not None:
+        g = -logsumexp(items, bank.vectors, tau, f, device=device)
+    return Sums(len(items), logsumexp(bank.vectors, items, tau, g, device=device).astype(np.float64))
+
+
+def joined(sums: Sequence[Sums], tau: float) -> Doubles:
+    """Return bank potentials f from the sums of all shards, float64 (m,)."""
+    parts = np.stack([each.logsumexps for each in sums])
+    largest = parts.max(0)
+    potentials: Doubles = -(largest + tau * np.log(np.exp((parts - largest) / tau).sum(0)))
+    return potentials
+
+
+def shard_biases(
+    shard: Shard, bank: QueryBank, estimator: Estimator, potentials: Vectors, targets: QueryBank | None
+) -> Vectors:
+    """Return biases of the items of a shard, under a fit that has these potentials (m, p), float32 (n,)."""
+    fitted = estimator.restore(bank, potentials, target_bank=targets)
+    return fitted.bias(shard_items(shard, bank))
 
 
 class RayGallery:
@@ -81,7 +138,7 @@ class RayGallery:
 
         target_bank: that of the fit, for estimators that compare with it.
         """
-        run = self._remote(distributed_shards.biases)
+        run = self._remote(shard_biases)
         bank = self._ray.put(fitted.bank)
         arguments = fitted.estimator, fitted.potentials, target_bank
         for done in [run.remote(shard, bank, *arguments) for shard in self._shards]:
@@ -99,7 +156,7 @@ class RayGallery:
         if estimator.needs_target_bank:
             shards.append(self._ray.put(require_target_bank(bank, target_bank, type(estimator).__name__)))
         remote_bank, tau = self._ray.put(bank), estimator.tau_of()
-        run = self._remote(distributed_shards.step)
+        run = self._remote(shard_sums)
 
         def sums(f: Vectors | None) -> list[Sums]:
             done: list[Sums] = self._ray.get(
@@ -108,11 +165,11 @@ class RayGallery:
             return done
 
         def step(f: torch.Tensor) -> torch.Tensor:
-            return torch.from_numpy(distributed_shards.joined(sums(f.float().numpy()), tau))
+            return torch.from_numpy(joined(sums(f.float().numpy()), tau))
 
         first = sums(None if start is None else check_potentials(bank, start, 1)[:, 0])
         items = sum(part.items for part in first)
-        f = torch.from_numpy(distributed_shards.joined(first, tau))
+        f = torch.from_numpy(joined(first, tau))
         result = iterate(step, f, tau, items, estimator.iterations, estimator.tol)
         fitted = replace(estimator, items=items).restore(bank, result.f.float().numpy()[:, None])
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, items, *result[1:], "recomputed")
@@ -120,7 +177,7 @@ class RayGallery:
 
     def _sample(self, bank: QueryBank) -> Vectors:
         """Return items spread evenly over each shard."""
-        run = self._remote(distributed_shards.sample)
+        run = self._remote(shard_sample)
         most = -(-ITEMS // len(self._shards))
         return np.concatenate(self._ray.get([run.remote(shard, bank, most) for shard in self._shards]))
 
@@ -177,7 +234,7 @@ class RayBiases:
 
     def __init__(self, fitted: FittedBias, *, target_bank: QueryBank | None = None) -> None:
         self._ray = connected()
-        self._run = self._ray.remote(num_cpus=1, max_retries=RETRIES)(distributed_shards.biases)
+        self._run = self._ray.remote(num_cpus=1, max_retries=RETRIES)(shard_biases)
         whole = fitted.bank, fitted.estimator, fitted.potentials, target_bank
         self._fit = [self._ray.put(each) for each in whole]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.distributed import shards
+from milvus_hubness.distributed import ray_gallery
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.estimators import NNN, Sinkhorn
 from milvus_hubness.kernels import logsumexp
@@ -20,25 +20,25 @@ def test_sums_of_shards_are_those_of_the_whole():
     parts = [ITEMS[:3], ITEMS[3:40], lambda: ITEMS[40:]]
     f = RNG.standard_normal(50).astype(np.float32) / 10
     for potentials in (None, f):
-        sums = [shards.step(part, BANK, potentials, 0.05, "cpu") for part in parts]
+        sums = [ray_gallery.shard_sums(part, BANK, potentials, 0.05, "cpu") for part in parts]
         assert [each.items for each in sums] == [3, 37, 30]
         g = 0 * ITEMS[:, 0] if potentials is None else -logsumexp(ITEMS, BANK.vectors, 0.05, f)
         whole = -logsumexp(BANK.vectors, ITEMS, 0.05, g)
-        np.testing.assert_allclose(shards.joined(sums, 0.05), whole, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(ray_gallery.joined(sums, 0.05), whole, rtol=0, atol=1e-6)
 
 
 def test_biases_of_a_shard():
     fitted = Sinkhorn(0.05).fit(BANK, gallery=ITEMS)
-    found = shards.biases(lambda: ITEMS[5:9], BANK, fitted.estimator, fitted.potentials, None)
+    found = ray_gallery.shard_biases(lambda: ITEMS[5:9], BANK, fitted.estimator, fitted.potentials, None)
     np.testing.assert_array_equal(found, fitted.bias(ITEMS[5:9]))
     np.testing.assert_array_equal(
-        shards.biases(ITEMS[:2], BANK, NNN(3), np.empty((50, 0), np.float32), None),
+        ray_gallery.shard_biases(ITEMS[:2], BANK, NNN(3), np.empty((50, 0), np.float32), None),
         NNN(3).fit(BANK).bias(ITEMS[:2]),
     )
 
 
 def test_shards_that_do_not_fit():
     with pytest.raises(InvalidInput, match="empty"):
-        shards.read(ITEMS[:0], BANK)
+        ray_gallery.shard_items(ITEMS[:0], BANK)
     with pytest.raises(DimensionMismatch):
-        shards.read(lambda: ITEMS[:, :3], BANK)
+        ray_gallery.shard_items(lambda: ITEMS[:, :3], BANK)
