@@ -6,7 +6,8 @@ from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.client import AsyncHubnessClient, CorrectionConfig, HubnessClient
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
-from milvus_hubness.enable.enable import disable, enable, plan_enable
+from milvus_hubness.enable.enable import disable, enable
+from milvus_hubness.enable.plan import plan_enable
 from milvus_hubness.errors import (
     AlreadyCorrected,
     BankTooLarge,

@@ -19,9 +19,9 @@ from milvus_hubness.cli.options import (
     TargetBank,
     read_vectors,
 )
-from milvus_hubness.enable.enable import MAX_MISS_RATE, plan_enable
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
+from milvus_hubness.enable.plan import MAX_MISS_RATE, plan_enable
 from milvus_hubness.migration.plan import CLIENT_TTL
 from milvus_hubness.operations.corrections import read_bank
 
@@ -152,7 +152,7 @@ def _until_none_missed(missed: dict[str, float]) -> list[tuple[str, float]]:
 
 def _show_result(result: dict[str, Any]) -> None:
     facts = {"corrected": f"{result['collection']}, {result['rows']:,} rows have a bias"}
-    if "second_vector" in result:
+    if result["second_vector"]:
         facts["searched"] = (
             f"{result['second_vector']}; of {result['searched']} rows searched for "
             f"{result['found_in_second']} found ({result['found_in_field']} in the first field)"

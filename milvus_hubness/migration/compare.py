@@ -210,10 +210,6 @@ def same_rows(a: Batch, b: Batch) -> dict[Key, bool]:
     }
 
 
-def _upto(batch: Batch, key: Key) -> Batch:
-    return batch.take(range(bisect_right(cast("list[Any]", batch.keys), key)))
-
-
 def _same(a: Any, b: Any) -> bool:
     """Return whether two field values are equal, where NaN equals NaN."""
     if isinstance(a, float) and isinstance(b, float):

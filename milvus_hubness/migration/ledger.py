@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from milvus_hubness.banks.generations import Made
 from milvus_hubness.errors import (
@@ -20,7 +20,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.migration.survey import Chunk
 from milvus_hubness.operations.lease_records import LEDGER, now
-from milvus_hubness.state import CollectionState
+from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.protocols import Renaming, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
@@ -33,11 +33,7 @@ Phase = Literal[
 may take over. switching: the name is being moved. finished: the source is dropped."""
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Switch(_Frozen):
+class Switch(FrozenModel):
     """The move of the application's name to the copy.
 
     name: the alias, or the source's own name, which became an alias. kept_as: the new name of the source;
@@ -51,13 +47,12 @@ class Switch(_Frozen):
     at: datetime | None = None
 
 
-class Migration(_Frozen):
+class Migration(FrozenModel):
     """The record of one migration.
 
     id: random; the copy carries it, and it identifies the chunks. rebuilds: the former state of a source that
     is already corrected and whose copy gets other biases. arguments: the original arguments, which every
-    further run must repeat. missed_dual_writes: number of rows that a later pass found written by clients
-    that do not write to both collections. source_identity: see CollectionInfo.
+    further run must repeat. source_identity: see CollectionInfo.
     """
 
     version: Literal[1] = 1
@@ -76,7 +71,6 @@ class Migration(_Frozen):
     invalid: int = 0
     invalid_keys: tuple[int | str, ...] = ()
     passes: int = 0
-    missed_dual_writes: int = 0
     announced_at: datetime | None = None
     begun_at: datetime
     changed_at: datetime

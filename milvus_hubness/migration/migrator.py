@@ -201,9 +201,10 @@ class Migrator:
         if migration.phase == "preparing":
             self._prepare(plan)
         if self.migration.phase in {"copying", "catching up", "rolled back"}:
-            # The rows that a killed job has changed in the source must be repaired before they are copied.
-            write_intents.repair(self._lease, migration.source, client_ttl=self._options.client_ttl)
             source = self._store.info(migration.source)
+            if source.intent_log is not None:
+                # The rows that a killed job has changed in the source must be repaired before the copy.
+                write_intents.repair(self._lease, source.name, client_ttl=self._options.client_ttl)
             if self.migration.phase == "copying":
                 self._create_copy(source)
             self._announce(migration.source, migration.target)

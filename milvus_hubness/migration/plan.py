@@ -26,6 +26,7 @@ from milvus_hubness.errors import (
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.survey import (
+    Fitting,
     Gauge,
     Resolution,
     Survey,
@@ -221,13 +222,7 @@ class MigrationPlan:
                 "source": BYTES[vector.dtype] * self.layout.dim * self.rows,
                 "target": BYTES[vector.dtype] * self.form.width * self.rows,
             },
-            "bank": {
-                "collection": self.bank_collection,
-                "source": self.bank.source,
-                "queries": len(self.bank),
-                "fingerprint": self.bank.fingerprint,
-                "targets": len(self.target_bank) if self.target_bank else 0,
-            },
+            "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
             "estimator": to_dict(self.estimator),
             "strength": self.strength,
             "gate": self.gate,
@@ -246,6 +241,17 @@ class MigrationPlan:
             "resolution": self.resolution.to_dict() if self.resolution else None,
             "recall": {**self.recall.to_dict(), "said": said(self.recall)} if self.recall else None,
         }
+
+
+def bank_facts(bank: QueryBank, target_bank: QueryBank | None, collection: str) -> dict[str, Any]:
+    """Return the banks of a plan as plain data. collection: where they are saved."""
+    return {
+        "collection": collection,
+        "source": bank.source,
+        "queries": len(bank),
+        "fingerprint": bank.fingerprint,
+        "targets": len(target_bank) if target_bank else 0,
+    }
 
 
 def plan_migration(
@@ -328,11 +334,10 @@ def plan_migration(
         remarks.append(f"the source's index is {there.index_type} {there.index_params or ''}".rstrip())
     if distinct != info.rows:
         remarks.append(f"{info.rows} rows but {distinct} distinct keys: one row of each key is copied")
-    fitting = (store, info, field, looked, layout)
-    fineness = resolution_of(*fitting, bank)
+    fitting = Fitting(store, info, field, looked, layout, estimator, bank, target_bank)
+    fineness = resolution_of(fitting)
     remarks += fineness.remark(vector.dtype) if fineness else []
-    banks = (estimator, bank, target_bank)
-    measured = gauge(*fitting, form_of(layout, vector.dtype).width, *banks)
+    measured = gauge(fitting)
     plan = MigrationPlan(
         source=info,
         schema=schema,
@@ -355,7 +360,7 @@ def plan_migration(
         server=store.server_version(),
         gauge=measured,
         waits=max(0.0, client_ttl - measured.seconds) + (client_ttl if alias or rename else 0.0),
-        recall=recall_gate(*fitting, *banks) if measure else None,
+        recall=recall_gate(fitting) if measure else None,
         resolution=fineness,
         index=index,
     )

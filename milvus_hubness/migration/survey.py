@@ -11,22 +11,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.banks.generations import Key
+from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import BYTES, Dtype, Floats, decode, rounded
 from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
 from milvus_hubness.operations.corrections import (
     fit_measured,
+    fit_with_mean,
 )
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
+from milvus_hubness.state import FrozenModel
 from milvus_hubness.stores.protocols import Rows, Store
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
@@ -67,15 +68,13 @@ def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = N
 SAMPLE_ROWS = 4_096
 
 
-class Chunk(BaseModel):
+class Chunk(FrozenModel):
     """The rows of a partition with after < key ≤ upto.
 
     rows: their number when the chunk was fixed. seconds: duration of their write; None until it is done.
     invalid: number of rows without a usable vector. invalid_keys: the first of these. importing: the file
     that the database was asked to import, by its name in the database.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     number: int = Field(ge=0)
     partition: str | None
@@ -148,73 +147,76 @@ class Gauge:
     bytes_of_target: int
 
 
-def gauge(
-    store: Rows,
-    info: CollectionInfo,
-    field: str,
-    looked: Survey,
-    layout: Layout,
-    width: int,
-    estimator: Estimator,
-    bank: QueryBank,
-    target_bank: QueryBank | None,
-) -> Gauge:
+@dataclass(frozen=True)
+class Fitting:
+    """What a migration is going to fit, and on what."""
+
+    store: Store
+    info: CollectionInfo
+    field: str
+    survey: Survey
+    layout: Layout
+    estimator: Estimator
+    bank: QueryBank
+    target_bank: QueryBank | None
+
+    @property
+    def vector(self) -> VectorField:
+        return self.info.vector_fields[self.field]
+
+    def scan(self, chunk: Chunk, limit: int | None = None) -> Batch:
+        """Return rows of a chunk."""
+        return self.store.scan(
+            self.info.name,
+            self.field,
+            after=chunk.after,
+            upto=chunk.upto,
+            limit=limit,
+            partition=chunk.partition,
+        )
+
+
+def gauge(fitting: Fitting) -> Gauge:
     """Return the estimates. Also check on the sample that the estimator can be fitted on this bank."""
-    chunk = max(looked.chunks, key=lambda each: each.rows)
+    chunk = max(fitting.survey.chunks, key=lambda chunk: chunk.rows)
     began = time.perf_counter()
-    batch = store.scan(
-        info.name, field, after=chunk.after, upto=chunk.upto, limit=ESTIMATED_ROWS, partition=chunk.partition
-    )
+    batch = fitting.scan(chunk, limit=ESTIMATED_ROWS)
     reading = time.perf_counter() - began
-    sample_of_gallery = batch.vectors if estimator.needs_gallery else None
-    Correction.fit(layout, estimator, bank, gallery=sample_of_gallery, target_bank=target_bank).centred(
-        batch.vectors
-    )
+    banks = (fitting.estimator, fitting.bank, fitting.target_bank)
+    fit_with_mean(fitting.layout, batch.vectors, *banks)
     correcting = time.perf_counter() - began - reading
     others = sum(len(json.dumps(row, default=str)) for row in batch.rows) / max(1, len(batch))
-    vector = info.vector_fields[field]
-    per_row = others + _links(vector)
+    vector, rows = fitting.vector, fitting.survey.rows
+    per_row, width = others + _links(vector), form_of(fitting.layout, vector.dtype).width
     return Gauge(
-        (4 * reading + correcting) * looked.rows / max(1, len(batch)),
-        int(looked.rows * (per_row + BYTES[vector.dtype] * layout.dim)),
-        int(looked.rows * (per_row + BYTES[vector.dtype] * width)),
+        (4 * reading + correcting) * rows / max(1, len(batch)),
+        int(rows * (per_row + BYTES[vector.dtype] * fitting.layout.dim)),
+        int(rows * (per_row + BYTES[vector.dtype] * width)),
     )
 
 
-def recall_gate(
-    store: Store,
-    info: CollectionInfo,
-    field: str,
-    looked: Survey,
-    layout: Layout,
-    estimator: Estimator,
-    bank: QueryBank,
-    target_bank: QueryBank | None,
-) -> RecallGate:
+def recall_gate(fitting: Fitting) -> RecallGate:
     """Measure the recall that the collection's own kind of index loses with the augmented form, on up to ROWS
     rows and queries of the bank; see `measure_recall`."""
     parts, left = [], ROWS
-    for chunk in np.random.default_rng(0).permutation(np.array(looked.chunks, object)):
+    for chunk in np.random.default_rng(0).permutation(np.array(fitting.survey.chunks, object)):
         if left <= 0:
             break
-        parts.append(
-            store.scan(
-                info.name, field, after=chunk.after, upto=chunk.upto, partition=chunk.partition
-            ).vectors
-        )
+        parts.append(fitting.scan(chunk).vectors)
         left -= len(parts[-1])
-    vectors = np.concatenate(parts)
-    correction = fit_measured(store, info, field, layout, vectors, estimator, bank, target_bank)
-    vector = info.vector_fields[field]
+    vectors, vector = np.concatenate(parts), fitting.vector
+    of_field = (fitting.store, fitting.info, fitting.field)
+    banks = (fitting.estimator, fitting.bank, fitting.target_bank)
+    correction = fit_measured(*of_field, fitting.layout, vectors, *banks)
     return measure_recall(
         correction.layout,
         vectors,
         correction.centred(vectors),
-        bank.vectors,
+        fitting.bank.vectors,
         vector.index_type,
         vector.index_params,
-        rows_total=looked.rows,
-        graph_hint=store.takes_graph_hint(info, field),
+        rows_total=fitting.survey.rows,
+        graph_hint=fitting.store.takes_graph_hint(fitting.info, fitting.field),
         locality_hints=correction.locality_hints(vectors),
     )
 
@@ -322,25 +324,23 @@ def require_resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: st
             measured.require(field)
 
 
-def resolution_of(
-    store: Rows, info: CollectionInfo, field: str, looked: Survey, layout: Layout, bank: QueryBank
-) -> Resolution | None:
+def resolution_of(fitting: Fitting) -> Resolution | None:
     """Measure how well the augmented form tells rows apart, on rows spread over the collection and queries of
     the bank. Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not tell
     rows apart."""
-    dtype = info.vector_fields[field].dtype
+    layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None
-    every = max(1, -(-sum(map(len, looked.sample.values())) // MEASURED_ROWS))
+    every = max(1, -(-sum(map(len, sample.values())) // MEASURED_ROWS))
     parts = [
-        store.get(info.name, keys[::every], field, partition=partition).vectors
-        for partition, keys in looked.sample.items()
+        fitting.store.get(fitting.info.name, keys[::every], fitting.field, partition=partition).vectors
+        for partition, keys in sample.items()
         if keys
     ]
-    found = resolution(layout, np.concatenate(parts), bank.vectors, dtype)
-    if found is not None and layout.metric == "L2":
-        found.require(field)
-    return found
+    measured = resolution(layout, np.concatenate(parts), fitting.bank.vectors, dtype)
+    if measured is not None and layout.metric == "L2":
+        measured.require(fitting.field)
+    return measured
 
 
 def said(gate: RecallGate) -> str:

@@ -222,21 +222,25 @@ def fit_measured(
     bank: QueryBank,
     target_bank: QueryBank | None,
 ) -> Correction:
-    """Return a fitted correction with its mean bias, and with the layout's constants measured, on vectors
-    (n, d) of the field. Raises as `Correction.fit` does."""
-    correction = Correction.fit(
-        measured_on(
-            layout,
-            vectors,
-            bank.vectors,
-            graph_hint=store.takes_graph_hint(info, field),
-            locality_hints=store.takes_locality_hints(info, field),
-        ),
-        estimator,
-        bank,
-        gallery=vectors if estimator.needs_gallery else None,
-        target_bank=target_bank,
+    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the
+    field."""
+    measured = measured_on(
+        layout,
+        vectors,
+        bank.vectors,
+        graph_hint=store.takes_graph_hint(info, field),
+        locality_hints=store.takes_locality_hints(info, field),
     )
+    return fit_with_mean(measured, vectors, estimator, bank, target_bank)
+
+
+def fit_with_mean(
+    layout: Layout, vectors: Floats, estimator: Estimator, bank: QueryBank, target_bank: QueryBank | None
+) -> Correction:
+    """Return a correction that is fitted on the bank and, if the estimator needs it, on vectors (n, d), whose
+    biases give its mean bias. Raises as `Correction.fit` does."""
+    gallery = vectors if estimator.needs_gallery else None
+    correction = Correction.fit(layout, estimator, bank, gallery=gallery, target_bank=target_bank)
     biases = correction.centred(vectors)[~layout.invalid(vectors)]
     mean_bias = float(biases.mean(dtype=np.float64)) if len(biases) else 0.0
     return replace(correction, mean_bias=mean_bias)

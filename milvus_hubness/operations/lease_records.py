@@ -10,22 +10,21 @@ from datetime import datetime, timedelta, timezone
 from functools import cache
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.state import FrozenModel
 
 LEDGER = "hubness_ledger"
 """The collection in which jobs keep their records."""
 
 
-class Owner(BaseModel):
+class Owner(FrozenModel):
     """A process. started: its start time, in the kernel's ticks since boot.
 
     Process numbers are unique only within one boot of one kernel and one PID namespace: two containers with
     the same host name may each have a process of the same number.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str
     pid: int
@@ -118,10 +117,8 @@ class LeasePolicy:
         return cls(seconds, seconds / 6)
 
 
-class Entry(BaseModel):
+class Entry(FrozenModel):
     """The record of one acquisition of the lease. expires_at: None once the lease is released."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     collection: str
     token: int = Field(ge=1)
@@ -147,11 +144,9 @@ class Entry(BaseModel):
         return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
 
 
-class Fence(BaseModel):
+class Fence(FrozenModel):
     """The record of a fencing alias. collection: the leased collection. target: the collection or ledger that
     the alias leads to."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     collection: str
     token: int

@@ -29,14 +29,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import NotCaughtUp, name_some
 from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
-from milvus_hubness.state import CollectionState
+from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.protocols import Ledger, Store, WholeRows, capability
 from milvus_hubness.stores.records import CollectionInfo, Note, Record
 
@@ -51,12 +49,10 @@ LONGEST_RECORD = 50_000
 """Maximum length of a record, in characters; a ledger takes 60,000."""
 
 
-class RowContent(BaseModel):
+class RowContent(FrozenModel):
     """The part of a row that its user wrote: the first `dim` numbers of the vector `field`, and all fields
     except those in `hidden`. A job that rewrites biases changes none of it. epoch: the name of the field that
     is 0 or missing in rows without a bias."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     field: str
     dim: int
@@ -97,14 +93,12 @@ ABSENT = Digest()
 """The digest of a row that does not exist."""
 
 
-class BatchRecord(BaseModel):
+class BatchRecord(FrozenModel):
     """Rows that a job may have rewritten.
 
     rows: for each key, the digests of the contents that the job may have left. A digest is a list of the
     hashes of `fields`, in their order; a missing field has an empty hash.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     token: int
     partition: str | None

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.correction import Correction
-from milvus_hubness.enable.enable import measure
+from milvus_hubness.enable.plan import measure
 from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
@@ -406,10 +406,9 @@ class Refreshing:
             return state
         gallery = read_gallery(self.store, self.info, state.field, progress=self.options.progress)
         correction = load_correction(self.store, state, state.profile)
-        candidates, missed, measured = measure(
-            gallery, correction, plan.bank.queries, state.profile.strength, state.allowed_miss_rate
-        )
-        return state.with_candidates(candidates, missed[candidates], measured)
+        strength, allowed = state.profile.strength, state.allowed_miss_rate
+        measured, _ = measure(gallery, correction, plan.bank.queries, strength, allowed)
+        return state.with_candidates(measured.candidates, measured.missed, measured.queries)
 
     # -- helpers ------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.base import RowBiases
@@ -33,7 +33,7 @@ from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.operations.progress import Progress, chunks
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.refresh.plan import RefreshOptions
-from milvus_hubness.state import BankReference, CollectionState, Profile
+from milvus_hubness.state import BankReference, CollectionState, FrozenModel, Profile
 from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo, Record
 
@@ -49,15 +49,13 @@ def waiting_rows(store: Store, info: CollectionInfo, state: CollectionState) -> 
     return {partition: bias_location.pending(partition) for partition in info.partitions}
 
 
-class _Reached(BaseModel):
+class _Reached(FrozenModel):
     """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by
     partition."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     bank: BankReference
     slot: int
-    after: list[tuple[str | None, Key]] = []
+    after: tuple[tuple[str | None, Key], ...] = ()
     scanned: int = 0
     written: int = 0
 
@@ -113,7 +111,7 @@ class Renewal:
                 written += self._renew(part, partition, incoming.profile, corrections)
                 scanned, since, after[partition] = scanned + len(part), since + 1, part[-1]
                 if since % CHUNKS_PER_RECORD == 0:
-                    found = {"after": list(after.items()), "scanned": scanned, "written": written}
+                    found = {"after": tuple(after.items()), "scanned": scanned, "written": written}
                     self._record(reached.model_copy(update=found))
         return scanned, written
 

@@ -352,7 +352,7 @@ def test_fields_are_added_where_the_server_can(backend):
     mean_bias = store.info(name).state.profile.mean_bias
     scores = items @ items[:1].T - (nnn(bank, items, "IP", 4, ALPHA) - mean_bias)[:, None]
     [hits] = backend.hubness_client().search(name, data=[items[0]], limit=10)
-    pool = np.argsort(-(items @ items[0]))[: plan.candidates]
+    pool = np.argsort(-(items @ items[0]))[: plan.reranking.candidates]
     assert [hit["id"] for hit in hits] == pool[np.argsort(-scores[pool, 0])][:10].tolist()
 
 
@@ -448,7 +448,7 @@ class TestWhatIsRefused:
         )
         with pytest.raises(CorrectionNotRecommended, match="it hurts"):
             plan_enable(store, name, bank)
-        assert plan_enable(store, name, bank, estimator=NNN(4), force=True).candidates
+        assert plan_enable(store, name, bank, estimator=NNN(4), force=True).reranking.candidates
 
     def test_biases_that_are_not_what_was_written(self, plain, monkeypatch):
         store, name, bank = plain

@@ -19,7 +19,7 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.banks.generations import Batch
-from milvus_hubness.enable import second_vector
+from milvus_hubness.enable import enable as enabling
 from milvus_hubness.operations.corrections import load_correction
 from milvus_hubness.refresh import write
 from tests.congruence.test_in_place import require_second_field, with_second_field
@@ -202,14 +202,14 @@ def test_rows_of_such_a_client_do_not_hold_up_an_enabling_in_place(lite, monkeyp
     items, bank = vectors(rng, 60, DIM), vectors(rng, BANK, DIM)
     store, name = lite.store(), lite.name("beside")
     with_second_field(lite.client(), name, items, "IP", 48, index_type="HNSW", params=GRAPH)
-    writer, fill = lite.hubness_client(bank_budget=1_000), second_vector._fill
-    monkeypatch.setattr(second_vector, "MOST_PASSES", 3)
+    writer, fill = lite.hubness_client(bank_budget=1_000), enabling._fill
+    monkeypatch.setattr(enabling, "MOST_PASSES", 3)
 
     def written_before(*args):
         writer.upsert(name, [{"id": 7, "vector": items[8], "group": 0}])
         return fill(*args)
 
-    monkeypatch.setattr(second_vector, "_fill", written_before)
+    monkeypatch.setattr(enabling, "_fill", written_before)
     plan = plan_enable(store, name, QueryBank(bank), where="vectors", estimator=NNN(K))
     assert enable(store, plan).rows == 60
 

@@ -29,7 +29,7 @@ from milvus_hubness.cli.options import (
 )
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
-from milvus_hubness.enable.enable import plan_enable
+from milvus_hubness.enable.plan import plan_enable
 from milvus_hubness.errors import remember_secrets, secrets_in
 from milvus_hubness.migration.clean import clean as clean_migration
 from milvus_hubness.migration.ledger import Ledger, Migration

@@ -1,0 +1,264 @@
+"""The plan of a correction without a copy: `plan_enable`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
+from milvus_hubness.codec.arrays import as_metric
+from milvus_hubness.codec.base import form_of
+from milvus_hubness.codec.layout import Layout
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction import Correction
+from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
+from milvus_hubness.estimators import Estimator, to_dict
+from milvus_hubness.estimators.base import is_same
+from milvus_hubness.migration.plan import bank_facts, checked_gate, chosen
+from milvus_hubness.migration.survey import require_resolved
+from milvus_hubness.operations.corrections import (
+    Gallery,
+    fit_measured,
+    fit_with_mean,
+    load_correction,
+    only_field,
+    read_gallery,
+)
+from milvus_hubness.operations.progress import Progress, silent
+from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
+from milvus_hubness.state import CandidateReranking, CollectionState, slots_for, suffix_for
+from milvus_hubness.stores.protocols import SecondVectors, Store, capability
+from milvus_hubness.stores.records import CollectionInfo
+
+MAX_MISS_RATE = 0.01
+MEASURED_QUERIES = 1_000
+
+Where = Literal["fields", "side", "vectors"]
+
+
+@dataclass(frozen=True, eq=False)
+class EnablePlan:
+    """A plan to store the biases of `source` outside its vectors.
+
+    where: "fields" of the collection, a "side" collection with the same keys, or "vectors": a second vector
+    field with the augmented form. adds_fields: whether the fields must be added first. reranking: None for a
+    second vector field. missed: for each number of candidates, the share of the exact corrected top 10
+    outside them, averaged over the measured queries. unfinished: the state that an interrupted run left,
+    which the next run continues. remarks: facts that the user should know first.
+    """
+
+    source: CollectionInfo
+    field: str
+    suffix: str
+    bank: QueryBank
+    target_bank: QueryBank | None
+    bank_collection: str
+    correction: Correction
+    strength: float
+    where: Where
+    adds_fields: bool
+    gate: int | None
+    remarks: tuple[str, ...]
+    reranking: CandidateReranking | None = None
+    missed: dict[int, float] | None = None
+    unfinished: CollectionState | None = None
+
+    @property
+    def side(self) -> str | None:
+        """The side collection, if that has the biases."""
+        return self.reranking.side if self.reranking else None
+
+    @property
+    def second_vector(self) -> str | None:
+        """The second vector field, if that has the biases."""
+        return SECOND_VECTOR_FIELD + self.suffix if self.where == "vectors" else None
+
+    @property
+    def width(self) -> int:
+        """The width of a second vector field."""
+        return form_of(self.correction.layout, self.source.vector_fields[self.field].dtype).width
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data, for people and for --json."""
+        reranking = self.reranking
+        location: dict[str, Any] = {
+            "second_vector": self.second_vector,
+            "width": self.width,
+            "carries_on": self.unfinished is not None,
+        }
+        if reranking:
+            location = {
+                "side": reranking.side,
+                "candidates": reranking.candidates,
+                "missed": {str(candidates): share for candidates, share in (self.missed or {}).items()},
+                "measured_queries": reranking.queries,
+            }
+        return {
+            "source": self.source.name,
+            "field": self.field,
+            "metric": self.correction.layout.metric,
+            "rows": self.source.rows,
+            "where": self.where,
+            **location,
+            "adds_fields": self.adds_fields,
+            "bank": bank_facts(self.bank, self.target_bank, self.bank_collection),
+            "estimator": to_dict(self.correction.fitted.estimator),
+            "strength": self.strength,
+            "gate": self.gate,
+            "remarks": list(self.remarks),
+        }
+
+
+def plan_enable(
+    store: Store,
+    source: str,
+    bank: BankLike,
+    *,
+    estimator: Estimator | None = None,
+    target_bank: BankLike | None = None,
+    queries: BankLike | None = None,
+    field: str | None = None,
+    where: Where | None = None,
+    side: str | None = None,
+    bank_collection: str | None = None,
+    max_miss_rate: float = MAX_MISS_RATE,
+    gate: int | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> EnablePlan:
+    """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
+
+    estimator: as in plan_migration. queries: queries for the measurement, by default some of the bank's.
+    where: by default "fields" if the collection has the fields or the server can add them, else "side";
+    "vectors" stores augmented vectors in a second vector field, whose searches need no candidates.
+    max_miss_rate: the share of the exact corrected top 10 that may be outside the candidates. gate: see
+    DynamicGate.
+
+    Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected,
+    CannotMigrate, which names every obstacle, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
+    CollectionNotFound, DimensionMismatch, BankTooSmall.
+    """
+    bank, target_bank, queries = QueryBank.of(bank), optional_bank(target_bank), optional_bank(queries)
+    gate = checked_gate(gate)
+    if not 0 < max_miss_rate < 1:
+        raise InvalidParameter(f"max_miss_rate must be between 0 and 1, not {max_miss_rate}")
+    info = store.info(source)
+    if info.is_bank:
+        raise CannotMigrate(f"{info.name!r} is a query bank: name the collection of the items")
+    field = field or only_field(info)
+    info.require_field(field)
+    unfinished = info.states.get(field)
+    if unfinished is not None and (where != "vectors" or unfinished.serves):
+        raise AlreadyCorrected(f"{info.name!r} carries biases for {field!r} already: refresh it instead")
+    suffix = unfinished.suffix if unfinished else suffix_for(field, info.states.values())
+    dtype, found = info.vector_fields[field].dtype, "none"
+    layout: Layout | None = None
+    if where == "vectors":
+        layout = unfinished.layout if unfinished else _new_layout(store, info, field)
+        second_vectors = capability(store, SecondVectors)
+        found = second_vectors.second_vector_field(info, field, suffix, form_of(layout, dtype).width)
+        remarks = second_vectors.second_vector_remarks(info, suffix)
+    else:
+        found = store.bias_fields(info, suffix)
+        if where == "fields" and found == "none":
+            raise CannotMigrate(
+                f"{info.name!r} has no fields for biases and this server cannot add any: "
+                "use a side collection (--where side)"
+            )
+        where = where or ("side" if found == "none" else "fields")
+        remarks = store.bias_remarks(info, suffix) if where == "fields" else []
+    reranking = missed = None
+    if unfinished is not None:
+        _require_same(unfinished, bank, estimator, target_bank, gate)
+        correction = load_correction(store, unfinished, unfinished.profile)
+        strength, bank_collection = unfinished.profile.strength, unfinished.profile.bank.collection
+    else:
+        gallery = read_gallery(store, info, field, progress=progress)
+        bank.expect_dim(gallery.layout.dim, "the field")
+        require_resolved(gallery.layout, gallery.vectors, bank, field, dtype)
+        estimator, strength = chosen(info, bank, estimator, force=force)
+        banks = (estimator, bank, target_bank)
+        if layout is not None:
+            correction = fit_measured(store, info, field, layout, gallery.vectors, *banks)
+        else:
+            correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
+            in_side = (side or f"{info.name}__bias{suffix}") if where == "side" else None
+            reranking, missed = measure(
+                gallery, correction, queries or bank, strength, max_miss_rate, in_side
+            )
+    return EnablePlan(
+        source=info,
+        field=field,
+        suffix=suffix,
+        bank=bank,
+        target_bank=target_bank,
+        bank_collection=bank_collection or f"{info.name}__bank",
+        correction=correction,
+        strength=strength,
+        where=where,
+        adds_fields=where != "side" and found == "can be added",
+        gate=gate,
+        remarks=tuple(remarks),
+        reranking=reranking,
+        missed=missed,
+        unfinished=unfinished,
+    )
+
+
+def measure(
+    gallery: Gallery,
+    correction: Correction,
+    queries: QueryBank,
+    strength: float,
+    max_miss_rate: float,
+    side: str | None = None,
+) -> tuple[CandidateReranking, dict[int, float]]:
+    """Return the number of candidates to fetch, with its miss rate, and the share that each number of
+    candidates misses, measured on at most 1,000 of `queries`, spread evenly."""
+    queries.expect_dim(gallery.layout.dim, "the field")
+    query_vectors = queries.vectors[:: -(-len(queries) // MEASURED_QUERIES)]
+    places = raw_places(
+        gallery.layout.reduce_queries(query_vectors),
+        gallery.layout.reduce_items(gallery.vectors),
+        np.float32(strength) * correction.centred(gallery.vectors),
+    )
+    missed = {candidates: missed_share(places, candidates) for candidates in LADDER}
+    candidates = enough_candidates(places, max_miss_rate)
+    reranking = CandidateReranking(
+        side=side,
+        candidates=candidates,
+        missed=missed[candidates],
+        allowed=max_miss_rate,
+        queries=len(query_vectors),
+    )
+    return reranking, missed
+
+
+def _new_layout(store: Store, info: CollectionInfo, field: str) -> Layout:
+    vector = info.vector_fields[field]
+    if not vector.metric:
+        raise CannotMigrate(f"field {field!r} has no index, so its metric is unknown: create an index first")
+    return Layout(vector.dim, as_metric(vector.metric), slots_for(1), store.width_multiple(vector))
+
+
+def _require_same(
+    state: CollectionState,
+    bank: QueryBank,
+    estimator: Estimator | None,
+    target_bank: QueryBank | None,
+    gate: int | None,
+) -> None:
+    """Check that these are the arguments of the interrupted run. Raises ResumeRefused."""
+    fingerprint = bank.fingerprint + (f"+{target_bank.fingerprint}" if target_bank else "")
+    differences = {
+        "bank": fingerprint != state.profile.bank.fingerprint,
+        "estimator": estimator is not None and not is_same(estimator, state.profile.estimator),
+        "gate": gate != state.profile.gate,
+    }
+    if names := [name for name, differs in differences.items() if differs]:
+        raise ResumeRefused(
+            f"an unfinished enable of {state.source!r} was started with another {', '.join(names)}: "
+            "repeat it, or disable the collection first"
+        )
