@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.banks.online import Terms, merge, safe_seeds, unlike_each_other
+from milvus_hubness.banks.online import Merged, Terms, merge, safe_seeds, unlike_each_other
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank, OnlineBanks
 from milvus_hubness.operations.lease import leasing
@@ -135,19 +135,14 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
 
 
 def absorbed(
-    store: Store,
-    collection: str,
-    *,
-    field: str | None = None,
-    profile: str | None = None,
-    seed: int = 0,
+    store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> Absorbed | None:
     """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not
     online.
 
     This writes nothing: pass `bank` to a refresh, and pass the result to `settled` after the refresh. A
-    second call before that, for example after a crash, gives the same result. seed: of the random draws; use
-    the same seed in every call. Raises NotCorrected, InvalidInput, DimensionMismatch.
+    second call before that, for example after a crash, gives the same result. Raises NotCorrected,
+    InvalidInput, DimensionMismatch.
     """
     info, state, name = _found(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
@@ -155,41 +150,30 @@ def absorbed(
         return None
     stored = store.load_bank(state.profiles[name].bank, checked=False)
     samples = _samples(store, online_bank)
-    origins = origins_of(stored)
-    if not len(samples.origins):
-        seeds = int(origins.are_seeds.sum())
-        return Absorbed(None, online_bank.samples_collection, (), seeds, len(origins) - seeds, 0, 0, 0)
-    stored.queries.expect_dim(samples.vectors.shape[1], f"a sample in {online_bank.samples_collection!r}")
-    merged = merge(
-        stored.queries,
-        origins,
-        samples.vectors,
-        samples.origins,
-        terms_of(online_bank, 0),
-    )
-    now = origins if merged.bank is None else merged.bank.origins or origins
-    seeds = int(now.are_seeds.sum())
+    origins, merged = origins_of(stored), Merged(None, 0, 0, 0, 0)
+    if len(samples.origins):
+        dim = samples.vectors.shape[1]
+        stored.queries.expect_dim(dim, f"a sample in {online_bank.samples_collection!r}")
+        terms = terms_of(online_bank)
+        merged = merge(stored.queries, origins, samples.vectors, samples.origins, terms)
+        origins = (merged.bank.origins if merged.bank else None) or origins
+    seeds = int(origins.are_seeds.sum())
     return Absorbed(
         bank=merged.bank,
         samples_collection=online_bank.samples_collection,
         samples=tuple(samples.origins.numbers.tolist()),
         seed=seeds,
-        live=len(now) - seeds,
+        live=len(origins) - seeds,
         taken=merged.taken,
         duplicates=merged.duplicates,
         dropped=merged.lost,
     )
 
 
-def terms_of(online_bank: OnlineBank, seed: int) -> Terms:
+def terms_of(online_bank: OnlineBank) -> Terms:
     """Return the settings in the form that `banks.online.merge` takes."""
-    return Terms(
-        online_bank.size,
-        online_bank.seed_share,
-        online_bank.half_life_seconds,
-        online_bank.duplicate_cosine,
-        seed,
-    )
+    names = ("size", "seed_share", "half_life_seconds", "duplicate_cosine")
+    return Terms(**online_bank.model_dump(include=set(names)))
 
 
 def origins_of(bank: StoredBank) -> Origins:
@@ -261,7 +245,7 @@ def drift(
         return Drift("no recent queries were sampled", held.bank.count, 0)
     recent = vectors[unlike_each_other(vectors, online_bank.duplicate_cosine)]
     stored = store.load_bank(held.bank, checked=False)
-    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank, 0))
+    bank, safe = stored.queries.vectors, safe_seeds(origins_of(stored), terms_of(online_bank))
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]
     return drift_between(
