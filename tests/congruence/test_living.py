@@ -334,7 +334,7 @@ def test_terms_can_change_and_are_checked(corrected):
 def test_a_taken_name_and_a_plain_collection_are_refused(corrected):
     client = corrected.backend.client()
     plain_collection(client, corrected.samples_collection, corrected.items[:3], "IP")
-    with pytest.raises(CollectionExists, match="holds no samples"):
+    with pytest.raises(CollectionExists, match="is no collection of samples"):
         start_online_bank(corrected.store, corrected.name)
     assert list_online_banks(corrected.store, corrected.name) == []
     with pytest.raises(NotCorrected):
