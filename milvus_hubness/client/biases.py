@@ -13,6 +13,7 @@ from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.state_cache import BankCache, BankSummary, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import PENDING, RowBiases
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, InvalidParameter, StateError
 from milvus_hubness.estimators import from_dict
@@ -200,8 +201,8 @@ class Biases:
         timeout: float | None,
         *,
         are_new: bool,
-    ) -> Operation[dict[int, Floats]]:
-        """Return biases (n,) of vectors (n, d) by slot.
+    ) -> Operation[RowBiases]:
+        """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
         Each profile's biases go into its two slots. Incoming and outgoing profiles have slots of their own.
         are_new: whether these rows are inserted together. While a job computes all biases, new rows get the
@@ -210,8 +211,10 @@ class Biases:
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
+        locality_hints = yield from self._locality_hints(collection, state, vectors, bias)
         if bias == "pending":
-            return dict.fromkeys(range(state.slots), np.zeros(len(vectors), np.float32))
+            none = np.zeros(len(vectors), np.float32)
+            return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
         budget, are_last = self._banks.budget, are_new and state.phase == "ready"
         work: list[tuple[Profile, tuple[int, ...], int, bool]] = [
             (profile, (profile.slot, profile.standby), budget, are_last)
@@ -234,9 +237,9 @@ class Biases:
                     collection, state, profile, partial(_centred, vectors=vectors, are_new=new)
                 )
             biases |= dict.fromkeys(slots, column)
-        return biases
+        return RowBiases(biases, state.profile.epoch, locality_hints)
 
-    def locality_hints(
+    def _locality_hints(
         self, collection: str, state: CollectionState, vectors: Floats, bias: Bias
     ) -> Operation[Floats]:
         """Return the numbers of the locality hint columns for vectors (n, d), (n, c).

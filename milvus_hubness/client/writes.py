@@ -22,7 +22,7 @@ from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, Sta
 from milvus_hubness.client.steps import Ask, Compute, InStore, Operation, Pause
 from milvus_hubness.client.write_intents import ROWS_PER_REQUEST, Deletion, Write, WriteIntents
 from milvus_hubness.codec.arrays import Floats, unpacked
-from milvus_hubness.codec.base import PENDING, Columns, RowBiases, with_columns
+from milvus_hubness.codec.base import Columns, with_columns
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.state import BankReference, CollectionState
 from milvus_hubness.stores.protocols import undo_save_bank
@@ -91,9 +91,7 @@ class Writes:
             biases = yield from self._biases.of_rows(
                 write.collection, state, vectors, bias, write.timeout, are_new=are_new
             )
-            locality_hints = yield from self._biases.locality_hints(write.collection, state, vectors, bias)
-            epoch = PENDING if bias == "pending" else state.profile.epoch
-            columns = codec.pack(codec.encode_rows(vectors, RowBiases(biases, epoch, locality_hints)))
+            columns = codec.pack(codec.encode_rows(vectors, biases))
             if codec.side_collection is None:
                 rows = stored = with_columns(rows, columns)
             elif bias == "compute":

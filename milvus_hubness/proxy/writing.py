@@ -15,7 +15,7 @@ from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.state_cache import CachedState
 from milvus_hubness.client.steps import Operation
 from milvus_hubness.client.write_intents import Deletion, Write
-from milvus_hubness.codec.base import Columns, RowBiases, RowCodec
+from milvus_hubness.codec.base import Columns, RowCodec
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, UnsupportedOperation, WriteIntentFailed
 from milvus_hubness.proxy.columns import column_named, keys_of, put_keys, put_vectors, rows_of, vectors_in
 from milvus_hubness.proxy.messages import Send
@@ -148,15 +148,11 @@ def _fill(operations: Operations, state: CollectionState, sent: Any, *, are_new:
             f"{sent.num_rows} rows need as many vectors of dimension {state.dim} in {state.field!r}, "
             f"got {len(vectors)} of dimension {vectors.shape[1]}"
         )
-    vectors = state.require_storable(vectors)
+    codec, vectors = state.codec, state.require_storable(vectors)
     biases = yield from operations.biases.of_rows(
         sent.collection_name, state, vectors, "compute", None, are_new=are_new
     )
-    locality_hints = yield from operations.biases.locality_hints(
-        sent.collection_name, state, vectors, "compute"
-    )
-    codec, epoch = state.codec, state.profile.epoch
-    stored = codec.pack(codec.encode_rows(vectors, RowBiases(biases, epoch, locality_hints)))
+    stored = codec.pack(codec.encode_rows(vectors, biases))
     if codec.searched_field != codec.field:
         column = columns.add(type=column.type, field_name=codec.searched_field)
     put_vectors(column, stored.pop(codec.searched_field), codec.form.width, codec.dtype)
