@@ -90,8 +90,8 @@ def take_rows(column: Any, rows: Sequence[int]) -> None:
             take_rows(field, rows)
     elif column.HasField("vectors"):
         _take_vectors(column.vectors, _places(valid, rows))
-    elif kept := column.scalars.WhichOneof("data"):
-        _take(getattr(column.scalars, kept).data, rows)
+    elif kind := column.scalars.WhichOneof("data"):
+        _take(getattr(column.scalars, kind).data, rows)
     if valid:
         column.valid_data[:] = [valid[row] for row in rows]
 
@@ -230,14 +230,14 @@ def pick(results: Any, chosen: Sequence[Hits]) -> None:
 
 def keys_of(ids: Any) -> list[Key]:
     """Return the keys of an IDs message."""
-    kept = ids.WhichOneof("id_field")
-    return list(getattr(ids, kept).data) if kept else []
+    kind = ids.WhichOneof("id_field")
+    return list(getattr(ids, kind).data) if kind else []
 
 
 def put_keys(ids: Any, keys: Sequence[Key]) -> None:
     """Set the keys of an IDs message, of its own type; if it has no type, that of the first key."""
-    kept = ids.WhichOneof("id_field") or ("str_id" if keys and isinstance(keys[0], str) else "int_id")
-    getattr(ids, kept).data[:] = keys
+    kind = ids.WhichOneof("id_field") or ("str_id" if keys and isinstance(keys[0], str) else "int_id")
+    getattr(ids, kind).data[:] = keys
 
 
 def _numbers(column: Any) -> list[float] | None:

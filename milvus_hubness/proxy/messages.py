@@ -235,8 +235,8 @@ def passed_on(metadata: Iterable[Any] | None) -> Metadata:
 
 def word(metadata: Iterable[Any] | None, name: str) -> str:
     """Return the last value of that name; empty if there is none."""
-    found = [value for key, value in metadata or () if key == name]
-    last = found[-1] if found else ""
+    values = [value for key, value in metadata or () if key == name]
+    last = values[-1] if values else ""
     return last.decode(errors="replace") if isinstance(last, bytes) else str(last)
 
 
@@ -294,10 +294,10 @@ def pairs_of(pairs: Iterable[Any]) -> Mapping[str, str]:
 
 def put_pair(pairs: Any, key: str, value: object) -> None:
     """Set the value of the pairs with that key; add a pair if there is none."""
-    there = [pair for pair in pairs if pair.key == key]
-    for pair in there:
+    matches = [pair for pair in pairs if pair.key == key]
+    for pair in matches:
         pair.value = str(value)
-    if not there:
+    if not matches:
         pairs.add(key=key, value=str(value))
 
 

@@ -109,10 +109,10 @@ def _question(
         raise UnsupportedOperation("a search whose filter names the rows to search with: give ids instead")
     if request.WhichOneof("search_input") == "ids":
         level = {"consistency_level": level_of(request)}
-        found = yield from operations.searches.vectors(
+        stored = yield from operations.searches.vectors(
             request.collection_name, cached, state, keys_of(request.ids), level
         )
-        queries: Any = decode(found, state.dtype)
+        queries: Any = decode(stored, state.dtype)
     else:
         queries = queries_in(request.placeholder_group, state)
     return Question(

@@ -297,7 +297,7 @@ class Sessions:
         session = self._kept.pop(name, None)
         if session is None:
             session = Session(self._options, _token(authorization), database)
-            idle = [other for other, kept in self._kept.items() if not kept.pools]
+            idle = [other for other, other_session in self._kept.items() if not other_session.pools]
             for other in idle[: max(0, len(self._kept) + 1 - MOST)]:
                 asyncio.get_running_loop().run_in_executor(None, self._kept.pop(other).close)
         self._kept[name] = session

@@ -149,17 +149,17 @@ def bank_coverage(bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k:
 def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return clusters by k-means, computed on a sample: the nearest centroid has the largest r·c − ½‖c‖²."""
     rng = np.random.default_rng(0)
-    wanted = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION)
+    count = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION)
     sample = items[np.sort(rng.permutation(len(items))[:COVERAGE_SAMPLE])]
-    centroids = sample[rng.permutation(len(sample))[:wanted]]
+    centroids = sample[rng.permutation(len(sample))[:count]]
     for _ in range(ROUNDS):
         own = _nearest_centroid(sample, centroids)
         sums = np.zeros(centroids.shape)
         np.add.at(sums, own, sample)
         sizes = np.bincount(own, minlength=len(centroids))[:, None]
         centroids = np.where(sizes > 0, sums / np.maximum(sizes, 1), centroids).astype(np.float32)
-    kept, region = np.unique(_nearest_centroid(items, centroids), return_inverse=True)
-    centroids = centroids[kept]
+    numbers, region = np.unique(_nearest_centroid(items, centroids), return_inverse=True)
+    centroids = centroids[numbers]
     off = np.square(items - centroids[region]).sum(1)
     order = np.lexsort((off, region))
     return region, order[np.searchsorted(region[order], np.arange(len(centroids)))]

@@ -144,14 +144,14 @@ def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items:
     """
     k, n_items = whole_number("k", k), whole_number("n_items", n_items)
     if isinstance(retrieved, np.ndarray):
-        found = first_k(retrieved, k).ravel()
+        numbers = first_k(retrieved, k).ravel()
     else:
-        found = np.array([item for items in retrieved for item in items[:k]])
-    if len(found) == 0:
+        numbers = np.array([item for items in retrieved for item in items[:k]])
+    if len(numbers) == 0:
         raise InvalidInput("there are no results to count")
-    if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= n_items:
+    if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= n_items:
         raise InvalidInput(f"results must be numbers of items, 0 … {n_items - 1}")
-    return np.bincount(found, minlength=n_items).astype(np.int64)
+    return np.bincount(numbers, minlength=n_items).astype(np.int64)
 
 
 def skewness(counts: npt.ArrayLike) -> float:
@@ -230,7 +230,7 @@ def ranks(
     """
     query_vectors, stored = with_bias(queries, gallery, bias)
     items, starts = checked_positives(positives, len(query_vectors), len(stored))
-    found = np.empty(len(items), np.int64)
+    places = np.empty(len(items), np.int64)
     for part, scores in score_tiles(query_vectors, stored):
         margin = 4 * torch.finfo(scores.dtype).eps * scores.abs().amax(1)
         first, last = starts[:-1][part], starts[1:][part]
@@ -240,8 +240,8 @@ def ranks(
             here = torch.from_numpy(some).to(scores.device)
             own = scores[here]
             positive = own.gather(1, torch.from_numpy(items[pair, None]).to(scores.device))
-            found[pair] = 1 + (own > positive + margin[here, None]).sum(1).cpu().numpy()
-    return PositiveRanks(_in_order(found, starts), starts)
+            places[pair] = 1 + (own > positive + margin[here, None]).sum(1).cpu().numpy()
+    return PositiveRanks(_in_order(places, starts), starts)
 
 
 def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, torch.Tensor]]:
@@ -254,13 +254,13 @@ def score_tiles(queries: Vectors, gallery: Vectors) -> Iterator[tuple[slice, tor
             yield part, tile @ operands.bank.T
 
 
-def _in_order(found: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _in_order(places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return each query's ranks in ascending order, with distinct ranks for several equal positives."""
     query = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    found = found[np.lexsort((found, query))]
-    nth = np.arange(len(found)) - starts[query]
-    apart = found.max(initial=0) + len(found) + 1
-    rising = np.maximum.accumulate(found - nth + query * apart)
+    places = places[np.lexsort((places, query))]
+    nth = np.arange(len(places)) - starts[query]
+    apart = places.max(initial=0) + len(places) + 1
+    rising = np.maximum.accumulate(places - nth + query * apart)
     in_order: npt.NDArray[np.int64] = rising + nth - query * apart
     return in_order
 
@@ -308,11 +308,11 @@ def recall_at_k(
         raise InvalidInput(f"results of {len(retrieved)} queries and positives of {len(positives)}")
     if isinstance(retrieved, np.ndarray):
         retrieved = first_k(retrieved, k)
-    found = 0
-    for keys, wanted in zip(retrieved, positives, strict=True):
-        several = isinstance(wanted, set | frozenset | list | tuple | np.ndarray)
-        found += not set(wanted if several else (wanted,)).isdisjoint(keys[:k])
-    return found / len(retrieved)
+    n_found = 0
+    for keys, answers in zip(retrieved, positives, strict=True):
+        several = isinstance(answers, set | frozenset | list | tuple | np.ndarray)
+        n_found += not set(answers if several else (answers,)).isdisjoint(keys[:k])
+    return n_found / len(retrieved)
 
 
 def hits(ranks: PositiveRanks, k: int) -> PerQuery:

@@ -183,9 +183,9 @@ class _Form:
     def recalls(self, value: int | None) -> Scores:
         """Return (m,) the recall of each query; answers as good as the k-th best count, up to float32
         rounding."""
-        found = self.index.search(self.queries, self.k, value)
-        good = np.take_along_axis(self.scores, np.maximum(found, 0), 1) >= self.least[:, None]
-        recalls: Scores = (good & (found >= 0)).mean(axis=1)
+        retrieved = self.index.search(self.queries, self.k, value)
+        good = np.take_along_axis(self.scores, np.maximum(retrieved, 0), 1) >= self.least[:, None]
+        recalls: Scores = (good & (retrieved >= 0)).mean(axis=1)
         return recalls
 
 

@@ -229,9 +229,9 @@ class _Search:
 
     @classmethod
     def of(cls, query_vectors: Vectors, stored: Vectors, k: int, positives: Positives | None) -> _Search:
-        found = nearest(query_vectors, stored, k)
+        retrieved = nearest(query_vectors, stored, k)
         placed = None if positives is None else ranks(query_vectors, stored, positives)
-        return cls(found, k_occurrence(found, len(stored), k), placed)
+        return cls(retrieved, k_occurrence(retrieved, len(stored), k), placed)
 
     def recall(self) -> Interval | None:
         return None if self.ranks is None else confidence_interval(hits(self.ranks, 1))

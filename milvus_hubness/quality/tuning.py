@@ -94,8 +94,8 @@ def cross_fitted_hits(
         for this in range(FOLDS)
     ]
     hits = assess(queries, gallery, mixes, positives).hits
-    found: Values = hits[fold, np.arange(len(queries))]
-    return found
+    own_fold: Values = hits[fold, np.arange(len(queries))]
+    return own_fold
 
 
 def judge_labelled(

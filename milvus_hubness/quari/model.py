@@ -322,10 +322,10 @@ def truncated(S: torch.Tensor, count: int) -> Static:
     median; the mean of the other values replaces those."""
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
-    kept, rest = order[:count], order[count:]
+    chosen, rest = order[:count], order[count:]
     base = float(values[rest].mean()) if len(rest) else 0.0
-    axes = vectors[:, kept].T.to(S.dtype).contiguous()
-    return Static(S, axes, (values[kept] - base).to(S.dtype), base)
+    axes = vectors[:, chosen].T.to(S.dtype).contiguous()
+    return Static(S, axes, (values[chosen] - base).to(S.dtype), base)
 
 
 def sinusoids(count: int, width: int) -> torch.Tensor:
@@ -367,8 +367,8 @@ def cosines(adaptation: Adaptation, items: torch.Tensor) -> torch.Tensor:
         z, along = products[:, :rank], products[:, -1]
         squares = (products[:, rank:-1] * z).sum(1) + _squares(static, items)
     lengths = squares.clamp_min(TINY).sqrt() * query.norm(dim=1, keepdim=True).clamp_min(TINY)
-    found: torch.Tensor = along / lengths
-    return found
+    cosine: torch.Tensor = along / lengths
+    return cosine
 
 
 def transformed_queries(adaptation: Adaptation) -> torch.Tensor:
@@ -385,10 +385,10 @@ def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
 
 def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
     """Return (c,) ‖S r‖² of items (c, d)."""
-    found: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
+    squares: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
     if len(static.axes):
-        found = found + (items @ static.axes.T).square() @ static.weights
-    return found
+        squares = squares + (items @ static.axes.T).square() @ static.weights
+    return squares
 
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:

@@ -75,8 +75,8 @@ class Pairs:
         Raises InvalidParameter, and BankTooSmall if a part would have fewer than two items that answer.
         """
         share = finite_number("share", share)
-        asked = np.unique(self.answers)
-        order = np.random.default_rng(seed).permutation(asked)
+        answered = np.unique(self.answers)
+        order = np.random.default_rng(seed).permutation(answered)
         held = round(share * len(order))
         if held < 2 or len(order) - held < 2:
             raise BankTooSmall(f"{len(order)} answered items cannot be split at {share:g} into two sides")
@@ -129,10 +129,10 @@ def mine(
         nothing = np.zeros((len(gallery), 0))
         return SemiPositives(nothing.astype(np.int64), nothing.astype(np.float32))
     near = min(neighbors, len(gallery) - 1)
-    found = topk(gallery, gallery, near + 1, device=device)
-    own = np.arange(len(gallery))[:, None] == found.indices
+    near_items = topk(gallery, gallery, near + 1, device=device)
+    own = np.arange(len(gallery))[:, None] == near_items.indices
     own[~own.any(1), -1] = True  # more than `near` items coincide with this one: any of them stands for it
-    others, cosines = found.indices[~own].reshape(-1, near), found.values[~own].reshape(-1, near)
+    others, cosines = near_items.indices[~own].reshape(-1, near), near_items.values[~own].reshape(-1, near)
     shares = np.exp((cosines - cosines[:, :1]) / temperature)
     shares /= shares.sum(1, keepdims=True)
     return SemiPositives(np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32))

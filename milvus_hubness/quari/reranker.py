@@ -94,7 +94,7 @@ class QuariReranker:
         """
         for own in items:
             self.expect_dim(own.shape[1])
-        found: list[Floats] = []
+        scores_of_queries: list[Floats] = []
         for part, adaptation in self._adaptations(queries):
             for which, own in enumerate(items[part]):
                 one = slice(which, which + 1)
@@ -102,17 +102,17 @@ class QuariReranker:
                     query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
                 )
                 candidates = as_tensor(own, torch.float32, adaptation.query.device)
-                found.append(cosines(alone, candidates)[0].cpu().numpy())
-        return found
+                scores_of_queries.append(cosines(alone, candidates)[0].cpu().numpy())
+        return scores_of_queries
 
     def direct_queries(self, queries: Floats) -> Floats:
         """Return (m, d) Tᵀq' of queries (m, d), each as long as its query. The index then scores q'·T r
         without the length of T r, by which it cannot divide. Raises DimensionMismatch."""
-        found = np.empty_like(queries)
+        transformed = np.empty_like(queries)
         for part, adaptation in self._adaptations(queries):
-            found[part] = transformed_queries(adaptation).cpu().numpy()
-        lengths, norms = (np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, found))
-        return np.asarray(found * (lengths / np.where(norms > 0, norms, 1)), np.float32)
+            transformed[part] = transformed_queries(adaptation).cpu().numpy()
+        lengths, norms = (np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, transformed))
+        return np.asarray(transformed * (lengths / np.where(norms > 0, norms, 1)), np.float32)
 
     def _adaptations(self, queries: Floats) -> Iterator[tuple[slice, Adaptation]]:
         self.expect_dim(queries.shape[1])
