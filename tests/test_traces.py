@@ -21,7 +21,7 @@ from milvus_hubness import (
 )
 
 PACKAGE = str(Path(milvus_hubness.__file__).parent)
-MOST_FILES = {"search": 8, "migration": 37, "refresh": 39}
+MOST_FILES = {"search": 8, "migration": 31, "refresh": 34}
 """To become 7, 30 and 28."""
 
 

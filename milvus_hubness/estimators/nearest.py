@@ -121,8 +121,7 @@ def bounded_logsumexp(nearest: Nearest, tau: float) -> Bounded:
             unseen = np.maximum(1 - seen, ROUNDING)
         else:
             mass, unseen = 0.0, np.full(len(scores), float(nearest.rest))
-        largest = values.max(1, keepdims=True)
-        biases = largest[:, 0] + tau * np.log(np.exp((values - largest) / tau).sum(1))
+        biases = _logsumexp(values, tau)
         if not nearest.rest:
             return Bounded(biases, np.zeros(len(biases)))
         excess = (mass + scores[:, -1] - biases) / tau + np.log(unseen)
