@@ -65,7 +65,7 @@ def plan(
 
 def verify(name: Name, connection: Connection, target: Target = None, as_json: AsEvents = False) -> None:
     """Compare every row and field of source and copy once more; write nothing."""
-    course = Course(Writers(), Watching(), as_json=as_json)
+    course = Course(Watching(), as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     with course.open(migration.source_now, migration.target) as options:
@@ -79,7 +79,6 @@ def verify(name: Name, connection: Connection, target: Target = None, as_json: A
 def cutover(
     name: Name,
     switching: Switching,
-    writers: Writers,
     watching: Watching,
     connection: Connection,
     postpone_cutover: Postpone = False,
@@ -90,7 +89,7 @@ def cutover(
 
     Finishes an interrupted cutover with its own options.
     """
-    course = Course(writers, watching, postponed=postpone_cutover, as_json=as_json)
+    course = Course(watching, postponed=postpone_cutover, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     if migration.phase == "verified" and not switching.is_named:
@@ -104,14 +103,13 @@ def cutover(
 
 def rollback(
     name: Name,
-    writers: Writers,
     watching: Watching,
     connection: Connection,
     target: Target = None,
     as_json: AsEvents = False,
 ) -> None:
     """Carry rows written since the switch back to the source, and move the application's name back to it."""
-    course = Course(writers, watching, as_json=as_json)
+    course = Course(watching, as_json=as_json)
     store = connection.open()
     migration = Ledger(store).find(name, target)
     if migration.phase == "rolled back":

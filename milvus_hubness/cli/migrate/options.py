@@ -139,10 +139,10 @@ class Planning(EstimatorOptions, BankOptions):
         *,
         switching: Switching | None = None,
         measure: bool = False,
-        writers: Writers | None = None,
+        writers: Writers,
     ) -> MigrationPlan:
         """Return the plan of these options, from `plan_migration`."""
-        switching, writers = switching or Switching(), writers or Writers()
+        switching = switching or Switching()
         return plan_migration(
             store,
             source,
@@ -235,7 +235,7 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Watching:
+class Watching(Writers):
     """The options that report and control a running migration."""
 
     control: Annotated[

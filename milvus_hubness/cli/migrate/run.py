@@ -66,7 +66,6 @@ def to_resume(store: Store, name: str | None, target: str | None, *, is_planned:
 def run(
     planning: Planning,
     switching: Switching,
-    writers: Writers,
     pace: Pace,
     watching: Watching,
     connection: Connection,
@@ -78,8 +77,8 @@ def run(
 
     Continues an interrupted run; without --bank, with its own options.
     """
-    course = Course(writers, watching, pace, postponed=postpone_cutover, as_json=as_json)
-    _, migration = _carry_out(connection, source, planning, writers, course, switching)
+    course = Course(watching, pace, postponed=postpone_cutover, as_json=as_json)
+    _, migration = _carry_out(connection, source, planning, watching, course, switching)
     result = {**migration_facts(migration), **course.timeline.to_dict()}
     show_last(as_json, result, lambda: _show_outcome(migration))
 
@@ -130,7 +129,6 @@ def _show_outcome(migration: Migration) -> None:
 
 def rehearse(
     planning: Planning,
-    writers: Writers,
     pace: Pace,
     watching: Watching,
     connection: Connection,
@@ -142,8 +140,8 @@ def rehearse(
 
     Drop the copy afterwards, or continue with migrate run.
     """
-    course = Course(writers, watching, pace, as_json=as_json)
-    store, migration = _carry_out(connection, source, planning, writers, course, measure=measure)
+    course = Course(watching, pace, as_json=as_json)
+    store, migration = _carry_out(connection, source, planning, watching, course, measure=measure)
     report = _report(store, migration, course)
     show_last(as_json, report, lambda: _show(report, migration))
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from milvus_hubness.cli.console import err, on_signals, out, show_result
-from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching, Writers
+from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching
 from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
 from milvus_hubness.cli.options import AsJson, RowsPerSecond
 from milvus_hubness.errors import UnreadableFile
@@ -63,7 +63,6 @@ class Course:
 
     def __init__(
         self,
-        writers: Writers,
         watching: Watching,
         pace: Pace | None = None,
         *,
@@ -78,8 +77,8 @@ class Course:
         )
         self._gate = CutoverGate(postponed=postponed)
         self._steering = MigrationOptions(
-            no_writers=writers.no_writers,
-            client_ttl=writers.client_ttl,
+            no_writers=watching.no_writers,
+            client_ttl=watching.client_ttl,
             throttle=self._throttle,
             gate=self._gate,
             bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
