@@ -175,13 +175,13 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
                 question = yield from _question(operations, cached, state, part, _of(own, state))
                 rewrites.append((rewrite_of(state, cached.reading), question, sent_part))
         ranker = _ranker(request)
-        asked = [(rewrite, question) for rewrite, question, _ in rewrites]
-        if ranking.must_merge(ranker, asked):
-            return (yield from _merged_here(operations, cached, states, overrides_of_parts, ranker, request))
+        questions = [(rewrite, question) for rewrite, question, _ in rewrites]
+        if ranking.must_merge(ranker, questions):
+            return (yield from _merged_here(operations, states, overrides_of_parts, ranker, request))
         for rewrite, question, sent_part in rewrites:
             sent_part.CopyFrom(rewritten(sent_part, rewrite, rewrite.ask(question)))
         response = yield from send_for_rows("HybridSearch", cached, sent)
-        for rewrite, question in asked:
+        for rewrite, question in questions:
             operations.searches.sample(cached, rewrite.state, question.profile, question.data)
         return response
 
@@ -190,7 +190,6 @@ def hybrid_search(operations: Operations, request: Any, overrides: Overrides) ->
 
 def _merged_here(
     operations: Operations,
-    cached: CachedState,
     states: Sequence[CollectionState | None],
     overrides_of_parts: Sequence[Overrides],
     ranker: ranking.Ranker,
@@ -210,16 +209,15 @@ def _merged_here(
         if state:
             metrics.append(state.metric)
             continue
-        given = SearchParameters(part.search_params)
-        metric = given.metric
+        part_params = SearchParameters(part.search_params)
+        metric, field = part_params.metric, part_params.field or ""
         if not metric:
-            metric = yield from operations.states.metric(request.collection_name, given.field or "", None)
+            metric = yield from operations.states.metric(request.collection_name, field, None)
         metrics.append(str(metric).upper())
     counts = [len(answer.results.topks) for answer in answers]
     first = joined(answers)
-    found, parts = iter(hits_of(first.results)), []
-    for count in counts:
-        parts.append(list(islice(found, count)))
+    hits = iter(hits_of(first.results))
+    parts = [list(islice(hits, count)) for count in counts]
     offset = int(params.get("offset") or 0)
     page = slice(offset, offset + int(params.get("limit") or DEFAULT_LIMIT))
     decimals = params.get("round_decimal")

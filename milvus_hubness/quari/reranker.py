@@ -140,14 +140,14 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return R@k, MRR, mAP@10 and nDCG@10 of each ranking, 0 … 1, and the change of R@1 by re-ranking
         against the others, with 95% intervals over the queries."""
-        rankings = {"raw": self.raw, "corrected": self.corrected, "reranked": self.reranked}
-        there = {name: places for name, places in rankings.items() if places is not None}
-        first = {name: hits(as_ranks(places), 1) for name, places in there.items()}
+        places = {"raw": self.raw, "corrected": self.corrected, "reranked": self.reranked}
+        rankings = {name: as_ranks(one) for name, one in places.items() if one is not None}
+        first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
         return {
             "queries": len(self.raw),
             "candidates": self.candidates,
             "milliseconds": self.milliseconds,
-            **{name: retrieval_summary(as_ranks(places)) for name, places in there.items()},
+            **{name: retrieval_summary(ranks) for name, ranks in rankings.items()},
             "gain": {
                 name: paired_difference(before, first["reranked"])._asdict()
                 for name, before in first.items()
