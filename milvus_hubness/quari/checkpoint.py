@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from milvus_hubness.errors import EncoderMismatch, InvalidParameter, UnreadableFile
+from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.quari.model import Quari, QuariConfig
 from milvus_hubness.quari.pairs import TrainingSettings
 
@@ -103,13 +103,6 @@ class Checkpoint:
         except RuntimeError as error:
             raise UnreadableFile(f"no weights of a network of these sizes: {error}") from None
         return made.to(device).eval()
-
-    def expect_encoder(self, encoder: str | None) -> None:
-        """Check the encoder. Raises EncoderMismatch if both sides name different encoders, or only the caller
-        names one."""
-        if encoder is not None and encoder != self.encoder:
-            result = "does not say for which" if self.encoder is None else f"was trained for {self.encoder!r}"
-            raise EncoderMismatch(f"the network {result}, and is to be used with vectors of {encoder!r}")
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about the network, for people and JSON."""

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.errors import DimensionMismatch, InvalidInput
+from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
 from milvus_hubness.kernels.operands import (
     as_tensor,
     finite_number,
@@ -73,7 +73,11 @@ class QuariReranker:
         the searched vectors. options: the other fields, by name. Raises UnreadableFile, EncoderMismatch if
         the network is for another encoder, InvalidParameter."""
         checkpoint = Checkpoint.load(path)
-        checkpoint.expect_encoder(encoder)
+        if encoder is not None and encoder != checkpoint.encoder:
+            trained = (
+                f"was trained for {checkpoint.encoder!r}" if checkpoint.encoder else "does not say for which"
+            )
+            raise EncoderMismatch(f"the network {trained}, and is to be used with vectors of {encoder!r}")
         return cls(checkpoint.network(), **options)
 
     @property
