@@ -186,9 +186,7 @@ class EstimatorOptions:
         ),
     ] = None
     k: Annotated[int | None, typer.Option(help="Nearest bank queries that count, for nnn and csls.")] = None
-    alpha: Annotated[float | None, typer.Option(help="Share of their mean score to subtract, for nnn.")] = (
-        None
-    )
+    alpha: Annotated[float | None, typer.Option(help="Share of the mean score to subtract, for nnn.")] = None
 
     def estimator(self, current: dict[str, Any] | None = None) -> Estimator | None:
         """Return the estimator of the options; None if they name none.
@@ -196,8 +194,8 @@ class EstimatorOptions:
         current: the estimator in use, as its dictionary; its parameters apply unless the options name them.
         --k and --alpha without --method mean NNN. Raises InvalidParameter.
         """
-        named = {"k": self.k, "alpha": self.alpha}
-        parameters = {name: value for name, value in named.items() if value is not None}
+        own = {"k": self.k, "alpha": self.alpha}
+        parameters = {name: value for name, value in own.items() if value is not None}
         parameters |= pairs_of(self.param, "--param")
         if isinstance(parameters.get("alpha"), int | float) and parameters["alpha"] <= 0:
             raise InvalidParameter(f"alpha must be above 0, not {parameters['alpha']!r}: 0 corrects nothing")
@@ -214,7 +212,7 @@ class EstimatorOptions:
         return from_dict(with_parameters({"name": name}, parameters))
 
     @property
-    def named(self) -> bool:
+    def is_named(self) -> bool:
         return any(option is not None for option in (self.method, self.param, self.k, self.alpha))
 
 
@@ -224,7 +222,7 @@ def pairs_of(texts: list[str] | None, option: str) -> dict[str, Any]:
     for text in texts or []:
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise InvalidParameter(f"{option} takes NAME=VALUE, got {text!r}")
+            raise InvalidParameter(f"{option} must be NAME=VALUE, not {text!r}")
         try:
             result[name] = json.loads(value)
         except ValueError:

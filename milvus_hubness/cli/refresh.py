@@ -79,7 +79,7 @@ def refresh(
         raise typer.BadParameter("--live takes neither --revert nor --refit")
     store = connection.open()
     estimator = None
-    if estimating.named:
+    if estimating.is_named:
         state = require_state(store.info(collection).state_of(field), collection)
         current = state.profiles.get(profile or state.active)
         estimator = estimating.estimator(current.estimator if current else None)

@@ -60,7 +60,7 @@ def test_a_plan_tells_of_the_index_that_the_copy_is_to_have(run, files):
     assert "the source's index is" in plan.stdout
     wrong = run("migrate", "plan", "products", *BANK, "--index-param", "nlist")
     assert wrong.returncode == 2, wrong.stderr
-    assert "--index-param takes NAME=VALUE, got 'nlist'" in wrong.stderr
+    assert "--index-param must be NAME=VALUE, not 'nlist'" in wrong.stderr
 
 
 def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):

@@ -245,7 +245,7 @@ def refresh(
     """
     store = connection.open()
     estimator = None
-    if correcting.named:
+    if correcting.is_named:
         state = require_state(store.info(collection).state_of(correcting.vector), collection)
         estimator = correcting.estimator(state.profile.estimator)
     with progress_bars() as progress:
