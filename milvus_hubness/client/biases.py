@@ -84,13 +84,13 @@ def _nearest(
     return queries, targets
 
 
-def _parts(count: int, wanted: int) -> list[tuple[int, int]]:
+def _parts(count: int, per_vector: int) -> list[tuple[int, int]]:
     """Return ranges of row numbers, each as (start, end), for the searches.
 
-    There is one range if one answer can have all wanted rows; else there are ranges that an answer returns
+    There is one range if one answer can have all rows needed; else there are ranges that an answer returns
     completely.
     """
-    size = count if wanted <= WINDOW else WINDOW
+    size = count if per_vector <= WINDOW else WINDOW
     return [(start, start + size) for start in range(0, count, size)]
 
 
@@ -98,7 +98,7 @@ def _search(
     state: CollectionState,
     bank: BankReference,
     filters: Sequence[str],
-    wanted: int,
+    per_vector: int,
     vectors: Floats,
     columns: int,
     timeout: float | None,
@@ -115,7 +115,7 @@ def _search(
             {
                 "data": list(vectors),
                 "filter": where,
-                "limit": min(wanted, WINDOW),
+                "limit": min(per_vector, WINDOW),
                 "anns_field": "vector",
                 "output_fields": ["potentials"] if columns else None,
                 "timeout": timeout,

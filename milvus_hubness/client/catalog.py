@@ -122,17 +122,14 @@ class Whole:
         """Its side collections."""
         return tuple(side for state in self.states if (side := state.codec.side_collection))
 
-    def expect_no_dual_write(self) -> None:
-        """Raises UnsupportedOperation during dual writes."""
+    def expect_no_other_writes(self, *, but_notes: bool = False) -> None:
+        """Raises UnsupportedOperation during dual writes and, except but_notes, while writes are noted."""
         if self.dual_write:
             raise UnsupportedOperation(
                 f"writes to {self.name!r} are carried to {self.dual_write.collection!r} as well, where this "
                 "call would be missing: end the migration with `milvus-hubness migrate clean` first"
             )
-
-    def expect_no_notes(self) -> None:
-        """Raises UnsupportedOperation while there is a write-intent log."""
-        if self.intent_log:
+        if self.intent_log and not but_notes:
             raise UnsupportedOperation(
                 f"writes to {self.name!r} are noted for a refresh, which was stopped and will replay "
                 "them: run `milvus-hubness refresh` first"
@@ -171,7 +168,7 @@ class Catalog:
         Raises LeaseHeld while a job works on it, and UnsupportedOperation while its writes also go to a copy.
         """
         whole = yield from self._whole(collection, timeout)
-        whole.expect_no_dual_write()
+        whole.expect_no_other_writes(but_notes=True)
         for alias in whole.fences:
             yield InStore(partial(MilvusStore.unfence, alias=alias))
         outcome = yield call
@@ -187,8 +184,7 @@ class Catalog:
         replays them.
         """
         whole = yield from self._whole(collection, timeout)
-        whole.expect_no_dual_write()
-        whole.expect_no_notes()
+        whole.expect_no_other_writes()
         outcome = yield call
         for side in whole.sides:
             yield Ask("truncate_collection", (side, timeout))
@@ -200,8 +196,7 @@ class Catalog:
         Raises as `truncate_collection` does.
         """
         whole = yield from self._whole(collection, timeout)
-        whole.expect_no_dual_write()
-        whole.expect_no_notes()
+        whole.expect_no_other_writes()
         return (yield call)
 
     def rename_collection(
@@ -213,8 +208,7 @@ class Catalog:
         database.
         """
         whole = yield from self._whole(collection, timeout)
-        whole.expect_no_dual_write()
-        whole.expect_no_notes()
+        whole.expect_no_other_writes()
         if database and whole.states:
             raise UnsupportedOperation(
                 f"collection {collection!r} is corrected and cannot move to database {database!r}, where its "
@@ -258,10 +252,10 @@ class Catalog:
     ) -> Operation[list[str]]:
         """Return the names with those of their hidden fields."""
         cached = yield from self._states.cached_state(collection, timeout)
-        wanted = list(names)
-        codecs = [state.codec for state in cached.states.values() if state.field in wanted]
+        named = list(names)
+        codecs = [state.codec for state in cached.states.values() if state.field in named]
         hidden = [name for codec in codecs for name in codec.hidden_fields]
-        return list(dict.fromkeys([*wanted, *hidden]))
+        return list(dict.fromkeys([*named, *hidden]))
 
     def _whole(self, collection: str, timeout: float | None) -> Operation[Whole]:
         """Read the parts of a collection.

@@ -213,6 +213,6 @@ class DualWrites:
                 "partition_names": partitions,
                 **STRONG,
             }
-            wanted = is_one_of(key_field, part)
-            rows += yield from self._reads.read(Ask("query", (request.collection, wanted), options))
+            where = is_one_of(key_field, part)
+            rows += yield from self._reads.read(Ask("query", (request.collection, where), options))
         return rows

@@ -179,8 +179,8 @@ class Searches:
         yield from self._states.ensure_loaded(side, timeout)
         biases: dict[Any, Sequence[float]] = {}
         for start in range(0, len(keys), KEYS_PER_REQUEST):
-            wanted = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
-            rows = yield Ask("query", (side, wanted, [key_field, SIDE_FIELD], timeout), _routing(options))
+            where = is_one_of(key_field, keys[start : start + KEYS_PER_REQUEST])
+            rows = yield Ask("query", (side, where, [key_field, SIDE_FIELD], timeout), _routing(options))
             biases |= {row[key_field]: row[SIDE_FIELD] for row in rows}
         return biases
 
@@ -194,9 +194,9 @@ class Searches:
     ) -> Operation[list[Any]]:
         """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
         keys = ids if isinstance(ids, list) else [ids]
-        wanted, timeout = is_one_of(cached.key_field, keys), options.get("timeout")
-        further = {"output_fields": [state.field], "timeout": timeout, **_routing(options)}
-        rows = yield from self._reads.read(Ask("query", (collection, wanted), further))
+        further = {"output_fields": [state.field], "timeout": options.get("timeout"), **_routing(options)}
+        where = is_one_of(cached.key_field, keys)
+        rows = yield from self._reads.read(Ask("query", (collection, where), further))
         by_key = {row[cached.key_field]: row[state.field] for row in rows}
         if missing := [key for key in keys if key not in by_key]:
             raise InvalidInput(f"no rows of these ids to search with: {missing}")
@@ -223,39 +223,39 @@ class Searches:
 
         def call(cached: CachedState) -> Operation[Any]:
             expect_whole_hits(output_fields, cached.states, options)
-            asked: list[tuple[Rewrite, Question] | None] = []
             states = [cached.searched(request.anns_field) for request in requests]
             ranking.require_profile(profile, [state for state in states if state])
-            for request, state in zip(requests, states, strict=True):
-                if state is None:
-                    asked.append(None)
-                    continue
-                named = profile if profile in state.profiles else None
-                question = Question(
+            questions = [
+                Question(
                     request.data,
                     request.limit,
                     search_params=request.param,
+                    output_fields=output_fields,
                     strength=weight,
-                    profile=named,
+                    profile=profile if state and profile in state.profiles else None,
                 )
-                asked.append(((yield from self._states.rewrite(cached, state)), question))
-            result = ranking.Ranker.of(ranker)
-            if ranking.must_merge(result, [each for each in asked if each]):
-                return (
-                    yield from self._merged(
-                        collection, requests, result, limit, output_fields, options, weight, profile, cached
-                    )
-                )
+                for request, state in zip(requests, states, strict=True)
+            ]
+            rewrites: list[Rewrite | None] = []
+            for state in states:
+                rewrites.append((yield from self._states.rewrite(cached, state)) if state else None)
+            pairs = list(zip(rewrites, questions, strict=True))
+            merging = ranking.Ranker.of(ranker)
+            if ranking.must_merge(merging, [(rewrite, question) for rewrite, question in pairs if rewrite]):
+                offset = int(options.get("offset") or 0)
+                page = slice(offset, offset + limit)
+                parts = list(zip(requests, questions, states, strict=True))
+                return (yield from self._merged(collection, parts, merging, page, options))
             sent = [
-                ranking.rewritten(request, *each) if each else request
-                for request, each in zip(requests, asked, strict=True)
+                ranking.rewritten(request, rewrite, question) if rewrite else request
+                for request, (rewrite, question) in zip(requests, pairs, strict=True)
             ]
             fields = cached.reading.fields(output_fields)
             args = (collection, sent, ranker, limit, fields.requested)
             results = yield Ask("hybrid_search", args, dict(options))
-            for each, state in zip(asked, states, strict=True):
-                if each is not None and state is not None:
-                    self.sample(cached, state, each[1].profile, each[1].data)
+            for rewrite, question in pairs:
+                if rewrite:
+                    self.sample(cached, rewrite.state, question.profile, question.data)
             return cached.reading.hits_out(results, fields)
 
         return self._states.retrying(collection, options.get("timeout"), call)
@@ -263,14 +263,10 @@ class Searches:
     def _merged(
         self,
         collection: str,
-        requests: Sequence[AnnSearchRequest],
+        parts: Sequence[tuple[AnnSearchRequest, Question, CollectionState | None]],
         ranker: ranking.Ranker,
-        limit: int,
-        output_fields: list[str] | None,
+        page: slice,
         options: Mapping[str, Any],
-        strength: float | None,
-        profile: str | None,
-        cached: CachedState,
     ) -> Operation[Any]:
         """Search once for each request and merge the answers."""
         if name := looked_at(options, ("search_aggregation", "function_chains")):
@@ -280,37 +276,20 @@ class Searches:
                 "grouping a hybrid search whose answers are merged by the client: fields of metric COSINE or "
                 "L2 with a weighted ranker, gates, and biases beside vectors are; use RRFRanker on others"
             )
-        shared = {
-            name: value
-            for name, value in options.items()
-            if name not in ("offset", "round_decimal", "timezone")
-        }
+        not_of_parts = ("offset", "round_decimal", "timezone")
+        shared = {name: value for name, value in options.items() if name not in not_of_parts}
         answers: list[Any] = []
         metrics: list[str] = []
-        for request in requests:
-            state = cached.searched(request.anns_field)
+        for request, question, state in parts:
             further = {**shared, "anns_field": request.anns_field}
             if request.expr_params:
                 further["filter_params"] = request.expr_params
-            question = Question(
-                request.data,
-                request.limit,
-                search_params=request.param,
-                output_fields=output_fields,
-                strength=strength,
-                profile=profile if state and profile in state.profiles else None,
-            )
             answers.append((yield from self.search(collection, question, request.expr or "", further)))
-            if state:
-                metrics.append(state.metric)
-                continue
-            metric = (request.param or {}).get("metric_type")
+            metric = state.metric if state else (request.param or {}).get("metric_type")
             if not metric:
                 timeout = options.get("timeout")
                 metric = yield from self._states.metric(collection, request.anns_field, timeout)
             metrics.append(str(metric).upper())
-        offset = int(options.get("offset") or 0)
-        page = slice(offset, offset + limit)
         return ranking.merge(answers, metrics, ranker, page, options.get("round_decimal", -1))
 
 
@@ -373,11 +352,11 @@ def _ask(rewrite: Rewrite, question: Question) -> SearchRequest:
     return adapted(rewrite, question, how) if isinstance(how, Adaptive) else rewrite.ask(question)
 
 
-def _finished(search_request: SearchRequest, *found: Any) -> Operation[Any]:
+def _finished(search_request: SearchRequest, *results: Any) -> Operation[Any]:
     """Answer a search request from its results, in a `Compute` step if that takes long."""
     if search_request.works:
-        return (yield Compute(lambda: search_request.answer(*found)))
-    return search_request.answer(*found)
+        return (yield Compute(lambda: search_request.answer(*results)))
+    return search_request.answer(*results)
 
 
 def kind_of(question: Question, options: Mapping[str, Any]) -> Kind | None:

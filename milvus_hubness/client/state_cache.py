@@ -64,7 +64,7 @@ class BankSummary:
 
 
 @dataclass(eq=False)
-class _Kept:
+class _CachedBank:
     profile: Profile
     bank: StoredBank
     correction: Correction | None = None
@@ -84,29 +84,31 @@ class BankCache:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self._kept: OrderedDict[Name, _Kept] = OrderedDict()
+        self._cached: OrderedDict[Name, _CachedBank] = OrderedDict()
         self._summaries: dict[Name, tuple[Profile, BankSummary]] = {}
 
     def bank(self, name: Name, profile: Profile) -> StoredBank | None:
         """Return the bank of exactly this profile; None if it is not in the cache."""
-        kept = self._kept.get(name)
-        if kept is None or kept.profile != profile:
+        cached = self._cached.get(name)
+        if cached is None or cached.profile != profile:
             return None
-        self._kept.pop(name, None)
-        self._kept[name] = kept
-        return kept.bank
+        self._cached.pop(name, None)
+        self._cached[name] = cached
+        return cached.bank
 
     def keep(self, name: Name, profile: Profile, bank: StoredBank) -> None:
         """Add a bank and drop others until all fit."""
-        self._kept.pop(name, None)
-        self._kept[name] = _Kept(profile, bank)
-        while len(self._kept) > 1 and sum(each.size for each in list(self._kept.values())) > self.budget:
-            self._kept.popitem(last=False)
+        self._cached.pop(name, None)
+        self._cached[name] = _CachedBank(profile, bank)
+        while (
+            len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget
+        ):
+            self._cached.popitem(last=False)
 
     def summary(self, name: Name, profile: Profile) -> BankSummary | None:
         """Return the summary of exactly this profile's bank; None if it is not in the cache."""
-        kept = self._summaries.get(name)
-        return kept[1] if kept is not None and kept[0] == profile else None
+        cached = self._summaries.get(name)
+        return cached[1] if cached is not None and cached[0] == profile else None
 
     def keep_summary(self, name: Name, profile: Profile, summary: BankSummary) -> None:
         """Add a summary; it replaces the summary of an earlier profile."""
@@ -116,11 +118,11 @@ class BankCache:
         self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank
     ) -> Correction:
         """Return the fitted estimator of a bank, restored once per layout."""
-        kept = self._kept.get(name)
+        cached = self._cached.get(name)
         # Two successive profiles may have loaded the same bank at once.
-        if kept is not None and (kept.bank is not bank or kept.profile != profile):
-            kept = None
-        made = kept.correction if kept is not None else None
+        if cached is not None and (cached.bank is not bank or cached.profile != profile):
+            cached = None
+        made = cached.correction if cached is not None else None
         if made is not None and made.layout == state.layout:
             return made
         correction = Correction.restore(
@@ -131,8 +133,8 @@ class BankCache:
             target_bank=bank.targets,
             mean_bias=profile.mean_bias,
         )
-        if kept is not None:
-            kept.correction = correction
+        if cached is not None:
+            cached.correction = correction
         return correction
 
 
@@ -223,7 +225,7 @@ class StateCache:
     def __init__(self, state_ttl: float) -> None:
         expect_state_ttl(state_ttl)
         self._state_ttl = state_ttl
-        self._known: dict[str, tuple[float, CachedState]] = {}
+        self._states: dict[str, tuple[float, CachedState]] = {}
         self._last: dict[str, CachedState] = {}
         self._changed: dict[str, float] = {}
         self._loaded: set[str] = set()
@@ -238,10 +240,10 @@ class StateCache:
         self._loaded.clear()
         self._metrics.clear()
         if collection is None:
-            self._known.clear()
+            self._states.clear()
             self._last.clear()
         else:
-            self._known.pop(collection, None)
+            self._states.pop(collection, None)
 
     def forgetting(self, call: Ask) -> Operation[Any]:
         """Make a call that may outdate every cached state."""
@@ -252,7 +254,7 @@ class StateCache:
 
     def remembered(self, collection: str) -> CachedState | None:
         """Return the state if it is cached and not older than the TTL."""
-        remembered = self._known.get(collection)
+        remembered = self._states.get(collection)
         return remembered[1] if remembered is not None and time.monotonic() < remembered[0] else None
 
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
@@ -266,7 +268,7 @@ class StateCache:
             return remembered
         until = time.monotonic() + CUT_OVER_SECONDS
         while True:
-            forgotten, asked = self._forgotten, time.monotonic()
+            forgotten, began = self._forgotten, time.monotonic()
             try:
                 description = yield Ask("describe_collection", (collection, timeout))
                 break
@@ -278,7 +280,7 @@ class StateCache:
                 self._last.pop(collection, None)
                 return NOTHING
             yield Pause(CUT_OVER_PAUSE)
-        key_field = next(str(each["name"]) for each in description["fields"] if each.get("is_primary"))
+        key_field = next(str(entry["name"]) for entry in description["fields"] if entry.get("is_primary"))
         properties = description.get("properties", {})
         cached = CachedState(
             key_field,
@@ -293,10 +295,10 @@ class StateCache:
             for name in (cached.intent_log.collection, cached.intent_log.rows):
                 yield LearnSchema(name)
         if self._last.get(collection, cached) != cached:
-            self._changed[collection] = asked
+            self._changed[collection] = began
         self._last[collection] = cached
         if forgotten == self._forgotten:  # no other task or thread has invalidated it
-            self._known[collection] = (asked + self._state_ttl, cached)
+            self._states[collection] = (began + self._state_ttl, cached)
         return cached
 
     def retrying(

@@ -249,8 +249,8 @@ class WriteIntents:
         description = yield Ask("describe_collection", (collection, timeout))
         partitions = [partition_name] if partition_name else None
         args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
-        found = yield Ask("query", args, dict(STRONG))
-        return {row[field]: row for row in milvus_schema.as_written(found, description)}
+        rows = yield Ask("query", args, dict(STRONG))
+        return {row[field]: row for row in milvus_schema.as_written(rows, description)}
 
     # -- deletions --------------------------------------------------------------------------------------
 

@@ -121,7 +121,7 @@ def test_the_bias_is_that_of_the_bank_in_memory(searched, estimator):
     state = searched.store.info(searched.name).state
     allowed = from_dict(state.profile.estimator).needs.tolerance
     np.testing.assert_allclose(searched.written_by(small), wanted, atol=min(allowed, 1e-3) + 5e-6)
-    assert not small._operations.biases._banks._kept
+    assert not small._operations.biases._banks._cached
 
 
 @pytest.mark.parametrize("metric", METRICS)

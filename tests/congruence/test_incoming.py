@@ -142,7 +142,7 @@ def test_new_rows_get_both_biases_wherever_they_lie(lite, place):
     rows = here.rows([103, 104])
     searched.insert(here.name, rows)
     here.assert_both(rows)
-    assert not searched._operations.biases._banks._kept
+    assert not searched._operations.biases._banks._cached
 
 
 def test_whoever_has_not_heard_of_the_flip_writes_what_is_right_after_it(backend):

@@ -517,10 +517,10 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
     written.both("upsert", data=written.rows([3]))
     with written.rewriting() as writer:
         # It remembers another, which is gone.
-        now = old._operations.states._known[written.name][1]
+        now = old._operations.states._states[written.name][1]
         gone = WriteIntentLog(collection=f"{written.name}__write_intents_00000000", made="long ago")
         lost = type(now)(now.key_field, now.states, intent_log=gone)
-        old._operations.states._known[written.name] = (float("inf"), lost)
+        old._operations.states._states[written.name] = (float("inf"), lost)
         assert written.rewrite(writer, lambda: written.both("delete", ids=[4])) == 1
     written.assert_equal()
 

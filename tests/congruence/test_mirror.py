@@ -314,7 +314,7 @@ def test_a_migration_that_was_given_up_fails_no_write(moving, caplog):
     moving.plain.alter_collection_properties(moving.source, {DUAL_WRITE_PROPERTY: ""})
     moving.plain.drop_collection(moving.target)
     for call in CALLS:
-        moving.client._operations.states._known[moving.source] = (float("inf"), remembered)
+        moving.client._operations.states._states[moving.source] = (float("inf"), remembered)
         call(moving)
     assert not [each for each in caplog.records if each.name == "milvus_hubness"]
     assert_written(moving)

@@ -161,7 +161,7 @@ def test_a_bank_larger_than_its_budget_is_searched_by_the_server(lite, metric):
     for profile in ("default", "image"):
         found = small.search(here.name, data=list(here.queries), profile=profile, limit=20)
         here.assert_found(found, profile, np.r_[here.items, new])
-    assert not small._operations.biases._banks._kept
+    assert not small._operations.biases._banks._cached
 
 
 def test_banks_share_their_budget(lite):
@@ -169,7 +169,7 @@ def test_banks_share_their_budget(lite):
     client = lite.hubness_client(bank_budget=60 * DIM * 4 + 100)
     for here in (one, two, one):
         client.insert(here.name, [{"id": ITEMS, "vector": here.queries[0], "group": 0}])
-        assert [name for name, _, _ in client._operations.biases._banks._kept] == [here.name]
+        assert [name for name, _, _ in client._operations.biases._banks._cached] == [here.name]
 
 
 def test_room_for_profiles_is_left_by_the_migration(lite):
