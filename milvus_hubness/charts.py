@@ -392,9 +392,7 @@ def span(seconds: float) -> str:
     return f"{count:.1f} {name}" if count < 10 and name != "min" else f"{count:.0f} {name}"
 
 
-def page_template(
-    package: str, name: str, longest: int, filters: Mapping[str, Callable[..., Any]]
-) -> Template:
+def page_template(package: str, name: str, longest: int, **filters: Callable[..., Any]) -> Template:
     """Return the template `name` in the folder of a package.
 
     longest: characters that the filter `short` leaves of a text. filters: further filters, in addition to

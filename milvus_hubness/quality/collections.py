@@ -28,7 +28,7 @@ LONGEST = 160
 
 @cache
 def _template() -> Template:
-    return page_template(__package__, "report.html", LONGEST, {})
+    return page_template(__package__, "report.html", LONGEST)
 
 
 def render(diagnosis: Diagnosis) -> str:

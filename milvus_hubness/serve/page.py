@@ -40,7 +40,7 @@ MOST_TEETH = 100
 
 @cache
 def _template() -> Template:
-    return page_template(__package__, "page.html", LONGEST, {"ago": ago, "moment": _moment})
+    return page_template(__package__, "page.html", LONGEST, ago=ago, moment=_moment)
 
 
 def _policy() -> str:
