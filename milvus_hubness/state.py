@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from milvus_hubness.codec.arrays import Dtype, Floats, Metric
-from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, RowCodec, VectorCodec
+from milvus_hubness.codec.base import RowCodec, VectorCodec
 from milvus_hubness.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.codec.second_vector import SecondVectorCodec
@@ -281,16 +281,6 @@ class CollectionState(FrozenModel):
     def property_name(self) -> str:
         """The collection property that holds this state."""
         return f"{PROPERTY}.{self.field}" if self.suffix else PROPERTY
-
-    @property
-    def bias_field(self) -> str:
-        """The scalar field with the active profile's bias; with the bias location `fields`, slot 0."""
-        return BIAS_FIELD + self.suffix
-
-    @property
-    def epoch_field(self) -> str:
-        """The scalar field with the epoch in which the row's bias was computed."""
-        return EPOCH_FIELD + self.suffix
 
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """Return `vectors` as float32 (n, d), valid for insertion.

@@ -63,7 +63,9 @@ class RowContent(FrozenModel):
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
         """Return the row content of `info`, for a job that rewrites the biases of the state's field."""
         hidden = {name for each in (*info.states.values(), state) for name in each.codec.hidden_fields}
-        return cls(field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.epoch_field)
+        return cls(
+            field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.codec.epoch_field
+        )
 
     def digests(self, batch: Batch) -> list[Digest]:
         """Return the digest of each row."""

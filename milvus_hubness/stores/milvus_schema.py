@@ -293,8 +293,8 @@ def widen(schema: CollectionSchema, state: CollectionState) -> None:
     for field in schema.fields:
         if field.name == state.field:
             field.params["dim"] = state.codec.form.width
-    schema.add_field(state.bias_field, DataType.FLOAT)
-    schema.add_field(state.epoch_field, DataType.INT64)
+    schema.add_field(state.codec.bias_field, DataType.FLOAT)
+    schema.add_field(state.codec.epoch_field, DataType.INT64)
     for norm_field in state.codec.decoding_fields:
         schema.add_field(norm_field, DataType.DOUBLE)
 

@@ -45,8 +45,8 @@ class Job(MilvusStore):
 def row_writer(job, intent_log):
     lease = SimpleNamespace(store=job, token=1, check=lambda: None)
     info = SimpleNamespace(name=HERE, states={})
-    codec = SimpleNamespace(hidden_fields=("bias",))
-    state = SimpleNamespace(field="vector", dim=2, codec=codec, epoch_field="epoch")
+    codec = SimpleNamespace(hidden_fields=("bias",), epoch_field="epoch")
+    state = SimpleNamespace(field="vector", dim=2, codec=codec)
     return RowWriter(lease, info, state, intent_log)
 
 

@@ -87,7 +87,7 @@ class Corrected:
         batch = self.store.get(self.name, self.keys(numbers), state.field)
         batch.vectors[:, layout.first_slot : layout.first_slot + layout.slots] = 0
         for row in batch.rows:
-            row.update({state.bias_field: 0.0, state.epoch_field: 0})
+            row.update({state.codec.bias_field: 0.0, state.codec.epoch_field: 0})
         self.store.upsert(self.name, batch, state.field)
 
 

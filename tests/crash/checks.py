@@ -86,7 +86,7 @@ def _assert_biases(
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
         got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))
         if corrected.bias_location in ("vectors", "second"):
-            shown = np.array([row[state.bias_field] for row in biased_rows.batch.rows]).reshape(-1, 1)
+            shown = np.array([row[state.codec.bias_field] for row in biased_rows.batch.rows]).reshape(-1, 1)
             slots = biased_rows.biases if went_back else biased_rows.biases[:, [slot]]
             same = np.abs(shown - slots).min(axis=1, initial=np.inf) <= OFF
             differs += [key for key, is_same in zip(biased_rows.batch.keys, same, strict=True) if not is_same]

@@ -128,7 +128,7 @@ class QdrantDatabase(Database):
             given = state.codec.form.split(
                 layout.augment(given, np.zeros((len(rows), layout.slots), np.float32))
             )
-            mark = {state.epoch_field: PENDING}
+            mark = {state.codec.epoch_field: PENDING}
         made = [
             self._rows().point({**row, **mark}, own, state.field)
             for row, own in zip(rows, given, strict=True)

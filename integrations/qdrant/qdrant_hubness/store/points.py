@@ -212,11 +212,11 @@ class QdrantPoints:
                 self._among_those_there("update_vectors", collection, points=points, **SURE)
         columns = [name for name in changed if name != field]
         if form.state is not None:
-            if form.state.epoch_field in columns and batch.keys:
+            if form.state.codec.epoch_field in columns and batch.keys:
                 self._among_those_there(
                     "delete_payload",
                     collection,
-                    keys=[form.state.epoch_field],
+                    keys=[form.state.codec.epoch_field],
                     points=list(batch.keys),
                     **SURE,
                 )
@@ -320,7 +320,7 @@ class QdrantPoints:
         """The filter that picks points whose bias is not computed yet."""
         marked = models.FieldCondition(key=epoch_field, match=models.MatchValue(value=PENDING))
         states = self._states(collection, self.ask("get_collection", collection)).values()
-        if any(state.epoch_field == epoch_field and state.codec.needs_candidates for state in states):
+        if any(state.codec.epoch_field == epoch_field and state.codec.needs_candidates for state in states):
             absent = models.IsEmptyCondition(is_empty=models.PayloadField(key=epoch_field))
             return models.Filter(should=[marked, absent])
         return models.Filter(must=[marked])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from qdrant_client._pydantic_compat import construct
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.codec.arrays import Floats, StorageFormat
-from milvus_hubness.codec.base import PENDING
+from milvus_hubness.codec.base import PENDING, RowCodec
 from milvus_hubness.state import CollectionState
 
 OTHER_VECTORS = "hubness_vectors"
@@ -69,6 +70,10 @@ class Form:
     state: CollectionState | None
     unit: frozenset[str]
     units: int
+
+    @cached_property
+    def codec(self) -> RowCodec | None:
+        return self.state.codec if self.state else None
 
     def batch(self, records: Sequence[Any]) -> Batch:
         """The rows of points read with payload and vectors, in their order. A point without this vector has
@@ -123,21 +128,21 @@ class Form:
         ]
 
     def _kept(self, row: Row) -> Row:
-        state = self.state
-        if state is None:
+        codec = self.codec
+        if codec is None:
             return dict(row)
-        shown = {state.bias_field, *state.codec.decoding_fields}
-        if row.get(state.epoch_field) != PENDING:
-            shown.add(state.epoch_field)
+        shown = {codec.bias_field, *codec.decoding_fields}
+        if row.get(codec.epoch_field) != PENDING:
+            shown.add(codec.epoch_field)
         return {name: value for name, value in row.items() if name not in shown}
 
 
 def _show(state: CollectionState, stored: Floats, rows: Sequence[Row]) -> None:
-    biases = state.codec.read_biases({state.field: stored})[:, state.profile.slot].tolist()
+    codec, epoch = state.codec, state.profile.epoch
+    biases = codec.read_biases({codec.field: stored})[:, state.profile.slot].tolist()
     for row, bias in zip(rows, biases, strict=True):
-        row[state.bias_field] = bias
-        row[state.epoch_field] = row.get(state.epoch_field, state.profile.epoch)
-        row |= dict.fromkeys(state.codec.decoding_fields, 1.0)
+        row |= {codec.bias_field: bias, codec.epoch_field: row.get(codec.epoch_field, epoch)}
+        row |= dict.fromkeys(codec.decoding_fields, 1.0)
 
 
 def _unit(vectors: Any) -> Floats:
