@@ -82,7 +82,7 @@ def enable(
         suffix = plan.suffix if plan.field in info.states else suffix_for(plan.field, info.states.values())
         if info.states.get(plan.field) != plan.unfinished or suffix != plan.suffix:
             raise AlreadyCorrected(
-                f"another job has changed the correction of {name!r} since this plan for {plan.field!r} was "
+                f"another job has changed the correction of {plan.field!r} of {name!r} since this plan was "
                 "made: plan again"
             )
         run = _fill_second_vector if plan.where == "vectors" else _enable_reranking

@@ -96,7 +96,7 @@ def resume(
     Raises NoMigration, and the exceptions of `migrate`.
     """
     found = Ledger(store).find(name)
-    if found.phase in {"switched", "finished"}:
+    if found.phase in {"switched", "finished"} and not store.exists(found.source_now):
         return found
     with opened(store, found, options or MigrationOptions()) as migrator:
         return migrator.run(alias=alias, rename=rename)

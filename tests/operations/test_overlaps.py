@@ -119,7 +119,7 @@ def test_of_two_plans_for_a_side_collection_the_second_drops_nothing(lite):
         for _ in range(2)
     ]
     enable(case.store, plans[0])
-    with pytest.raises(AlreadyCorrected, match="since this plan was made"):
+    with pytest.raises(AlreadyCorrected, match="since this plan was made: plan again"):
         enable(case.store, plans[1])
     client = lite.hubness_client()
     client.upsert(case.name, {"id": 3, "vector": case.items[4], "group": 1})
