@@ -23,6 +23,7 @@ from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.distributed.ray_gallery import RayBiases
 from milvus_hubness.errors import (
     CannotMigrate,
+    EmptyBank,
     EmptyCollection,
     InvalidInput,
     InvalidParameter,
@@ -41,12 +42,30 @@ COLLECTION_PREFIX = "collection:"
 WHERE_FROM = 'see "Where do I get reference queries?" in the README'
 
 
-def read_bank(store: Rows, spec: str, column: str | None = None) -> QueryBank:
+def read_bank(store: Store, spec: str, column: str | None = None) -> QueryBank:
     """Read a query bank. column: the array, column or vector field, required if there are several. Raises as
     QueryBank.load and the store do."""
     if spec.startswith(COLLECTION_PREFIX):
-        return store.read_vectors(spec.removeprefix(COLLECTION_PREFIX), column)
+        return _read_collection(store, spec.removeprefix(COLLECTION_PREFIX), column)
     return QueryBank.load(spec, column)
+
+
+def _read_collection(store: Store, collection: str, field: str | None) -> QueryBank:
+    info = store.info(collection)
+    if field is None:
+        if len(info.users_fields) != 1:
+            names = ", ".join(map(repr, info.users_fields)) or "none"
+            raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
+        [field] = info.users_fields
+    info.require_field(field)
+    state = info.states.get(field)
+    if state is not None and not state.codec.leaves_vectors:
+        raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
+    parts = chunks(store.keys(info.name), store.chunk_rows(info), "reading the bank", silent)
+    vectors = [store.get(info.name, part, field).vectors for part in parts]
+    if not vectors:
+        raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
+    return QueryBank(np.concatenate(vectors), source=f"{COLLECTION_PREFIX}{collection}")
 
 
 QUERY_COLUMN, KEY_COLUMN = "query", "key"

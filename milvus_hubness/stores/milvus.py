@@ -9,7 +9,6 @@ import numpy as np
 from pymilvus.exceptions import MilvusException
 from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.fields import SIDE_FIELD
@@ -17,8 +16,6 @@ from milvus_hubness.errors import (
     BankTooSmall,
     CannotMigrate,
     CollectionExists,
-    EmptyBank,
-    InvalidInput,
     StoreError,
     redacted,
 )
@@ -272,22 +269,6 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                 self.client.alter_alias(collection, alias)
             else:
                 self.client.create_alias(collection, alias)
-
-    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
-        info = self.info(collection)
-        if field is None:
-            if len(info.users_fields) != 1:
-                names = ", ".join(info.users_fields) or "none"
-                raise InvalidInput(f"name the vector field of {collection!r} to read, there are: {names}")
-            [field] = info.users_fields
-        info.require_field(field)
-        vectors, _ = self._whole(info.name, field, self.keys(info.name))
-        if not len(vectors):
-            raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
-        state = info.states.get(field)
-        if state is not None and not state.codec.leaves_vectors:
-            raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
-        return QueryBank(vectors, source=f"milvus:{collection}")
 
     def _indexes(self, collection: str) -> list[dict[str, Any]]:
         return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 
-from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import UnsupportedOperation
@@ -201,9 +200,6 @@ class Rows(Protocol):
 
         query_vectors: (m, width). The database's own search finds the rows.
         """
-
-    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
-        """Return the vectors of any collection as a query bank."""
 
 
 class WriteIntents(Protocol):

@@ -40,6 +40,7 @@ from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
+from milvus_hubness.operations.corrections import read_bank
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.stores import MilvusStore
 from tests.conftest import Backend
@@ -468,7 +469,7 @@ def test_collections_that_cannot_be_migrated(finished, backend):
     with pytest.raises(InvalidInput, match="not an alias"):
         plan_migration(store, name, bank, estimator=NNN(4), target="other", alias=empty)
     with pytest.raises(InvalidInput, match="corrected collection"):
-        store.read_vectors(f"{name}_hubness")
+        read_bank(store, f"collection:{name}_hubness")
     clash = backend.name("clash")
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)

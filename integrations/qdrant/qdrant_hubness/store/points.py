@@ -12,11 +12,10 @@ from copy import copy
 from typing import Any, TypeVar
 from uuid import UUID
 
-import numpy as np
 from qdrant_client import QdrantClient, models
 
 from milvus_hubness.banks.generations import Batch, Key
-from milvus_hubness.codec.arrays import Floats, StorageFormat
+from milvus_hubness.codec.arrays import StorageFormat
 from milvus_hubness.codec.base import PENDING
 from milvus_hubness.errors import CollectionNotFound, LeaseLost
 from milvus_hubness.state import CollectionState, read_states
@@ -352,11 +351,6 @@ class QdrantPoints:
                     self._among_those_there(
                         "set_payload", collection, payload=taken.payload, points=taken.points, **SURE
                     )
-
-    def _whole(self, collection: str, field: str, keys: Sequence[Key]) -> tuple[Floats, list[dict[str, Any]]]:
-        """The vectors and the other fields of many rows."""
-        batch = self._fetch(collection, keys, self.form(collection, field))
-        return (batch.vectors if len(batch) else np.empty((0, 0), np.float32)), batch.rows
 
     def _rows_per_request(self, form: Form) -> int:
         bytes_per_row = ROW_BYTES + BYTES_PER_NUMBER * form.form.width

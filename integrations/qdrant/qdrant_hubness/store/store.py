@@ -7,13 +7,10 @@ from typing import Any, Literal
 from qdrant_client import models
 from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.errors import (
     CollectionExists,
-    EmptyBank,
-    InvalidInput,
     InvalidParameter,
 )
 from milvus_hubness.job_properties import (
@@ -104,22 +101,6 @@ class QdrantStore(QdrantWriteIntents):
             answers = self.ask("query_batch_points", collection, requests=requests, **self._reads)
             found += [[point.id for point in answer.points] for answer in answers]
         return found
-
-    def read_vectors(self, collection: str, field: str | None = None) -> QueryBank:
-        info = self.info(collection)
-        if field is None:
-            if len(info.users_fields) != 1:
-                names = ", ".join(map(repr, info.users_fields)) or "none"
-                raise InvalidInput(f"name the vector of {collection!r} to read, there are: {names}")
-            [field] = info.users_fields
-        info.require_field(field)
-        state = info.states.get(field)
-        if state is not None and not state.codec.leaves_vectors:
-            raise InvalidInput(f"{collection!r} is a corrected collection: its stored vectors are no queries")
-        vectors, _ = self._whole(info.name, field, self.keys(info.name))
-        if not len(vectors):
-            raise EmptyBank(f"collection {collection!r} is empty: a bank needs at least one query")
-        return QueryBank(vectors, source=f"qdrant:{collection}")
 
     # -- the corrected copy ---------------------------------------------------------------------------
 
