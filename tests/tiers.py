@@ -29,13 +29,13 @@ USES_THE_SERVER = (
     "outlives_the_server",
     "of_another_database",
 )
-MIGRATIONS = ("/crash/", "/chaos/", "test_migrat", "test_mirror.py", "test_copy_index.py")
+MIGRATIONS = ("/crash/", "/chaos/", "test_migrat", "test_dual_write.py", "test_copy_index.py")
 LONGEST_FIRST = (
     "/crash/",
     "/chaos/",
     "[server-2.3.5",
     "/demo/",
-    "/beyond/",
+    "/distributed/",
     "test_example",
     "/kernels/",
     "/estimators/",
@@ -98,7 +98,7 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
             if any(part in nodeid for part in MIGRATIONS):
                 return "server, migrations"
             return "server, " + ("a to e" if file.rpartition("test_")[2] < "f" else "f to z")
-        if "/beyond/" in file:
+        if "/distributed/" in file:
             return "Ray"
         return nodeid if "/crash/" in file or "/chaos/" in file else file
 

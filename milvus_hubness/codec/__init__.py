@@ -34,6 +34,6 @@ to the inner products of stored vectors. Without it the graph links items by r·
 search looks for items of low bias, which few items have as neighbours. With it, the neighbours of an item are
 those that a corrected search with this item as the query finds. Queries also have 0 in the locality hint
 columns, which place items wanted by the same queries near each other in the index: see `codec.index_hints`.
-`codec.index_hints` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/link.py measure their
+`codec.index_hints` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/graph_hint.py measure their
 effect.
 """

@@ -12,8 +12,8 @@ has, in COLUMNS further columns,
 They raise the inner product of two items, and shrink their distance, the more the same queries want both. The
 query has 0 in these columns, so no score changes. RoarGraph shows that graphs for cross-modal search improve
 if the queries that they will serve take part in the construction (Chen et al., PVLDB 17, 2024); here the
-vectors bring this to an index that does not know the queries. benchmarks/cells.py and benchmarks/link.py
-measure the effect of the columns.
+vectors bring this to an index that does not know the queries. benchmarks/locality_hints.py and
+benchmarks/graph_hint.py measure the effect of the columns.
 """
 
 from __future__ import annotations

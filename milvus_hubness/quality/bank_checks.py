@@ -171,7 +171,7 @@ def _nearest_centroid(items: Vectors, centroids: Vectors) -> npt.NDArray[np.int6
 
 THRESHOLD = 0.002
 """Share from which drift counts: banks this far from the queries lose one point of R@1 on real data, see
-benchmarks/living_bank.py."""
+benchmarks/online_bank.py."""
 LEVEL = 0.001
 AT_LEAST = 50
 AT_MOST = 1_000

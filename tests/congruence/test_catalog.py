@@ -31,8 +31,8 @@ from milvus_hubness.job_properties import (
     WriteIntentLog,
 )
 from milvus_hubness.operations.lease import Lease
-from tests.congruence.test_beside import with_bias_fields
-from tests.congruence.test_in_place import with_second_field
+from tests.congruence.test_candidate_reranking import with_bias_fields
+from tests.congruence.test_second_vector import with_second_field
 from tests.galleries import plain_collection, vectors
 
 DIM, ITEMS, K = 8, 40, 4

@@ -42,8 +42,8 @@ from milvus_hubness import (
     plan_migration,
 )
 from tests.congruence.test_async import opened
-from tests.congruence.test_beside import with_bias_fields
-from tests.congruence.test_in_place import width_for, with_second_field
+from tests.congruence.test_candidate_reranking import with_bias_fields
+from tests.congruence.test_second_vector import width_for, with_second_field
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, QUERIES, BANK, K, ALPHA = 14, 60, 3, 30, 6, 0.75

@@ -4,7 +4,6 @@ import pytest
 from pymilvus.exceptions import MilvusException
 
 from tests.congruence import test_client
-from tests.congruence.test_cells import test_what_a_client_writes_has_them  # noqa: F401
 from tests.congruence.test_client import (  # noqa: F401
     pair,
     test_an_alias_is_as_good_as_the_name,
@@ -17,6 +16,7 @@ from tests.congruence.test_client import (  # noqa: F401
     test_strength_zero_is_the_plain_search,
     test_upsert_moves_the_bias_with_the_vector_and_delete_deletes,
 )
+from tests.congruence.test_index_hints import test_what_a_client_writes_has_them  # noqa: F401
 from tests.galleries import METRICS
 
 

@@ -10,8 +10,8 @@ from pymilvus.grpc_gen import milvus_pb2, milvus_pb2_grpc
 from milvus_hubness import NNN, QueryBank, disable, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.proxy.operations import REWRITTEN
-from tests.congruence.test_journal import Written
-from tests.congruence.test_mirror import WRITES, Moving
+from tests.congruence.test_dual_write import WRITES, Moving
+from tests.congruence.test_write_intents import Written
 from tests.galleries import plain_collection, vectors
 from tests.proxy.running import ForeignClient
 

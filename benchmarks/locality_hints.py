@@ -1,6 +1,6 @@
 """Why a corrected IVF index probes more locality_hints: where the answers of raw and corrected searches lie.
 
-    python -m benchmarks.cells [--rows N] [--cells C]
+    python -m benchmarks.locality_hints [--rows N] [--cells C]
 
 Two tasks, their galleries as they are, with a quarter of the cells, and enlarged to N by mixing, with C and
 with twice as many. Items go into cells by FAISS's spherical k-means, as IVF under IP does it, as they are and
@@ -97,7 +97,7 @@ def main() -> int:
         ):
             found[f"{name}, {len(items):,} items, {cells} cells"] = measured(items, queries, task.bank, cells)
     print(shown(found))
-    save("cells", {"galleries": found, "environment": environment(started)}, shown(found))
+    save("locality_hints", {"galleries": found, "environment": environment(started)}, shown(found))
     return 0
 
 

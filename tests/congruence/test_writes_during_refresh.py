@@ -12,8 +12,8 @@ from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.compare import Endpoint
 from milvus_hubness.operations.corrections import load_corrections
 from milvus_hubness.state import Incoming
-from tests.congruence.test_beside import with_bias_fields
-from tests.congruence.test_in_place import width_for, with_second_field
+from tests.congruence.test_candidate_reranking import with_bias_fields
+from tests.congruence.test_second_vector import width_for, with_second_field
 from tests.databases import write_state
 from tests.galleries import as_distance, nnn, plain_collection, similarity, vectors
 

@@ -29,8 +29,8 @@ from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
 from milvus_hubness.operations.write_intents import rewriting
 from tests.congruence.test_async import opened
-from tests.congruence.test_beside import with_bias_fields
-from tests.congruence.test_in_place import width_for, with_second_field
+from tests.congruence.test_candidate_reranking import with_bias_fields
+from tests.congruence.test_second_vector import width_for, with_second_field
 from tests.galleries import plain_collection, rich_rows, rich_schema, vectors
 
 DIM, ITEMS, BANK, K, AN_HOUR = 10, 60, 30, 4, 3_600.0

@@ -22,7 +22,7 @@ from milvus_hubness.banks.generations import Batch
 from milvus_hubness.enable import enable as enabling
 from milvus_hubness.operations.corrections import load_correction
 from milvus_hubness.refresh import write
-from tests.congruence.test_in_place import require_second_field, with_second_field
+from tests.congruence.test_second_vector import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, BANK, K, CELLS = 32, 300, 400, 6, 8

@@ -1,7 +1,7 @@
 """What the link and the locality hint columns are worth: the distances that an HNSW graph computes for a
 recall.
 
-    python -m benchmarks.link [--rows N]
+    python -m benchmarks.graph_hint [--rows N]
 
 FAISS HNSW (M 16, efConstruction 200) over the items of two tasks, enlarged to N by mixing them; for each of
 some breadths of the search recall@10 against the exact answers, and the distances computed for a query, which
@@ -122,7 +122,7 @@ def main() -> int:
     found = {name: measured(name, options.rows) for name in TASKS}
     print(shown(found))
     save(
-        "link",
+        "graph_hint",
         {"rows": options.rows, "queries": QUERIES, "tasks": found, "environment": environment(started)},
         shown(found),
     )

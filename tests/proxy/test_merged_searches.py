@@ -10,7 +10,7 @@ from pymilvus.grpc_gen import milvus_pb2, schema_pb2
 
 from milvus_hubness import NNN, QueryBank, enable, migrate, plan_enable, plan_migration
 from milvus_hubness.proxy.columns import joined, take_rows
-from tests.congruence.test_beside import Enabled
+from tests.congruence.test_candidate_reranking import Enabled
 from tests.congruence.test_every_call import ACCURACY
 from tests.galleries import plain_collection, vectors
 from tests.proxy.conftest import ProxyBackend

@@ -1,6 +1,6 @@
 """What it is worth that a bank lives: R@1 as live queries take the places of a static bank's.
 
-    OMP_NUM_THREADS=1 python -m benchmarks.living_bank [task …]
+    OMP_NUM_THREADS=1 python -m benchmarks.online_bank [task …]
 
 Each task, cut to ITEMS items, is split by items into halves, SPLITS times. The queries of one half are the
 traffic; those of the other are asked, of that half's items alone: no query that is asked was ever in a bank,
@@ -238,7 +238,7 @@ def main() -> int:
     print(text)
     if chosen == list(EMBEDDING_TASKS):
         facts = {"environment": environment(started), "hook_microseconds": costs, "false_alarms": alarms}
-        save("living_bank", {**facts, "tasks": results}, text)
+        save("online_bank", {**facts, "tasks": results}, text)
     return 0
 
 
