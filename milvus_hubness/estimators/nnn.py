@@ -65,7 +65,7 @@ class NNN(Estimator, alias="nnn"):
         if self.kernel == "approximate":
             gallery = bank.vectors if inputs.gallery is None else inputs.gallery
             items = require_gallery(bank, gallery, "NNN")
-            near = ApproximateBank(bank.vectors, items, self.k)
+            near = ApproximateBank(bank.vectors, items, self.k, device=self.device)
             tuned, share = near.tuned, abs(self.alpha)
             diagnostics = NNNDiagnostics(
                 len(bank), bank.dim, tuned.kind, share * tuned.mean_error, share * tuned.max_error,

@@ -1,12 +1,15 @@
-"""Approximate top-k means: `routed.RoutedBank`, tuned on a sample of the gallery until its error is small.
+"""Approximate top-k means: an index of the bank, tuned on a sample of the gallery until its error is small.
 
-If it is not faster than the exact kernel then, the exact kernel is used.
+The index is `routed.RoutedBank` on the CPU and the inverted lists of faiss-gpu on a CUDA device. If it is not
+faster than the exact kernel of the device then, the exact kernel is used.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Literal, NamedTuple
+from collections.abc import Iterator
+from math import sqrt
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,31 +22,33 @@ from milvus_hubness.kernels.operands import (
     as_tensor,
     import_faiss,
     positive_number,
+    resolve_device,
     whole_number,
 )
 from milvus_hubness.kernels.primitives import check_k, topk, topk_mean
-from milvus_hubness.kernels.routed import RoutedBank, Routing
+from milvus_hubness.kernels.routed import RoutedBank
 
 ERROR = 0.01
 SAMPLE, LEAST_SAMPLE, TIMED = 1024, 32, 8192
 SHARES = (0.02, 0.03, 0.045, 0.065, 0.1, 0.15, 0.25)
 """Shares of the bank to read, as they are tried."""
-LEAST_ROUTED = 2_000
+LEAST_BANK = 2_000
 """Smallest bank that is divided into lists."""
 ROWS_AT_ONCE = 1 << 16
+TRAINING_ROWS_PER_LIST = 25
 
 
 class Tuned(NamedTuple):
     """The chosen kernel, and its results on the half of the sample that it was not chosen on.
 
-    kind: "exact" if lists were not both accurate enough and faster. width: the thousandths of the bank that a
-    row reads on average; 0 for "exact". recall: share of the k nearest that are in the lists read.
-    mean_error, max_error: of the means, in units of the score; share: mean_error as a share of the standard
-    deviation of the exact means. speedup: seconds of the exact kernel over seconds of this one, on up to
-    8,192 rows.
+    kind: "exact" if no index was both accurate enough and faster. width: for "routed" the thousandths of the
+    bank that a row reads on average, for "ivf" nprobe; 0 for "exact". recall: share of the k nearest that are
+    in the lists read. mean_error, max_error: of the means, in units of the score; share: mean_error as a
+    share of the standard deviation of the exact means. speedup: seconds of the exact kernel over seconds of
+    this one, on up to 8,192 rows.
     """
 
-    kind: Literal["exact", "routed"] = "exact"
+    kind: Literal["exact", "routed", "ivf"] = "exact"
     width: int = 0
     recall: float = 1.0
     mean_error: float = 0.0
@@ -52,17 +57,66 @@ class Tuned(NamedTuple):
     speedup: float = 1.0
 
 
+class InvertedLists:
+    """FAISS's inverted lists over a bank (m, d) float32, on a CUDA device or on the CPU."""
+
+    def __init__(self, bank: torch.Tensor, k: int, device: torch.device, seed: int) -> None:
+        self._faiss, self._k = import_faiss(), k
+        m, d = bank.shape
+        self._count = max(1, min(int(8 * sqrt(m)), m // TRAINING_ROWS_PER_LIST))
+        metric = self._faiss.METRIC_INNER_PRODUCT
+        index: Any = self._faiss.IndexIVFFlat(self._faiss.IndexFlatIP(d), d, self._count, metric)
+        index.cp.seed = seed
+        index.cp.min_points_per_centroid = 1
+        index.cp.max_points_per_centroid = TRAINING_ROWS_PER_LIST
+        if device.type == "cuda":
+            self._resources = self._faiss.StandardGpuResources()
+            index = self._faiss.index_cpu_to_gpu(self._resources, device.index or 0, index)
+        index.train(bank.numpy())
+        index.add(bank.numpy())
+        self._index = index
+
+    def widths(self) -> Iterator[int]:
+        """Yield numbers of lists to read, each half as large again as the one before."""
+        width = 1
+        while width < self._count:
+            yield width
+            width = max(width + 1, width * 3 // 2)
+        yield self._count
+
+    def search(self, x: torch.Tensor, width: int) -> tuple[Array, Array]:
+        """Return the k largest products in `width` lists for rows x (n, d), float32 (n, k), and their rows of
+        the bank, int64 (n, k), −1 where the lists have fewer."""
+        params = self._faiss.SearchParametersIVF(nprobe=width)
+        scores, rows = self._index.search(x.numpy(), self._k, params=params)
+        return scores, rows
+
+    def means(self, x: torch.Tensor, width: int) -> tuple[Array, Array]:
+        """Return means for rows x (n, d), float64 (n,), and whether the lists have k rows, (n,)."""
+        scores, rows = self.search(x, width)
+        return scores.mean(1, dtype=np.float64), np.asarray((rows >= 0).all(1))
+
+    def recall(self, x: torch.Tensor, width: int, nearest: torch.Tensor) -> float:
+        """Return the share of the nearest rows (n, k) that a search of `width` lists finds."""
+        rows = self.search(x, width)[1]
+        return float(np.mean([np.isin(a, b).mean() for a, b in zip(nearest.numpy(), rows, strict=True)]))
+
+
 class ApproximateBank:
     """Means of the k largest inner products with a bank B (m, d), for many rows similar to those of X (n, d).
 
-    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. measured: how
-    many rows the reported errors were measured on. Computes on the CPU. Raises as `topk_mean` does,
-    InvalidInput for fewer than 32 rows of X, InvalidParameter, FaissConflict.
+    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. device: "auto",
+    "cpu", "cuda" or "cuda:1"; on CUDA an index needs faiss-gpu, without which the exact kernel is used.
+    measured: how many rows the reported errors were measured on. Raises as `topk_mean` does, InvalidInput for
+    fewer than 32 rows of X, InvalidParameter, FaissConflict.
     """
 
-    def __init__(self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, seed: int = 0) -> None:
-        import_faiss()
+    def __init__(
+        self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, device: str = "cpu", seed: int = 0
+    ) -> None:
+        self._has_gpu_lists = hasattr(import_faiss(), "StandardGpuResources")
         self._bank = Operands.of(X, B, "cpu").bank.float().contiguous()
+        self._device, self._place = device, resolve_device(device)
         self.k = check_k(k, self._bank)
         if X.shape[0] < LEAST_SAMPLE:
             raise InvalidInput(f"an index is tuned on {LEAST_SAMPLE} rows at least, not {X.shape[0]}")
@@ -73,14 +127,14 @@ class ApproximateBank:
             for size in (SAMPLE, TIMED)
         )
         self.measured = len(sample) - len(sample) // 2
-        self._routed: RoutedBank | None = None
-        self._routing: Routing | None = None
+        self._index: RoutedBank | InvertedLists | None = None
+        self._setting: Any = None
         self.tuned = self._tune(sample, timed, positive_number("error", error))
 
     def values(self, X: Matrix) -> Array:
         """Return means of the k largest products for rows X (n, d), float32 (n,).
 
-        A row whose means are not reliable is computed exactly. Raises DimensionMismatch, InvalidInput.
+        A row whose mean is not reliable is computed exactly. Raises DimensionMismatch, InvalidInput.
         """
         operands = Operands.of(X, self._bank, "cpu")
         values = np.empty(X.shape[0], np.float32)
@@ -89,32 +143,40 @@ class ApproximateBank:
         return values
 
     def _tune(self, sample: torch.Tensor, timed: torch.Tensor, error: float) -> Tuned:
-        """Choose the smallest share that is accurate enough on the first half of the sample."""
-        if len(self._bank) < LEAST_ROUTED:
+        """Choose the narrowest search that is accurate enough on the first half of the sample."""
+        on_gpu = self._place.type == "cuda"
+        if len(self._bank) < LEAST_BANK or (on_gpu and not self._has_gpu_lists):
             return Tuned()
-        scores, nearest = topk(sample, self._bank, self.k, device="cpu")
+        scores, nearest = topk(sample, self._bank, self.k, device=self._device)
         means, half = scores.mean(1, dtype=torch.float64).numpy(), len(sample) // 2
         exact_seconds = self._seconds(timed)
-        routed = self._routed = RoutedBank(self._bank, self._seed)
-        for share, routing in routed.routings(sample[:half], self.k, scores[:half], SHARES):
-            self._routing = routing
+        index: RoutedBank | InvertedLists
+        if on_gpu:
+            index = InvertedLists(self._bank, self.k, self._place, self._seed)
+            settings: Iterator[tuple[int, Any]] = ((width, width) for width in index.widths())
+        else:
+            index = RoutedBank(self._bank, self._seed)
+            routings = index.routings(sample[:half], self.k, scores[:half], SHARES)
+            settings = ((round(1000 * share), routing) for share, routing in routings)
+        self._index = index
+        for width, setting in settings:
+            self._setting = setting
             if np.abs(self._means(sample[:half]) - means[:half]).mean() > error * means.std():
                 continue
             speedup = exact_seconds / self._seconds(timed)
             if speedup <= 1:
                 break
             off = np.abs(self._means(sample[half:]) - means[half:])
-            read = routed.looked_into(sample[half:], routing).gather(1, nearest[half:])
             return Tuned(
-                kind="routed",
-                width=round(1000 * share),
-                recall=float(read.float().mean()),
+                kind="ivf" if on_gpu else "routed",
+                width=width,
+                recall=index.recall(sample[half:], setting, nearest[half:]),
                 mean_error=float(off.mean()),
                 max_error=float(off.max()),
                 share=float(off.mean() / means.std()),
                 speedup=speedup,
             )
-        self._routing = None
+        self._index, self._setting = None, None
         return Tuned()
 
     def _seconds(self, rows: torch.Tensor) -> float:
@@ -126,9 +188,10 @@ class ApproximateBank:
         return taken
 
     def _means(self, rows: torch.Tensor) -> Array:
-        if self._routed is None or self._routing is None:
-            return topk_mean(rows, self._bank, self.k, device="cpu").numpy()
-        means, sure = self._routed.means(rows, self._routing)
-        if not sure.all():
-            means[~sure] = topk_mean(rows[torch.from_numpy(~sure)], self._bank, self.k, device="cpu")
+        if self._index is None:
+            return topk_mean(rows, self._bank, self.k, device=self._device).numpy()
+        means, reliable = self._index.means(rows, self._setting)
+        if not reliable.all():
+            doubtful = rows[torch.from_numpy(~reliable)]
+            means[~reliable] = topk_mean(doubtful, self._bank, self.k, device=self._device)
         return means

@@ -146,6 +146,10 @@ class RoutedBank:
         """Return whether a row of x (n, d) reads the list of a row of the bank, (n, m)."""
         return self._means(x, routing)[2].T[:, self._own]
 
+    def recall(self, x: torch.Tensor, routing: Routing, nearest: torch.Tensor) -> float:
+        """Return the share of the nearest rows (n, k) of the bank whose lists the rows x (n, d) read."""
+        return float(self.looked_into(x, routing).gather(1, nearest).float().mean())
+
     @property
     def _routed_at_once(self) -> int:
         return max(WHOLE_ROWS, ROUTED_AT_ONCE // len(self._lists))

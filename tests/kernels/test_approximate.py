@@ -18,6 +18,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import NNN, from_dict, to_dict
 from milvus_hubness.kernels import ApproximateBank, topk_mean
+from milvus_hubness.kernels.approximate import InvertedLists
 from milvus_hubness.kernels.operands import import_faiss
 
 
@@ -36,7 +37,7 @@ def slow_exact(monkeypatch):
     """So slow that any index is faster."""
     real = ApproximateBank._seconds
     monkeypatch.setattr(
-        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._routing is None)
+        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._index is None)
     )
 
 
@@ -61,11 +62,74 @@ def test_a_stricter_error_takes_a_wider_search(vectors, slow_exact):
     assert strict.mean_error < loose.mean_error
 
 
+@pytest.fixture
+def gpu_lists(monkeypatch):
+    """The inverted lists of a CUDA device, held by the CPU's FAISS."""
+    place = torch.device("cpu")
+    monkeypatch.setattr(
+        "milvus_hubness.kernels.approximate.InvertedLists",
+        lambda bank, k, device, seed: InvertedLists(bank, k, place, seed),
+    )
+    monkeypatch.setattr(
+        "milvus_hubness.kernels.approximate.resolve_device", lambda device: SimpleNamespace(type="cuda")
+    )
+    monkeypatch.setattr(import_faiss(), "StandardGpuResources", object, raising=False)
+
+
+def test_inverted_lists_on_a_gpu_are_tuned_until_they_are_near_enough(vectors, slow_exact, gpu_lists):
+    X, B = vectors
+    near = ApproximateBank(B, X, 8)
+    exact = topk_mean(X, B, 8)
+    off = np.abs(near.values(X) - exact)
+    assert near.tuned.kind == "ivf"
+    assert near.tuned.width > 0
+    assert off.mean() <= 0.012 * exact.std()
+    assert 0.8 < near.tuned.recall <= 1
+
+
+def test_all_inverted_lists_hold_the_nearest(vectors):
+    X, B = vectors
+    lists = InvertedLists(torch.from_numpy(B), 8, torch.device("cpu"), 0)
+    means, reliable = lists.means(torch.from_numpy(X[:50]), list(lists.widths())[-1])
+    assert reliable.all()
+    np.testing.assert_allclose(means, topk_mean(X[:50], B, 8), rtol=0, atol=1e-6)
+
+
+def test_rows_whose_lists_hold_too_few_are_exact(vectors, slow_exact, gpu_lists):
+    X, B = vectors
+    near = ApproximateBank(B, X, 200, error=1e3)
+    _, reliable = near._index.means(torch.from_numpy(X), 1)
+    assert near.tuned.width == 1
+    assert not reliable.all()
+    exact = topk_mean(X[~reliable], B, 200)
+    np.testing.assert_allclose(near.values(X)[~reliable], exact, rtol=0, atol=1e-6)
+
+
+def test_on_a_gpu_without_faiss_gpu_the_exact_kernel_is_taken(vectors, slow_exact, monkeypatch):
+    X, B = vectors
+    monkeypatch.setattr(
+        "milvus_hubness.kernels.approximate.resolve_device", lambda device: SimpleNamespace(type="cuda")
+    )
+    assert ApproximateBank(B, X, 8).tuned.kind == "exact"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
+def test_inverted_lists_live_on_the_device(vectors, slow_exact):
+    if not hasattr(import_faiss(), "StandardGpuResources"):
+        pytest.skip("faiss-gpu is not installed")
+    X, B = vectors
+    near = ApproximateBank(B, X, 8, device="cuda")
+    exact = topk_mean(X, B, 8)
+    assert near.tuned.kind == "ivf"
+    assert np.abs(near.values(X) - exact).mean() <= 0.012 * exact.std()
+
+
 def test_where_no_index_is_faster_the_exact_kernel_is_taken(vectors, monkeypatch):
     X, B = vectors
     real = ApproximateBank._seconds
     monkeypatch.setattr(
-        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._routing is not None)
+        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._index is not None)
     )
     near = ApproximateBank(B, X[:40], 8, error=1.0)
     assert near.tuned == ("exact", 0, 1.0, 0.0, 0.0, 0.0, 1.0)

@@ -66,7 +66,7 @@ def test_rows_whose_tail_is_not_seen_say_so_and_are_computed_exactly(vectors):
     assert sure[:200].mean() > 0.9
     assert not sure[200:].any()
     near = ApproximateBank(B, X, 20)
-    near._routed, near._routing = bank, routing
+    near._index, near._setting = bank, routing
     unsure = odd[~torch.from_numpy(sure)]
     np.testing.assert_allclose(near.values(unsure), topk_mean(unsure, B, 20, device="cpu"), rtol=0, atol=1e-5)
 
