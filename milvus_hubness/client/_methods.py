@@ -433,13 +433,16 @@ class Methods(EscapedKeys):
             self._operations.catalog.restore_snapshot(source_collection_name, database, call, timeout)
         )
 
-    def alter_alias(self, *args: Any, **kwargs: Any) -> Any:
+    def alter_alias(
+        self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         """Alter an alias as pymilvus does."""
-        return self._run(self._operations.states.forgetting(Ask("alter_alias", args, kwargs)))
+        call = Ask("alter_alias", (collection_name, alias, timeout), kwargs)
+        return self._run(self._operations.states.forgetting(call))
 
-    def drop_alias(self, *args: Any, **kwargs: Any) -> Any:
+    def drop_alias(self, alias: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Drop an alias as pymilvus does."""
-        return self._run(self._operations.states.forgetting(Ask("drop_alias", args, kwargs)))
+        return self._run(self._operations.states.forgetting(Ask("drop_alias", (alias, timeout), kwargs)))
 
     @property
     def hubness_samples(self) -> Sampled:

@@ -167,7 +167,7 @@ class RowCodec(ABC):
         if len(stored) and stored.shape[1:] != (width,):
             raise StateError(
                 f"field {self.field!r} holds vectors of width {stored.shape[-1]}, "
-                f"its collection state names {width}: run `milvus-hubness migrate verify`"
+                f"its collection state names {width}: repeat the call, or open the iterator again"
             )
         stored = stored.reshape(-1, width)
         return stored if self.leaves_vectors else self.form.joined(stored)

@@ -427,7 +427,7 @@ class TestWhatIsRefused:
         store, name, bank = plain
         taken = lite.name("taken")
         plain_collection(lite.client(), taken, vectors(np.random.default_rng(0), 3, DIM), "IP")
-        with pytest.raises(CollectionExists, match="side-name"):
+        with pytest.raises(CollectionExists, match="holds no biases: rename or drop it"):
             enable(store, plan_enable(store, name, bank, estimator=NNN(4), side=taken))
         assert not store.exists(f"{name}__bank")
 

@@ -261,7 +261,7 @@ def test_every_job_works_on_the_field_it_is_told(shop):
     assert not status(shop.store, shop.corrected, field="other").corrected
     for job in (status, refresh, disable):
         with pytest.raises(
-            InvalidInput, match=r"no float vector field 'nope', there are: text, image, other"
+            InvalidInput, match=r"has no float vector field 'nope': choose one of text, image, other"
         ):
             job(shop.store, shop.corrected, field="nope")
     with pytest.raises(InvalidInput, match=r"several corrected fields.*(text|image)"):

@@ -122,7 +122,7 @@ def test_a_refresh_of_any_profile_activates_pending_rows(lite):
 
     gated.client.insert(gated.name, rows, bias="pending")
     assert are_corrected() == [False, False]
-    assert refresh(gated.store, gated.name, profile="other").action == "none"
+    assert refresh(gated.store, gated.name, profile="other").action == "pending"
     assert are_corrected() == [True, True]
 
 
