@@ -2,14 +2,13 @@
 
     python -m benchmarks.banks [task …]
 
-Size: random draws from each task's own bank, nested within a draw; caption_translation is asked 2,000 queries
-on three sizes of its gallery, to see whether a larger one needs a larger bank. Origin: banks of at most 1,000
-queries (those picked to crowd few items: of at most 3,000) on galleries of at most 2,000 items, asked at most
-2,000 queries; beside each, the task's own bank at that size. Vectors of another data set are brought to the
-mean length of the own bank's, as COSINE does, unless said. `tune` is told nothing, or one half of the queries
-(at most 500), or these with their right items; what comes of following it is measured on the other half, and
-the other way round. It gets no target bank, and one sweep serves all that it is told beside the bank. Exits
-with 1 where a bound does not hold; only a full run is kept.
+Size: random draws from each task's own bank, nested within a draw; caption_translation is asked 2,000 queries on three
+sizes of its gallery, to see whether a larger one needs a larger bank. Origin: banks of at most 1,000 queries (those
+picked to crowd few items: of at most 3,000) on galleries of at most 2,000 items, asked at most 2,000 queries; beside
+each, the task's own bank at that size. Vectors of another data set are brought to the mean length of the own bank's, as
+COSINE does, unless said. `tune` is told nothing, or one half of the queries (at most 500), or these with their right
+items; what comes of following it is measured on the other half, and the other way round. It gets no target bank, and
+one sweep serves all that it is told beside the bank. Exits with 1 where a bound does not hold; only a full run is kept.
 """
 
 from __future__ import annotations
@@ -49,13 +48,7 @@ TOPICS = 4
 CROWDED_FROM, CROWDED = 4000, (0.25, 0.5, 0.75)
 LIMITS = {
     "size": {"draws": DRAWS, "queries": dict.fromkeys(GALLERIES, QUERIES)},
-    "origin": {
-        "bank": BANK,
-        "items": ITEMS,
-        "queries": QUERIES,
-        "known": KNOWN,
-        "crowded_from": CROWDED_FROM,
-    },
+    "origin": {"bank": BANK, "items": ITEMS, "queries": QUERIES, "known": KNOWN, "crowded_from": CROWDED_FROM},
 }
 OTHER_SET = {
     "text_video_msrvtt t2v": "clip_products t2i",
@@ -418,9 +411,7 @@ def summary(tasks: dict[str, dict[str, Any]]) -> dict[str, Any]:
                     "gain": float(np.mean([one["gain"]["estimate"] for one in said])),
                     "lowest": float(min(one["gain"]["estimate"] for one in said)),
                 }
-                for result, said in (
-                    (result, [cell["tune"][result] for cell in cells.values()]) for result in TOLD
-                )
+                for result, said in ((result, [cell["tune"][result] for cell in cells.values()]) for result in TOLD)
             },
         }
     return found
@@ -433,9 +424,7 @@ def worth_table(rows: dict[str, Any]) -> str:
     for origin, row in rows.items():
         name, lowest = row["lowest"]
         gains = [f"{row['gain']:+.1f}", f"{row['own_at_that_size']:+.1f}", f"{lowest:+.1f}, {name}"]
-        lines.append(
-            [origin, str(row["tasks"]), *gains, *(f"{part:.0%}" for part in row["unreached"].values())]
-        )
+        lines.append([origin, str(row["tasks"]), *gains, *(f"{part:.0%}" for part in row["unreached"].values())])
     return table(head, lines)
 
 
@@ -445,9 +434,7 @@ def tune_table(rows: dict[str, Any]) -> str:
     lines = []
     for origin, row in rows.items():
         line = [origin]
-        line += [
-            f"{row['tune'][result]['suspected']} of {row['tune'][result]['runs']}" for result in TOLD[:2]
-        ]
+        line += [f"{row['tune'][result]['suspected']} of {row['tune'][result]['runs']}" for result in TOLD[:2]]
         for said in row["tune"].values():
             line += [f"{said['applied']} of {said['runs']}", f"{said['gain']:+.1f}", f"{said['lowest']:+.1f}"]
         lines.append(line)

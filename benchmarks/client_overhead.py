@@ -2,11 +2,10 @@
 
     python -m benchmarks.client_overhead
 
-The plain client sends queries that are in the augmented query already, so that the server does the same work
-for both. Both are given queries as arrays, and as lists. The calls of a round come in random order, and the
-overhead is the median over the rounds of the difference within a round, with its interval of 95% (order
-statistics, by the sign test). Exits with 1 where it is above 5% of the plain client's median, or above 100 µs
-a query at batch 1."""
+The plain client sends queries that are in the augmented query already, so that the server does the same work for both.
+Both are given queries as arrays, and as lists. The calls of a round come in random order, and the overhead is the
+median over the rounds of the difference within a round, with its interval of 95% (order statistics, by the sign test).
+Exits with 1 where it is above 5% of the plain client's median, or above 100 µs a query at batch 1."""
 
 from __future__ import annotations
 
@@ -38,9 +37,7 @@ def fill(client: MilvusClient, name: str) -> None:
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    index = client.prepare_index_params(
-        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
-    )
+    index = client.prepare_index_params("vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100)
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, ROWS, 2_000):
         vectors = rng.standard_normal((2_000, DIM), np.float32)
@@ -146,12 +143,7 @@ def main() -> None:
         ],
     )
     sizes = {"rows": ROWS, "dim": DIM, "bank": BANK, "limit": LIMIT, "index": "HNSW, M 16"}
-    results = {
-        "environment": environment(started),
-        "sizes": sizes,
-        "bounds": [RELATIVE, ABSOLUTE],
-        "rows": rows,
-    }
+    results = {"environment": environment(started), "sizes": sizes, "bounds": [RELATIVE, ABSOLUTE], "rows": rows}
     save("client_overhead", results, shown)
     print(shown)
     sys.exit(0 if all(row["holds"] for row in rows) else 1)

@@ -36,9 +36,7 @@ def fill(client: MilvusClient, name: str, rows: np.ndarray) -> None:
     fields = BIAS_FIELDS if name == "fields" else {}
     for field, kind in fields.items():
         schema.add_field(field, kind)
-    index = client.prepare_index_params(
-        "vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100
-    )
+    index = client.prepare_index_params("vector", index_type="HNSW", metric_type="COSINE", M=16, efConstruction=100)
     client.create_collection(name, schema=schema, index_params=index)
     for start in range(0, len(rows), 5_000):
         part = rows[start : start + 5_000]
@@ -96,8 +94,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
         )
         batch = [{"id": i, "vector": row} for i, row in enumerate(items[:ROWS_PER_UPSERT])]
         writing = in_turns(
-            {name: lambda turn, name=name, own=own: own.upsert(name, batch) for name, own in clients.items()},
-            UPSERTS,
+            {name: lambda turn, name=name, own=own: own.upsert(name, batch) for name, own in clients.items()}, UPSERTS
         )
         client.close()
     results = {

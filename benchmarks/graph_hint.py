@@ -1,5 +1,4 @@
-"""What the link and the locality hint columns are worth: the distances that an HNSW graph computes for a
-recall.
+"""What the link and the locality hint columns are worth: the distances that an HNSW graph computes for a recall.
 
     python -m benchmarks.graph_hint [--rows N]
 
@@ -81,18 +80,14 @@ def measured(name: str, count: int) -> dict[str, Any]:
     biases = replace(uncentred, mean_bias=float(uncentred.centred(items).mean())).centred(items)
     scores = queries @ items.T
     exact = {
-        kind: np.argsort(-(scores - w * biases), axis=1)[:, :LIMIT]
-        for kind, w in (("raw", 0.0), ("corrected", 1.0))
+        kind: np.argsort(-(scores - w * biases), axis=1)[:, :LIMIT] for kind, w in (("raw", 0.0), ("corrected", 1.0))
     }
     found = {"raw index": distances(items, {"raw": queries}, exact)}
     for pull, locality_hints in FORMS:
         layout = measured_on(plain, items, task.bank, graph_hint=pull > 0, locality_hints=locality_hints)
         layout = replace(layout, pull=layout.pull * pull / GRAPH_HINT_SHARE["IP"])
         stored = layout.augment(items, biases, replace(uncentred, layout=layout).locality_hints(items))
-        query_vectors = {
-            "raw": layout.encode_queries(queries, 0.0),
-            "corrected": layout.encode_queries(queries, 1.0),
-        }
+        query_vectors = {"raw": layout.encode_queries(queries, 0.0), "corrected": layout.encode_queries(queries, 1.0)}
         found[_form(pull, locality_hints)] = distances(stored, query_vectors, exact)
         print(name, _form(pull, locality_hints), found[_form(pull, locality_hints)], flush=True)
     return found
@@ -106,9 +101,7 @@ def shown(found: dict[str, dict[str, Any]]) -> str:
     lines = []
     for task, forms in found.items():
         for form, kinds in forms.items():
-            cells = [
-                kinds.get(kind, {}).get(str(recall)) for kind in ("corrected", "raw") for recall in RECALLS
-            ]
+            cells = [kinds.get(kind, {}).get(str(recall)) for kind in ("corrected", "raw") for recall in RECALLS]
             lines.append([task, form, *("–" if cell is None else f"{cell:,}" for cell in cells)])
     head = [f"strength {w}, recall {recall}" for w in (1, 0) for recall in RECALLS]
     return f"Distances of a query.\n\n{table(['task', 'form', *head], lines)}"

@@ -8,13 +8,12 @@ enlarged to N rows by mixing its items. The corrected collection is a copy with 
 with the estimator that `tune` chooses by pairs that are not asked here, at strength 1. --nlist: the IVF
 indexes of the two have so many cells, and not 256 both.
 
-For each index type, and each width of the search: recall@10 against the exact answers of the same collection,
-and the share of queries whose right item, by the task's pairs, is among the ten. On these curves, the
-logarithmic miss interpolated, lie the widths at which each has recall 0.95, and that at which the corrected
-one finds as many right items as the raw one does at its own. Those are then timed, one query a request and a
-hundred a request: in each round the raw one and the corrected one at the three widths ask the same queries
-one after the other, in another order each time, and what counts is the median of the rounds' ratios. The
-range of the middle half of the rounds stands beside it.
+For each index type, and each width of the search: recall@10 against the exact answers of the same collection, and the
+share of queries whose right item, by the task's pairs, is among the ten. On these curves, the logarithmic miss
+interpolated, lie the widths at which each has recall 0.95, and that at which the corrected one finds as many right
+items as the raw one does at its own. Those are then timed, one query a request and a hundred a request: in each round
+the raw one and the corrected one at the three widths ask the same queries one after the other, in another order each
+time, and what counts is the median of the rounds' ratios. The range of the middle half of the rounds stands beside it.
 
 Exits with 1 where the corrected one answers fewer than 0.95 as many queries a second at equal recall, or at
 equal right answers. --save: keep what was measured beside that of other tasks, indexes and estimators.

@@ -3,13 +3,12 @@
     python -m benchmarks.kernels [--part exact|approximate] [--threads N …] [--rows N] [--save]
     python -m benchmarks.kernels --gpu [--save]
 
-exact: the mean of the 128 largest of 113,000 products for 5,000 random unit vectors of 512 dimensions, by
-this package, nnn-retrieval, FAISS flat and torch in tiles, on each number of threads; each is timed twice, in
-turns, and the faster counts. approximate: what an approximate bank wins on caption_document, its gallery
-enlarged to 20,000 by mixing its items; each timed three times. Exits with 1 where the exact kernel is slower
-than FAISS on any number of threads, or on the largest not 1.6 times as fast as nnn-retrieval, or the
-approximate one is off by more than 1% of the means' standard deviation or not 5 times as fast as
-nnn-retrieval.
+exact: the mean of the 128 largest of 113,000 products for 5,000 random unit vectors of 512 dimensions, by this package,
+nnn-retrieval, FAISS flat and torch in tiles, on each number of threads; each is timed twice, in turns, and the faster
+counts. approximate: what an approximate bank wins on caption_document, its gallery enlarged to 20,000 by mixing its
+items; each timed three times. Exits with 1 where the exact kernel is slower than FAISS on any number of threads, or on
+the largest not 1.6 times as fast as nnn-retrieval, or the approximate one is off by more than 1% of the means' standard
+deviation or not 5 times as fast as nnn-retrieval.
 --gpu: `benchmarks.kernels_gpu`. --save: keep the results; without it they are only printed.
 """
 

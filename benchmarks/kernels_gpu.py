@@ -94,11 +94,7 @@ def sinkhorn(size: int) -> float:
     kept = size <= 100_000
 
     def run() -> None:
-        steps = (
-            cached_steps(queries, items, 0.03, torch.float16)
-            if kept
-            else dense_steps(queries, items, 0.03, "cuda")
-        )
+        steps = cached_steps(queries, items, 0.03, torch.float16) if kept else dense_steps(queries, items, 0.03, "cuda")
         balance(steps, torch.zeros(size, device="cuda"), 0.03, 10, 0.0)
 
     return timed(run)

@@ -2,14 +2,13 @@
 
     python -m benchmarks.l2_graph
 
-FAISS HNSW (M 16, efConstruction 200) over galleries whose lengths vary, or do not: the L2 index on the
-vectors as they are, asked for the exact nearest; and the inner product index on the augmented form, asked for
-the exact nearest with strength 0 and for the exact corrected ones with strength 1 (NNN 32, .75 on a bank from
-the same source). The augmented form in five ways: with m = 0 and s = 1, with m the mean of ½‖r‖², with m and
-s measured on the gallery, with the graph hint column too, as a migration has it, and all measured on the
-bank, as a collection born corrected has it. rounding: the largest error of a score in float32, over the mean
-of ½‖r‖². Exits with 1 where the form measured on the gallery finds less than the L2 index by more than
-MARGIN."""
+FAISS HNSW (M 16, efConstruction 200) over galleries whose lengths vary, or do not: the L2 index on the vectors as they
+are, asked for the exact nearest; and the inner product index on the augmented form, asked for the exact nearest with
+strength 0 and for the exact corrected ones with strength 1 (NNN 32, .75 on a bank from the same source). The augmented
+form in five ways: with m = 0 and s = 1, with m the mean of ½‖r‖², with m and s measured on the gallery, with the graph
+hint column too, as a migration has it, and all measured on the bank, as a collection born corrected has it. rounding:
+the largest error of a score in float32, over the mean of ½‖r‖². Exits with 1 where the form measured on the gallery
+finds less than the L2 index by more than MARGIN."""
 
 from __future__ import annotations
 
@@ -148,9 +147,7 @@ def as_markdown(found: dict[str, Any]) -> str:
                 for name, figures in found.items()
             ]
             parts.append(f"recall@10, {strength}, {breadth}\n\n{table(['gallery', *columns], rows)}")
-    rounding = [
-        [name, *(f"{figures[form]['rounding']:.1e}" for form in forms)] for name, figures in found.items()
-    ]
+    rounding = [[name, *(f"{figures[form]['rounding']:.1e}" for form in forms)] for name, figures in found.items()]
     parts.append(f"rounding\n\n{table(['gallery', *forms], rounding)}")
     return "\n\n".join(parts)
 

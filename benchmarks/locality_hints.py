@@ -2,13 +2,12 @@
 
     python -m benchmarks.locality_hints [--rows N] [--cells C]
 
-Two tasks, their galleries as they are, with a quarter of the cells, and enlarged to N by mixing, with C and
-with twice as many. Items go into cells by FAISS's spherical k-means, as IVF under IP does it, as they are and
-in augmented form, without locality hint columns and with them, b that of NNN(32, 0.75). For each kind the
-cells that a query must probe, and the items that it then scans, for 95% of its ten best by s or s − b: in the
-order in which IVF takes them, by the score of the centroid; and in that of each cell's true mean score of
-this very query plus twice the deviation, which no index can know. Where corrected searches need more in the
-second order too, it is not for the centroids that they do."""
+Two tasks, their galleries as they are, with a quarter of the cells, and enlarged to N by mixing, with C and with twice
+as many. Items go into cells by FAISS's spherical k-means, as IVF under IP does it, as they are and in augmented form,
+without locality hint columns and with them, b that of NNN(32, 0.75). For each kind the cells that a query must probe,
+and the items that it then scans, for 95% of its ten best by s or s − b: in the order in which IVF takes them, by the
+score of the centroid; and in that of each cell's true mean score of this very query plus twice the deviation, which no
+index can know. Where corrected searches need more in the second order too, it is not for the centroids that they do."""
 
 from __future__ import annotations
 
@@ -61,9 +60,7 @@ def measured(items: Floats, queries: Floats, bank: Floats, count: int) -> dict[s
 
 
 def both_orders(stored: Floats, query_vectors: Floats, scores: Floats, count: int) -> dict[str, Any]:
-    index = faiss.IndexIVFFlat(
-        faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT
-    )
+    index = faiss.IndexIVFFlat(faiss.IndexFlatIP(stored.shape[1]), stored.shape[1], count, faiss.METRIC_INNER_PRODUCT)
     index.train(stored)
     of = index.quantizer.search(stored, 1)[1][:, 0]
     answers = np.argsort(-scores, axis=1)[:, :LIMIT]
@@ -90,11 +87,7 @@ def main() -> int:
         queries = task.query[np.linalg.norm(task.query, axis=1) > 0][:QUERIES]
         mixed = enlarged(task.gallery, max(0, options.rows - len(task.gallery)))
         larger = np.concatenate([task.gallery, mixed])[: options.rows]
-        for items, cells in (
-            (task.gallery, options.cells // 4),
-            (larger, options.cells),
-            (larger, 2 * options.cells),
-        ):
+        for items, cells in ((task.gallery, options.cells // 4), (larger, options.cells), (larger, 2 * options.cells)):
             found[f"{name}, {len(items):,} items, {cells} cells"] = measured(items, queries, task.bank, cells)
     print(shown(found))
     save("locality_hints", {"galleries": found, "environment": environment(started)}, shown(found))

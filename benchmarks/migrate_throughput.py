@@ -2,12 +2,11 @@
 
     python -m benchmarks.migrate_throughput [rows] [dim]
 
-Each leg is a process of its own, so that its peak memory is its own, and both take turns; the legs at a
-quarter of the rows show whether memory grows with them. The bare loop keeps no key, computes nothing and
-checks nothing: `query_iterator` pages of as many rows as our chunks have, `insert` into a collection of the
-same schema. Ours is `jobs.run` up to the end of the copy, with NNN(16) on 1,000 queries: reading, biases,
-upsert, ledger. Time and memory of either grow with rows × dim; the biases cost rows × 1,000 × dim
-multiplications besides.
+Each leg is a process of its own, so that its peak memory is its own, and both take turns; the legs at a quarter of the
+rows show whether memory grows with them. The bare loop keeps no key, computes nothing and checks nothing:
+`query_iterator` pages of as many rows as our chunks have, `insert` into a collection of the same schema. Ours is
+`jobs.run` up to the end of the copy, with NNN(16) on 1,000 queries: reading, biases, upsert, ledger. Time and memory of
+either grow with rows × dim; the biases cost rows × 1,000 × dim multiplications besides.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ def load(uri: str, rows: int, dim: int) -> None:
         vectors = rng.standard_normal((len(keys), dim), np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         lines = [
-            {"id": key, "vector": vector, "title": f"item {key}"}
-            for key, vector in zip(keys, vectors, strict=True)
+            {"id": key, "vector": vector, "title": f"item {key}"} for key, vector in zip(keys, vectors, strict=True)
         ]
         client.insert(f"src{rows}", lines)
     client.flush(f"src{rows}")
@@ -85,16 +83,7 @@ def bare(uri: str, rows: int, dim: int) -> float:
 
 def ours(uri: str, rows: int, dim: int) -> float:
     """Seconds between the events around the copy."""
-    from milvus_hubness import (
-        NNN,
-        MigrationOptions,
-        MilvusStore,
-        QueryBank,
-        clean,
-        connect,
-        migrate,
-        plan_migration,
-    )
+    from milvus_hubness import NNN, MigrationOptions, MilvusStore, QueryBank, clean, connect, migrate, plan_migration
     from milvus_hubness.operations.progress import Event, Events
 
     times: dict[str, float] = {}
@@ -146,10 +135,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
                 for which in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):
                     legs[which].append(leg(which, server.uri, size, dim))
                     print(size, which, legs[which][-1], flush=True)
-            speed = {
-                which: statistics.median(each["rows_per_second"] for each in done)
-                for which, done in legs.items()
-            }
+            speed = {which: statistics.median(each["rows_per_second"] for each in done) for which, done in legs.items()}
             peak = {which: max(each["peak_mib"] for each in done) for which, done in legs.items()}
             ratio = round(speed["ours"] / speed["bare"], 3)
             results["sizes"][str(size)] = {
@@ -162,14 +148,7 @@ def main(rows: int = ROWS, dim: int = DIM) -> None:
          f"{each['peak_mib']['bare']:,.0f}", f"{each['peak_mib']['ours']:,.0f}"]
         for size, each in results["sizes"].items()
     ]  # fmt: skip
-    head = [
-        "rows",
-        "bare loop, rows/s",
-        "migrate, rows/s",
-        "ratio",
-        "bare loop, peak MiB",
-        "migrate, peak MiB",
-    ]
+    head = ["rows", "bare loop, rows/s", "migrate, rows/s", "ratio", "bare loop, peak MiB", "migrate, peak MiB"]
     title = f"# Throughput of a migration's copy, {dim}-d, Milvus 2.3.5, medians of {TURNS}"
     text = f"{title}\n\n{table(head, lines)}"
     save("migrate_throughput", results, text)

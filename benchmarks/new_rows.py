@@ -2,12 +2,11 @@
 
     python -m benchmarks.new_rows [task …]
 
-A share of each task's rows is drawn as new, and the estimator is fitted on the others. The new rows then get
-the biases of the formula alone ("before"), those that leave room for each other ("after"), in one batch and
-in batches of 100, or everything is fitted again ("refit"). Means over 10 draws, over one of tasks with more
-than 1,000 queries; caption_translation is cut to 4,000 of its 14,085 pairs. excess: how much higher the new
-rows' biases are, in units of tau and in the mean, than in the refit, where the mean bias of the other rows is
-the same. Only a full run is kept.
+A share of each task's rows is drawn as new, and the estimator is fitted on the others. The new rows then get the biases
+of the formula alone ("before"), those that leave room for each other ("after"), in one batch and in batches of 100, or
+everything is fitted again ("refit"). Means over 10 draws, over one of tasks with more than 1,000 queries;
+caption_translation is cut to 4,000 of its 14,085 pairs. excess: how much higher the new rows' biases are, in units of
+tau and in the mean, than in the refit, where the mean bias of the other rows is the same. Only a full run is kept.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ def run(name: str) -> dict[str, Any]:
     for share in SHARES:
         cells = [measure(task, bank, refits, share, draw) for draw in range(draws)]
         row[f"{share:.0%}"] = {
-            method: {way: mean_of([cell[method][way] for cell in cells]) for way in WAYS}
-            for method in METHODS
+            method: {way: mean_of([cell[method][way] for cell in cells]) for way in WAYS} for method in METHODS
         }
         print(name, f"{share:.0%}", row[f"{share:.0%}"], flush=True)
     return row

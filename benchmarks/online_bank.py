@@ -2,14 +2,13 @@
 
     OMP_NUM_THREADS=1 python -m benchmarks.online_bank [task …]
 
-Each task, cut to ITEMS items, is split by items into halves, SPLITS times. The queries of one half are the
-traffic; those of the other are asked, of that half's items alone: no query that is asked was ever in a bank,
-and no item of the gallery was asked for by the traffic, which would push it aside and flatter. The static
-bank is as large as the traffic at most; `banks.online.merge`, as jobs run it, gives 25, 50 and 100% of its
-places to traffic. Banks: the task's own; three topics of four of it, as k-means has them, and one; that of
-another data set of the same dimension and another encoder, at the own bank's mean length. Intervals are 95%
-percentile bootstraps over queries, each with its mean over the splits in which it was asked.
-Each row also has what `quality.drift` says of the static bank and the query samples.
+Each task, cut to ITEMS items, is split by items into halves, SPLITS times. The queries of one half are the traffic;
+those of the other are asked, of that half's items alone: no query that is asked was ever in a bank, and no item of the
+gallery was asked for by the traffic, which would push it aside and flatter. The static bank is as large as the traffic
+at most; `banks.online.merge`, as jobs run it, gives 25, 50 and 100% of its places to traffic. Banks: the task's own;
+three topics of four of it, as k-means has them, and one; that of another data set of the same dimension and another
+encoder, at the own bank's mean length. Intervals are 95% percentile bootstraps over queries, each with its mean over
+the splits in which it was asked. Each row also has what `quality.drift` says of the static bank and the query samples.
 
 Then how often drift is seen between halves of one bank, and what sampling costs a search: the time of the
 client's hook alone. Only a full run is kept.
@@ -47,12 +46,7 @@ SPLITS, ITEMS, QUERIES = 5, 4_000, 10_000
 RESAMPLES, REPEATS = 40, 20
 TOPICS = 4
 DAY = 86_400
-OWN, TOPICS_BUT_ONE, TOPIC, FOREIGN = KINDS = (
-    "own",
-    "three topics of four",
-    "one topic of four",
-    "another data set",
-)
+OWN, TOPICS_BUT_ONE, TOPIC, FOREIGN = KINDS = ("own", "three topics of four", "one topic of four", "another data set")
 
 
 def halves(task: Task, seed: int) -> tuple[Task, Numbers, Vectors]:
@@ -108,9 +102,7 @@ def run(name: str) -> dict[str, Any]:
             told[kind]["places"].append(len(bank))
             told[kind]["live"].append([share for _, share in grown])
             for method, estimator in METHODS.items():
-                biases = [
-                    estimator.fit(QueryBank(each), gallery=half.gallery).bias(half.gallery) for each in banks
-                ]
+                biases = [estimator.fit(QueryBank(each), gallery=half.gallery).bias(half.gallery) for each in banks]
                 hits = outcome_of(half, np.arange(len(half.query)), *biases).hits
                 of = means.setdefault((kind, method), Means(2 + len(SHARES), len(task.query)))
                 of.add(asked, *hits)

@@ -2,9 +2,8 @@
 
     python -m benchmarks.proxy_overhead [--seconds 10]
 
-Straight means queries that are in the augmented query already, so that the server does the same work for
-both. The two take turns, in rounds; medians over the rounds are compared. Clients, proxy and server share the
-machine."""
+Straight means queries that are in the augmented query already, so that the server does the same work for both. The two
+take turns, in rounds; medians over the rounds are compared. Clients, proxy and server share the machine."""
 
 from __future__ import annotations
 
@@ -113,14 +112,7 @@ def main() -> None:
             for row in rows
         ],
     )
-    sizes = {
-        "rows": ROWS,
-        "dim": DIM,
-        "bank": BANK,
-        "limit": LIMIT,
-        "index": "HNSW, M 16",
-        "seconds": seconds,
-    }
+    sizes = {"rows": ROWS, "dim": DIM, "bank": BANK, "limit": LIMIT, "index": "HNSW, M 16", "seconds": seconds}
     save("proxy_overhead", {"environment": environment(started), "sizes": sizes, "rows": rows}, shown)
     print(shown)
 

@@ -132,8 +132,7 @@ def differences(results: dict[str, dict[str, dict[str, Any]]]) -> tuple[int, lis
             compared += 1
             if abs(cell["r1"] - r1) > RECALL_TOLERANCE or abs(cell["skewness"] - skew) > SKEWNESS_TOLERANCE:
                 off.append(
-                    f"{name}, {method}: R@1 {cell['r1']:.2f} and skewness {cell['skewness']:.2f}, "
-                    f"not {r1} and {skew}"
+                    f"{name}, {method}: R@1 {cell['r1']:.2f} and skewness {cell['skewness']:.2f}, not {r1} and {skew}"
                 )
     return compared, off
 

@@ -19,12 +19,11 @@ of this Python, is split alike: half of its test pairs to learn from, a tenth of
                         of ours and not of the paper; in rows of their own without it, and with nothing but it
                         on top of the maps
 
-Trained networks are kept in the cache folder of this user under a digest of all that decides the training, so
-that the judgement can be repeated, and a training that was ended goes on; --again trains anew. --speed times
-re-ranking only, --ablations trains with pieces turned off only. Each part replaces its own in
-results/quari.json and .md; the curves go to results/quari_*.svg. Exits with 1 where re-ranking 1,000
-candidates of 512-d at batch 16 takes more than 5 ms a query on all threads, or where QuARI's R@1 on
-docstring_code is not above raw and both maps by intervals that exclude 0.
+Trained networks are kept in the cache folder of this user under a digest of all that decides the training, so that the
+judgement can be repeated, and a training that was ended goes on; --again trains anew. --speed times re-ranking only,
+--ablations trains with pieces turned off only. Each part replaces its own in results/quari.json and .md; the curves go
+to results/quari_*.svg. Exits with 1 where re-ranking 1,000 candidates of 512-d at batch 16 takes more than 5 ms a query
+on all threads, or where QuARI's R@1 on docstring_code is not above raw and both maps by intervals that exclude 0.
 """
 
 from __future__ import annotations
@@ -80,9 +79,7 @@ def standard_library() -> World:
     towers = build(collect())
     half = len(towers.queries) // 2
     learned, held = Pairs(towers.queries[:half], towers.gallery[:half]).split(0.1, 0)
-    return World(
-        "standard library", learned, held, Pairs(towers.queries[half:], towers.gallery[half:]), towers.bank
-    )
+    return World("standard library", learned, held, Pairs(towers.queries[half:], towers.gallery[half:]), towers.bank)
 
 
 WORLDS = {"docstring_code": docstring_code, "standard_library": standard_library}
@@ -211,9 +208,7 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="train anew")
     parser.add_argument("--speed", action="store_true", help="only time re-ranking")
     parser.add_argument("--ablations", action="store_true", help="only train with pieces turned off")
-    parser.add_argument(
-        "worlds", nargs="*", metavar="world", help=f"of {', '.join(WORLDS)}; all unless given"
-    )
+    parser.add_argument("worlds", nargs="*", metavar="world", help=f"of {', '.join(WORLDS)}; all unless given")
     given = parser.parse_args()
     everything = not (given.speed or given.ablations or given.worlds)
     kept = RESULTS / "quari.json"

@@ -37,23 +37,10 @@ COMMON = TrainingSettings(
     temperature=0.04,
     noise=0.5,
 )
-SIZES = {
-    "rank": 8,
-    "width": 64,
-    "layers": 2,
-    "steps": 1,
-    "dropout": 0.2,
-    "form": "anchored",
-    "anchors": 128,
-}
+SIZES = {"rank": 8, "width": 64, "layers": 2, "steps": 1, "dropout": 0.2, "form": "anchored", "anchors": 128}
 MAPS = tuple(
     dataclasses.replace(
-        COMMON,
-        epochs=COMMON.anchor_epochs,
-        learning_rate=rate,
-        least_rate=rate / 50,
-        anchor_epochs=0,
-        batch=batch,
+        COMMON, epochs=COMMON.anchor_epochs, learning_rate=rate, least_rate=rate / 50, anchor_epochs=0, batch=batch
     )
     for batch in (320, 1000)
     for rate in (COMMON.anchor_rate, 2 * COMMON.anchor_rate)
@@ -112,9 +99,7 @@ def train_maps(world: World, count: int, settings: TrainingSettings) -> tuple[Ma
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        mrr = float(
-            (1 / places(map_scores(model, world.held.queries, world.held.gallery), world.held)).mean()
-        )
+        mrr = float((1 / places(map_scores(model, world.held.queries, world.held.gallery), world.held)).mean())
         if mrr > best:
             best, kept = mrr, {name: each.clone() for name, each in model.state_dict().items()}
     model.load_state_dict(kept)
@@ -203,9 +188,7 @@ class Rivals:
         for name, count in (("one map", 1), ("two maps", 2)):
             tried = [(*train_maps(world, count, settings), settings) for settings in MAPS]
             model, best, settings = max(tried, key=lambda one: one[1])
-            share = max(
-                SHARES, key=lambda one, model=model: mrr(map_corrected(model, held, known, one), held)
-            )
+            share = max(SHARES, key=lambda one, model=model: mrr(map_corrected(model, held, known, one), held))
             self.maps[name] = (model, share)
             self.chosen[name] = {
                 "validation MRR": best,
@@ -234,9 +217,7 @@ class Rivals:
             "composition": {
                 "where": self.place,
                 "share": self.share,
-                "validation MRR": {
-                    f"{place} {share:g}": each for (place, share), each in tried_shares.items()
-                },
+                "validation MRR": {f"{place} {share:g}": each for (place, share), each in tried_shares.items()},
             },
         }
 
@@ -253,10 +234,7 @@ class Rivals:
             "raw": cosine,
             "corrected": corrected,
             "αQE": expanded(pairs, bias, *self.expansion),
-            **{
-                name: map_scores(model, pairs.queries, pairs.gallery)
-                for name, (model, _) in self.maps.items()
-            },
+            **{name: map_scores(model, pairs.queries, pairs.gallery) for name, (model, _) in self.maps.items()},
             **{
                 f"{name}, corrected": map_corrected(model, pairs, bank, share)
                 for name, (model, share) in self.maps.items()

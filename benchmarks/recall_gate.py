@@ -2,12 +2,11 @@
 
     OMP_NUM_THREADS=2 python -m benchmarks.recall_gate
 
-The gate (`quality.recall.measure_recall`) on whole galleries of real data, 500 queries: recall@10 of r and of
-<r, b − c> under each index of INDEXES and the biases of each of ESTIMATORS, and the least ef or nprobe at
-which the augmented form has the raw recall again. Then on samples of the largest gallery, nlist in proportion
-to the rows, to see what a sample says about the whole. Then the same two forms of SERVED
-rows of it as collections on Milvus Lite and on the 2.3.5 server, asked for the same queries, each answer held
-against the exact one.
+The gate (`quality.recall.measure_recall`) on whole galleries of real data, 500 queries: recall@10 of r and of <r, b −
+c> under each index of INDEXES and the biases of each of ESTIMATORS, and the least ef or nprobe at which the augmented
+form has the raw recall again. Then on samples of the largest gallery, nlist in proportion to the rows, to see what a
+sample says about the whole. Then the same two forms of SERVED rows of it as collections on Milvus Lite and on the 2.3.5
+server, asked for the same queries, each answer held against the exact one.
 
 Exits with 1 where a form's recall on the server, under HNSW, is more than MARGIN away from the gate's.
 """
@@ -91,14 +90,7 @@ def measured() -> Iterator[dict[str, Any]]:
             for index_type, params, value in INDEXES:
                 started = time.monotonic()
                 gate = measure_recall(
-                    layout,
-                    gallery.items,
-                    biases,
-                    gallery.queries,
-                    index_type,
-                    params,
-                    at_most=ROWS,
-                    value=value,
+                    layout, gallery.items, biases, gallery.queries, index_type, params, at_most=ROWS, value=value
                 )
                 yield {
                     "gallery": name,
@@ -139,10 +131,7 @@ def forms(gallery: Gallery, biases: Floats) -> dict[str, Served]:
     raw, query_vectors = layout.reduce_items(gallery.items), layout.reduce_queries(gallery.queries)
     stored, encoded = layout.augment(gallery.items, biases), layout.encode_queries(gallery.queries)
     scores = query_vectors.astype(np.float64) @ raw.astype(np.float64).T
-    return {
-        "raw": Served(raw, query_vectors, _best(scores)),
-        "stored": Served(stored, encoded, _best(scores - biases)),
-    }
+    return {"raw": Served(raw, query_vectors, _best(scores)), "stored": Served(stored, encoded, _best(scores - biases))}
 
 
 def _best(scores: Any) -> Any:
@@ -209,12 +198,7 @@ def on_servers() -> dict[str, Any]:
             layout, gallery.items, biases, query_vectors, index_type, params, at_most=ROWS, value=value
         )
         cells["gate"] += [
-            {
-                "form": form,
-                "index_type": index_type,
-                "value": value,
-                "recall": round(getattr(gate, form).estimate, 4),
-            }
+            {"form": form, "index_type": index_type, "value": value, "recall": round(getattr(gate, form).estimate, 4)}
             for form in served
         ]
     with tempfile.TemporaryDirectory() as folder:
@@ -309,9 +293,7 @@ def conclusion(rows: list[dict[str, Any]]) -> dict[str, int]:
     return {
         "measurements": len(rows),
         "nothing to change": sum(row["needed"] == row["value"] for row in rows),
-        "won back": sum(
-            row["needed"] is not None and row["value"] < row["needed"] <= 4 * row["value"] for row in rows
-        ),
+        "won back": sum(row["needed"] is not None and row["value"] < row["needed"] <= 4 * row["value"] for row in rows),
     }
 
 

@@ -2,13 +2,12 @@
 
     python -m benchmarks.serving
 
-In memory: the share of the exact corrected top 10 outside a query's N raw candidates, banks uncut, on every
-task of embeddings and on caption_translation with its gallery cut to three sizes; asked are all queries whose
-items are there. Through databases: caption_translation under HNSW, 1,000 queries of it in batches of 100, and
-the first 20 of each batch one by one too, the systems taking turns in random order. Every search names the
-key as its output field: Milvus Lite, asked for none, sends all of every candidate, vectors included. A search
-for N candidates needs ef ≥ N, so N is what it gets where less was asked for. Exits with 1 where a bound does
-not hold; nothing is kept where the server cannot run.
+In memory: the share of the exact corrected top 10 outside a query's N raw candidates, banks uncut, on every task of
+embeddings and on caption_translation with its gallery cut to three sizes; asked are all queries whose items are there.
+Through databases: caption_translation under HNSW, 1,000 queries of it in batches of 100, and the first 20 of each batch
+one by one too, the systems taking turns in random order. Every search names the key as its output field: Milvus Lite,
+asked for none, sends all of every candidate, vectors included. A search for N candidates needs ef ≥ N, so N is what it
+gets where less was asked for. Exits with 1 where a bound does not hold; nothing is kept where the server cannot run.
 """
 
 from __future__ import annotations
@@ -214,9 +213,7 @@ def correct(store: MilvusStore) -> dict[str, Any]:
     taken = 0
     for name, collection, where in ((SIDE, PLAIN, "side"), (FIELDS, WITH_FIELDS, "fields")):
         started = time.monotonic()
-        taken = enable(
-            store, plan_enable(store, collection, bank, estimator=estimator, where=where)
-        ).candidates
+        taken = enable(store, plan_enable(store, collection, bank, estimator=estimator, where=where)).candidates
         seconds[name] = time.monotonic() - started
     started = time.monotonic()
     target = migrate(store, plan_migration(store, PLAIN, bank, estimator=estimator)).target
@@ -329,11 +326,7 @@ class Found:
         self.taken = max(database["candidates"] for database in served.values())
 
     def cells(
-        self,
-        *names: str,
-        ef: int | None = None,
-        candidates: int | None = None,
-        databases: Sequence[str] | None = None,
+        self, *names: str, ef: int | None = None, candidates: int | None = None, databases: Sequence[str] | None = None
     ) -> list[dict[str, Any]]:
         return [
             cell
@@ -384,8 +377,7 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
     inside, taken = found.cells(IN_VECTORS), found.taken
     ways = [(IN_VECTORS, None), *((name, n) for n in (FEW, taken) for name in BESIDE)]
     slowdowns = [
-        [name, str(n or "–"), *(found.slowdown(database, name, n) for database in found.served)]
-        for name, n in ways
+        [name, str(n or "–"), *(found.slowdown(database, name, n) for database in found.served)] for name, n in ways
     ]
     lines = [
         f"- **Latency: in the vectors.** Multiples of the raw search's time, one query / {BATCH} at once, at "
@@ -413,8 +405,7 @@ def conclusion(rows: list[dict[str, Any]], found: Found, exact: dict[str, float]
         f"(exactly {exact['corrected_r1']:.1f}, raw {exact['raw_r1']:.1f})."
     )
     shares = {
-        n: [row["cells"][SERVED]["missed"][n] for row in rows if row["task"] == SERVED_TASK]
-        for n in CANDIDATES[:2]
+        n: [row["cells"][SERVED]["missed"][n] for row in rows if row["task"] == SERVED_TASK] for n in CANDIDATES[:2]
     }
     grown = " and ".join(
         f"{' / '.join(f'{100 * share:.1f}' for share in each)}% beyond {n}" for n, each in shares.items()

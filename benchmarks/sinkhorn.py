@@ -51,14 +51,7 @@ def pot(bank: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     m, n = len(bank), len(items)
     cost = -(bank @ items.T).numpy()
     _, log = ot.bregman.sinkhorn_log(
-        np.full(m, 1 / m),
-        np.full(n, 1 / n),
-        cost,
-        TAU,
-        numItermax=ITERATIONS,
-        stopThr=0,
-        log=True,
-        warn=False,
+        np.full(m, 1 / m), np.full(n, 1 / n), cost, TAU, numItermax=ITERATIONS, stopThr=0, log=True, warn=False
     )
     return TAU * torch.from_numpy(np.asarray(log["log_u"], np.float32))
 
@@ -88,8 +81,7 @@ def peers() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
 
 
 def beside_keops(bank: torch.Tensor, items: torch.Tensor) -> dict[str, Any]:
-    """Seconds of both on the first few, and the largest difference of their potentials, of each less its
-    mean."""
+    """Seconds of both on the first few, and the largest difference of their potentials, of each less its mean."""
     bank, items = bank[:KEOPS_ROWS], items[:KEOPS_ROWS]
     keops(bank[:10], items[:10])  # It compiles.
     seconds, potentials = [], []

@@ -83,9 +83,7 @@ def run(name: str, splits: int) -> dict[str, Any]:
         "raw": 100 * float(fixed[0]),
         "default": 100 * float(fixed[-1]),
         "hindsight": 100 * float(fixed[best]),
-        "hindsight_choice": "raw"
-        if best == 0
-        else f"{trials[best - 1].estimator!r} × {trials[best - 1].strength:g}",
+        "hindsight_choice": "raw" if best == 0 else f"{trials[best - 1].estimator!r} × {trials[best - 1].strength:g}",
         "labelled": 100 * float(np.mean(labelled)),
         "label_free": 100 * float(np.mean(unlabelled)),
         "verdicts": {verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))},
@@ -150,9 +148,7 @@ def main() -> int:
     one_thread()
     started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given"
-    )
+    parser.add_argument("tasks", nargs="*", metavar="task", help="a task of tests/real_data.py; all unless given")
     parser.add_argument("--splits", type=int, default=SPLITS, help="random splits per task")
     given = parser.parse_args()
     rows = {name: run(name, given.splits) for name in (given.tasks or TASKS)}

@@ -38,8 +38,7 @@ Interval = tuple[float, float, float]
 Bin = tuple[int, int, int, int]
 """low, high, and the numbers of items with low ≤ N_k ≤ high before and after correction."""
 Epoch = tuple[int, float | None, float, float]
-"""Number of an epoch, its training loss (None before the first), and R@1 and MRR of the validation pairs, as
-shares."""
+"""Number of an epoch, its training loss (None before the first), and R@1 and MRR of the validation pairs, as shares."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +82,7 @@ class _Drawing:
     def line(self, kind: str, x1: float, x2: float, y1: float, y2: float) -> None:
         self.add('<line class="{}" x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>', kind, x1, x2, y1, y2)
 
-    def bar(
-        self, kind: str, x: float, y: float, width: float, height: float, corner: int, tooltip: str = ""
-    ) -> None:
+    def bar(self, kind: str, x: float, y: float, width: float, height: float, corner: int, tooltip: str = "") -> None:
         element = '<rect class="{}" x="{:.1f}" y="{:g}" width="{:.1f}" height="{:g}" rx="{}">{}</rect>'
         self.add(element, kind, x, y, width, height, corner, _tooltip(tooltip))
 
@@ -398,9 +395,7 @@ def page_template(package: str, name: str, longest: int, **filters: Callable[...
     longest: characters that the filter `short` leaves of a text. filters: further filters, in addition to
     `short`, `number`, `points` and `span`.
     """
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     shared = {"number": number, "points": points, "span": span, "short": partial(_short, longest=longest)}
     environment.filters |= {**shared, **filters}
     return environment.from_string(files(package).joinpath(name).read_text("utf-8"))

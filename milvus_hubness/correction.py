@@ -27,9 +27,8 @@ from milvus_hubness.state import BankReference, CandidateReranking, CollectionSt
 class Correction:
     """Biases of a collection's vectors, in its own metric.
 
-    mean_bias: c, subtracted from every bias so that the stored column stays near zero, which costs an ANN
-    index less recall; no ranking changes. are_new: whether the items were added together after the fit, see
-    `FittedBias.new_bias`.
+    mean_bias: c, subtracted from every bias so that the stored column stays near zero, which costs an ANN index less
+    recall; no ranking changes. are_new: whether the items were added together after the fit, see `FittedBias.new_bias`.
     """
 
     layout: Layout

@@ -1,45 +1,34 @@
 """The exceptions of this package, and the masking of secrets in texts.
 
-HubnessError
-├── InvalidInput (also a ValueError)      the caller's data or arguments are wrong
-│   ├── DimensionMismatch                 vectors of another width than the collection or the bank
-│   ├── NonFiniteVectors                  NaN or infinity, with the rows
-│   ├── ZeroVectors                       no direction to normalise, with the rows
-│   ├── EmptyBank                         a bank without a single query
-│   ├── BankTooSmall                      the estimator needs more queries than the bank has
-│   ├── BankTooLarge                      the bank does not fit into its memory budget
-│   ├── InvalidParameter                  an estimator, layout or job parameter out of range
-│   │   └── InvalidConfig                 a configuration file, with every line that is wrong
-│   ├── EncoderMismatch                   a network that was trained for vectors of another encoder
-│   └── UnreadableFile                    a file that is missing, broken or of an unknown kind
-├── StoreError                            the database refused a request or did not answer
-│   ├── ServerUnavailable                 no server answers at the address
-│   ├── CollectionNotFound                no collection or alias of that name
-│   ├── CollectionExists                  the name is taken
-│   ├── EmptyCollection                   no rows to correct
-│   ├── DualWriteFailed                   a write reached the source of a migration, but not the copy
-│   └── WriteIntentFailed                 a write could not be noted while a refresh rewrites rows
-├── StateError                            the collection state does not allow this
-│   ├── AlreadyCorrected                  the collection is corrected already
-│   ├── NotCorrected                      the collection is not corrected
-│   ├── UnfinishedMigration               an earlier migration left a copy that it did not verify
-│   ├── ResumeRefused                     an unfinished migration was started with other arguments
-│   ├── NoMigration                       the ledger has no such migration
-│   ├── WrongPhase                        this step does not start from the phase of the migration
-│   ├── LeaseHeld                         another process holds the lease of the collection
-│   ├── LeaseLost                         another process has taken over from this one
-│   ├── Cancelled                         on request, between two batches; the next run continues
-│   ├── NotCaughtUp                       rows keep changing that no client also writes to the copy
-│   ├── CorrectionNotRecommended          tuning found that correction would hurt
-│   └── UnknownStateVersion               another version of this package wrote the state
-├── CannotMigrate                         the collection has something that cannot be copied
-├── NoSpareColumns                        no column to spare for a further profile
-├── VerificationFailed                    the copy differs from its source, with the rows
-├── UnsupportedOperation                  a call that a corrected collection cannot answer
-├── MissingExtra                          the request needs an extra that is not installed
-├── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
-├── HookFailed                            a hook that must succeed before a step failed
-└── CriticalLoad                          the critical-load command reports too much load
+HubnessError ├── InvalidInput (also a ValueError)      the caller's data or arguments are wrong │   ├──
+DimensionMismatch                 vectors of another width than the collection or the bank │   ├── NonFiniteVectors
+NaN or infinity, with the rows │   ├── ZeroVectors                       no direction to normalise, with the rows │
+├── EmptyBank                         a bank without a single query │   ├── BankTooSmall                      the
+estimator needs more queries than the bank has │   ├── BankTooLarge                      the bank does not fit into its
+memory budget │   ├── InvalidParameter                  an estimator, layout or job parameter out of range │   │   └──
+InvalidConfig                 a configuration file, with every line that is wrong │   ├── EncoderMismatch
+a network that was trained for vectors of another encoder │   └── UnreadableFile                    a file that is
+missing, broken or of an unknown kind ├── StoreError                            the database refused a request or did
+not answer │   ├── ServerUnavailable                 no server answers at the address │   ├── CollectionNotFound
+no collection or alias of that name │   ├── CollectionExists                  the name is taken │   ├── EmptyCollection
+no rows to correct │   ├── DualWriteFailed                   a write reached the source of a migration, but not the copy
+│   └── WriteIntentFailed                 a write could not be noted while a refresh rewrites rows ├── StateError
+the collection state does not allow this │   ├── AlreadyCorrected                  the collection is corrected already │
+├── NotCorrected                      the collection is not corrected │   ├── UnfinishedMigration               an
+earlier migration left a copy that it did not verify │   ├── ResumeRefused                     an unfinished migration
+was started with other arguments │   ├── NoMigration                       the ledger has no such migration │   ├──
+WrongPhase                        this step does not start from the phase of the migration │   ├── LeaseHeld
+another process holds the lease of the collection │   ├── LeaseLost                         another process has taken
+over from this one │   ├── Cancelled                         on request, between two batches; the next run continues │
+├── NotCaughtUp                       rows keep changing that no client also writes to the copy │   ├──
+CorrectionNotRecommended          tuning found that correction would hurt │   └── UnknownStateVersion
+another version of this package wrote the state ├── CannotMigrate                         the collection has something
+that cannot be copied ├── NoSpareColumns                        no column to spare for a further profile ├──
+VerificationFailed                    the copy differs from its source, with the rows ├── UnsupportedOperation
+a call that a corrected collection cannot answer ├── MissingExtra                          the request needs an extra
+that is not installed ├── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
+├── HookFailed                            a hook that must succeed before a step failed └── CriticalLoad
+the critical-load command reports too much load
 """
 
 from __future__ import annotations
@@ -191,8 +180,7 @@ class UnfinishedMigration(StateError):
 
 
 class ResumeRefused(StateError):
-    """An unfinished migration was started with other arguments, or its source has changed its schema
-    since."""
+    """An unfinished migration was started with other arguments, or its source has changed its schema since."""
 
 
 class NoMigration(StateError):
@@ -216,8 +204,7 @@ class Cancelled(StateError):
 
 
 class NotCaughtUp(StateError):
-    """The copy cannot catch up: rows keep changing that no client of this package writes to both
-    collections."""
+    """The copy cannot catch up: rows keep changing that no client of this package writes to both collections."""
 
 
 class CorrectionNotRecommended(StateError):

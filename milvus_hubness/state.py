@@ -17,13 +17,7 @@ from milvus_hubness.codec.base import RowCodec, VectorCodec
 from milvus_hubness.codec.fields import FieldsCodec, SideCollectionCodec
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.codec.second_vector import SecondVectorCodec
-from milvus_hubness.errors import (
-    InvalidInput,
-    InvalidParameter,
-    NotCorrected,
-    StateError,
-    UnknownStateVersion,
-)
+from milvus_hubness.errors import InvalidInput, InvalidParameter, NotCorrected, StateError, UnknownStateVersion
 
 PROPERTY = "hubness"
 VERSION: Literal[1] = 1
@@ -70,10 +64,9 @@ class PropertyModel(FrozenModel):
 class BankReference(FrozenModel):
     """Reference to one generation of a bank collection.
 
-    generation: digest of its queries, potentials and targets; it names the rows of the generation.
-    fingerprint: digest of the queries and targets alone, the same as that of a bank file. count: number of
-    queries. nearest: name of the rows that list the nearest items of each query and target, for a gate; empty
-    without a gate.
+    generation: digest of its queries, potentials and targets; it names the rows of the generation. fingerprint: digest
+    of the queries and targets alone, the same as that of a bank file. count: number of queries. nearest: name of the
+    rows that list the nearest items of each query and target, for a gate; empty without a gate.
     """
 
     collection: str
@@ -151,17 +144,16 @@ class Incoming(FrozenModel):
 class CollectionState(FrozenModel):
     """The state of a corrected vector field, for clients and jobs.
 
-    suffix: end of the names of the hidden fields and of the property, which differ between several corrected
-    fields of a collection; empty for the first field. profiles: bias profiles by name; active: the one that
-    searches use when they name none. source: the collection that this one was copied from; the collection
-    itself if it was corrected without a copy. phase: "copying" until the copy, or the second field, is
-    verified. reranking: None unless the bias location is `fields` or `side_collection`. second_vector: a
-    second vector field with the augmented vectors, which is searched in place of `field`; `field` then has
-    the vectors as the user gave them; None if `field` itself has the augmented vectors. offset, scale,
-    anchor, pull, locality_hints, reach, mean: those of the layout. dtype: of the numbers in the field.
-    incoming: the next value of a profile that a refresh is changing. outgoing: the former value of a profile
-    that has just changed: clients with an older cached state still read its slot, so new rows get that bias
-    there too. migration: the id of the migration that created the collection as a copy.
+    suffix: end of the names of the hidden fields and of the property, which differ between several corrected fields of
+    a collection; empty for the first field. profiles: bias profiles by name; active: the one that searches use when
+    they name none. source: the collection that this one was copied from; the collection itself if it was corrected
+    without a copy. phase: "copying" until the copy, or the second field, is verified. reranking: None unless the bias
+    location is `fields` or `side_collection`. second_vector: a second vector field with the augmented vectors, which is
+    searched in place of `field`; `field` then has the vectors as the user gave them; None if `field` itself has the
+    augmented vectors. offset, scale, anchor, pull, locality_hints, reach, mean: those of the layout. dtype: of the
+    numbers in the field. incoming: the next value of a profile that a refresh is changing. outgoing: the former value
+    of a profile that has just changed: clients with an older cached state still read its slot, so new rows get that
+    bias there too. migration: the id of the migration that created the collection as a copy.
     """
 
     version: Literal[1] = VERSION
@@ -285,8 +277,7 @@ class CollectionState(FrozenModel):
     def require_storable(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
         """Return `vectors` as float32 (n, d), valid for insertion.
 
-        Raises as Layout.validate_vectors does, and InvalidInput naming a row that could not be read back bit
-        for bit.
+        Raises as Layout.validate_vectors does, and InvalidInput naming a row that could not be read back bit for bit.
         """
         rows = self.layout.validate_vectors(vectors, what)
         if problem := self.unreadable(rows, range(len(rows))):
@@ -333,9 +324,7 @@ class CollectionState(FrozenModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise StateError(
-                f"the collection property {PROPERTY!r} is broken at {where}: {first['msg']}"
-            ) from None
+            raise StateError(f"the collection property {PROPERTY!r} is broken at {where}: {first['msg']}") from None
 
 
 def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:

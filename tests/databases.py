@@ -110,10 +110,7 @@ class Held(ABC):
         kind = "int" if all(isinstance(each, int) for each in ids) else "other"
         self.make(name, items.shape[1], metric, kind)
         rows = zip(ids, items, strict=True)
-        self.put(
-            name,
-            [{"id": key, "vector": v, "group": i % 5, "note": f"n{i}"} for i, (key, v) in enumerate(rows)],
-        )
+        self.put(name, [{"id": key, "vector": v, "group": i % 5, "note": f"n{i}"} for i, (key, v) in enumerate(rows)])
         return name
 
     def clean(self) -> None:
@@ -227,10 +224,7 @@ class OnQdrant(Held):
 
     def begin_copy(self, store: Any, source: CollectionInfo, target: str, state: CollectionState) -> None:
         """As Held.begin_copy: without the indexes of payloads."""
-        schema = {
-            **source.schema,
-            "described": source.schema["described"].model_copy(update={"payload_schema": {}}),
-        }
+        schema = {**source.schema, "described": source.schema["described"].model_copy(update={"payload_schema": {}})}
         store.create_copy(replace(source, schema=schema), target, state)
 
     def served(self, name: str) -> Any:

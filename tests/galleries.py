@@ -89,9 +89,7 @@ def plain_collection(client, name, items, metric, *, index_type="FLAT", params=N
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=items.shape[1])
     schema.add_field("group", DataType.INT64)
-    index = client.prepare_index_params(
-        "vector", index_type=index_type, metric_type=metric, params=params or {}
-    )
+    index = client.prepare_index_params("vector", index_type=index_type, metric_type=metric, params=params or {})
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     rows = [{"id": i, "vector": vector, "group": i % 5, "note": f"n{i}"} for i, vector in enumerate(items)]
     for start in range(0, len(rows), 1_000):

@@ -96,10 +96,9 @@ def _binaries() -> tempfile.TemporaryDirectory[str]:
 class MilvusServer:
     """The real standalone server of `milvus==2.3.5` from PyPI, on free ports, over a temporary data folder.
 
-    It listens on all interfaces: 2.3.5 has no setting for that (`*.ip` only sets what it advertises).
-    channels: physical ones, which tick, used or not: with 2 instead of Milvus's 16 an idle server takes a
-    quarter less of the CPU. But started again after it was killed, 2.3.5 shows no rows of some collections
-    that share one.
+    It listens on all interfaces: 2.3.5 has no setting for that (`*.ip` only sets what it advertises). channels:
+    physical ones, which tick, used or not: with 2 instead of Milvus's 16 an idle server takes a quarter less of the
+    CPU. But started again after it was killed, 2.3.5 shows no rows of some collections that share one.
     """
 
     def __init__(self, *, channels: int = 16) -> None:

@@ -104,8 +104,7 @@ class TestInMemory:
             QueryBank(rows)
 
     @pytest.mark.parametrize(
-        "given",
-        [np.ones(3), np.ones((2, 2, 2)), [1.0, 2.0], [[[1.0]]], np.float32(1), np.ones((2, 0)), [[], []]],
+        "given", [np.ones(3), np.ones((2, 2, 2)), [1.0, 2.0], [[[1.0]]], np.float32(1), np.ones((2, 0)), [[], []]]
     )
     def test_wrong_shape(self, given):
         with pytest.raises(InvalidInput, match=r"2-D|without a single number"):
@@ -133,9 +132,7 @@ def test_fingerprint_is_of_shape_and_values():
     bank = QueryBank(ROWS)
     assert bank.fingerprint == f"sha256:{expected}"
     assert bank.fingerprint == QueryBank(ROWS.astype(np.float64), source="elsewhere").fingerprint
-    assert (
-        len({bank.fingerprint, QueryBank(ROWS.reshape(3, 4)).fingerprint, QueryBank(-ROWS).fingerprint}) == 3
-    )
+    assert len({bank.fingerprint, QueryBank(ROWS.reshape(3, 4)).fingerprint, QueryBank(-ROWS).fingerprint}) == 3
 
 
 def test_requirements():
@@ -199,13 +196,7 @@ class TestArrays:
 class TestTables:
     @TABLES
     @pytest.mark.parametrize(
-        "kind",
-        [
-            pa.list_(pa.float32()),
-            pa.list_(pa.float64()),
-            pa.large_list(pa.float32()),
-            pa.list_(pa.float32(), 3),
-        ],
+        "kind", [pa.list_(pa.float32()), pa.list_(pa.float64()), pa.large_list(pa.float32()), pa.list_(pa.float32(), 3)]
     )
     def test_the_only_column_of_vectors_needs_no_name(self, tmp_path, name, kind):
         WRITERS[name](lists(kind=kind), tmp_path / name)

@@ -139,10 +139,7 @@ def test_room_for_more_numbers_in_the_same_width_changes_nothing(dtype):
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@given(
-    rows=hnp.arrays(np.float32, (4, 6), elements=st.floats(-200, 200, width=32)),
-    norm=st.floats(1e-2, 1e3),
-)
+@given(rows=hnp.arrays(np.float32, (4, 6), elements=st.floats(-200, 200, width=32)), norm=st.floats(1e-2, 1e3))
 def test_cosine_rows_come_back_within_one_unit_in_the_last_place(dtype, rows, norm):
     layout, form = Layout(6, "COSINE"), form_of(Layout(6, "COSINE"), dtype)
     given_rows = rounded(rows * np.float32(norm / 200), dtype)

@@ -71,10 +71,7 @@ def test_rows_without_a_bias_have_nothing_there_and_lack_nothing():
     np.testing.assert_array_equal(np.flatnonzero(~layout.lacks_locality_hints(stored)), [3, 7])
     without = Layout(DIM, "COSINE")
     assert not without.lacks_locality_hints(without.augment(items, np.zeros(len(items)))).any()
-    assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (
-        len(items),
-        0,
-    )
+    assert Correction.fit(without, NNN(4), correction.fitted.bank).locality_hints(items).shape == (len(items), 0)
 
 
 @given(st.sampled_from(["IP", "COSINE"]), st.booleans(), st.integers(0, 2**31), st.floats(-2, 2))
@@ -103,9 +100,7 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
 def test_they_take_what_the_width_has_to_spare():
     def count(dim, metric="COSINE", queries=FEWEST_QUERIES, **options):
         items, bank = sets(dim=dim, queries=queries)
-        return measured_on(
-            Layout(dim, metric, **options), items, bank, locality_hints=True
-        ).locality_hint_count
+        return measured_on(Layout(dim, metric, **options), items, bank, locality_hints=True).locality_hint_count
 
     assert count(32) == COLUMNS
     assert count(DIM) == 9
@@ -117,10 +112,7 @@ def test_they_take_what_the_width_has_to_spare():
     assert count(32, queries=FEWEST_QUERIES - 1) == 0
     items, bank = sets()
     assert measured_on(Layout(DIM, "IP"), items, locality_hints=True).locality_hint_count == 0
-    assert (
-        measured_on(Layout(DIM, "IP"), items, bank, graph_hint=False, locality_hints=True).locality_hint_count
-        == 10
-    )
+    assert measured_on(Layout(DIM, "IP"), items, bank, graph_hint=False, locality_hints=True).locality_hint_count == 10
 
 
 def test_fewer_of_them_hold_what_they_held():
@@ -179,8 +171,7 @@ def test_an_index_of_cells_finds_more_of_what_corrected_searches_look_for():
 
 
 @pytest.mark.parametrize(
-    ("index_type", "params", "width"),
-    [("HNSW", {"M": 16, "efConstruction": 100}, 10), ("IVF_FLAT", {"nlist": 64}, 6)],
+    ("index_type", "params", "width"), [("HNSW", {"M": 16, "efConstruction": 100}, 10), ("IVF_FLAT", {"nlist": 64}, 6)]
 )
 def test_it_finds_far_more_where_queries_ask_for_little_of_what_tells_items_apart(index_type, params, width):
     rng = np.random.default_rng(0)

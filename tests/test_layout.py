@@ -12,13 +12,7 @@ from hypothesis.extra import numpy as hnp
 from milvus_hubness.codec.arrays import rounded
 from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import (
-    DimensionMismatch,
-    InvalidInput,
-    InvalidParameter,
-    NonFiniteVectors,
-    ZeroVectors,
-)
+from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
 
 METRICS = ["IP", "COSINE", "L2"]
@@ -60,9 +54,7 @@ def tolerance(*arrays):
 @given(cases(), st.floats(-2, 2))
 def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, strength):
     layout, items, queries, biases = case
-    products = (
-        layout.encode_queries(queries, strength).astype(float) @ layout.augment(items, biases).astype(float).T
-    )
+    products = layout.encode_queries(queries, strength).astype(float) @ layout.augment(items, biases).astype(float).T
     corrected = similarity(layout, queries, items) - strength * biases.astype(float)
     scores = layout.scores(products, queries, strength)
     bound = tolerance(items, queries)
@@ -76,9 +68,7 @@ def test_the_inner_product_of_stored_and_asked_is_the_corrected_score(case, stre
 @given(cases())
 def test_strength_zero_gives_the_raw_order(case):
     layout, items, queries, biases = case
-    products = (
-        layout.encode_queries(queries, 0.0).astype(float) @ layout.augment(items, biases).astype(float).T
-    )
+    products = layout.encode_queries(queries, 0.0).astype(float) @ layout.augment(items, biases).astype(float).T
     raw = similarity(layout, queries, items)
     for row, order in zip(raw, np.argsort(-products, axis=1, kind="stable"), strict=True):
         assert (np.diff(row[order]) <= 2 * tolerance(items, queries)).all()
@@ -98,18 +88,14 @@ def test_strip_returns_what_went_in(case):
 def test_unit_vectors_come_back_bit_for_bit(case):
     layout, items, _, biases = case
     unit = (items / np.linalg.norm(items.astype(float), axis=1)[:, None]).astype(np.float32)
-    np.testing.assert_array_equal(
-        layout.decode_vectors(layout.augment(unit, biases), layout.norms(unit)), unit
-    )
+    np.testing.assert_array_equal(layout.decode_vectors(layout.augment(unit, biases), layout.norms(unit)), unit)
 
 
 @given(cases())
 def test_reduced_vectors_give_the_similarity_that_biases_are_estimated_on(case):
     layout, items, queries, _ = case
     products = layout.reduce_queries(queries).astype(float) @ layout.reduce_items(items).astype(float).T
-    np.testing.assert_allclose(
-        products, similarity(layout, queries, items), atol=2 * tolerance(items, queries)
-    )
+    np.testing.assert_allclose(products, similarity(layout, queries, items), atol=2 * tolerance(items, queries))
 
 
 @given(cases(), st.data())
@@ -152,15 +138,11 @@ def test_no_query_asks_the_link_column_and_the_graph_links_by_it(case):
         return
     assert not layout.encode_queries(queries)[:, -1].any()
     graph_hint = stored[:, -1].astype(float)
-    np.testing.assert_allclose(
-        graph_hint, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6
-    )
+    np.testing.assert_allclose(graph_hint, layout.anchor - layout.pull * biases.astype(float), rtol=3e-7, atol=1e-6)
     assert not stored[:, layout.first_slot + layout.slots : -1].any()
     other = layout.with_biases(stored, {0: biases + 1})
     falls = layout.pull / layout.slots
-    np.testing.assert_allclose(
-        graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max())
-    )
+    np.testing.assert_allclose(graph_hint - other[:, -1], falls, rtol=1e-3, atol=1e-6 * (1 + abs(graph_hint).max()))
 
 
 def test_the_link_column_takes_what_the_width_has_to_spare():
@@ -330,13 +312,7 @@ def test_rows_that_tell_nothing_leave_the_constants_alone(items):
 
 @pytest.mark.parametrize(
     ("dim", "metric", "slots", "width"),
-    [
-        (384, "IP", 2, 400),
-        (512, "COSINE", 2, 528),
-        (382, "IP", 2, 384),
-        (382, "L2", 2, 400),
-        (1, "L2", 16, 32),
-    ],
+    [(384, "IP", 2, 400), (512, "COSINE", 2, 528), (382, "IP", 2, 384), (382, "L2", 2, 400), (1, "L2", 16, 32)],
 )
 def test_the_width_is_the_least_multiple_of_sixteen_with_room(dim, metric, slots, width):
     assert Layout(dim, metric, slots).width == width
@@ -376,10 +352,7 @@ def test_what_cannot_be_inserted_is_refused_by_row(vectors, error, said):
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [(0, "IP"), (3, "HAMMING"), (3, "IP", 0), (32_768, "IP")],
-)
+@pytest.mark.parametrize("arguments", [(0, "IP"), (3, "HAMMING"), (3, "IP", 0), (32_768, "IP")])
 def test_impossible_layouts_are_refused(arguments):
     with pytest.raises(InvalidParameter):
         Layout(*arguments)
@@ -403,15 +376,12 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     for query in (queries[0].tolist(), queries[0].astype(np.float32)):
         packed, length = layout.encode_one(query, strength)
         asked = np.frombuffer(packed, np.float32) / length
-        np.testing.assert_allclose(
-            asked, layout.encode_queries(queries[:1], strength)[0], rtol=2.0**-21, atol=0
-        )
+        np.testing.assert_allclose(asked, layout.encode_queries(queries[:1], strength)[0], rtol=2.0**-21, atol=0)
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
 @pytest.mark.parametrize(
-    "query",
-    [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]],
+    "query", [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]]
 )
 def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
     assert Layout(2, metric).encode_one(query) is None

@@ -94,13 +94,9 @@ COMMANDS = {
     "status nowhere": "no collection or alias 'nowhere'",
     "status products --token-file missing": "cannot read the token file missing: No such file or directory",
     "refresh products": "collection 'products' is not corrected: migrate or enable it first",
-    "refresh songs_hubness --field nope": (
-        "'songs_hubness' has no float vector field 'nope': choose one of vector"
-    ),
+    "refresh songs_hubness --field nope": ("'songs_hubness' has no float vector field 'nope': choose one of vector"),
     "refresh songs_hubness --profile image": f"no profile 'image': pass --bank FILE to add it {README}",
-    "refresh songs_hubness --revert --live always": (
-        "Invalid value: --live takes neither --revert nor --refit"
-    ),
+    "refresh songs_hubness --revert --live always": ("Invalid value: --live takes neither --revert nor --refit"),
     "disable songs_hubness": "'songs_hubness' has its biases in its vectors: undo that with migrate rollback",
     "disable products": "'products' is not corrected: there is nothing to disable",
     "bank songs_hubness --rate 2": "rate should be less than or equal to 1, not 2.0",
@@ -109,28 +105,22 @@ COMMANDS = {
     "enable songs__bank --bank bank.npy": "'songs__bank' is a query bank: name the collection of the items",
     "enable products --bank bank.npy --max-miss-rate 2": "max_miss_rate must be between 0 and 1, not 2.0",
     "enable products --bank bank.npy --where fields": (
-        "'products' has no fields for biases and this server cannot add any: "
-        "use a side collection (--where side)"
+        "'products' has no fields for biases and this server cannot add any: use a side collection (--where side)"
     ),
     "migrate plan products": f"Invalid value: no reference queries: pass --bank FILE {README}",
-    "migrate plan photos --bank bank.npy": (
-        "'photos' has several vector fields: choose one with --field: image, text"
-    ),
+    "migrate plan photos --bank bank.npy": ("'photos' has several vector fields: choose one with --field: image, text"),
     "migrate plan products --bank narrow.npy": (
         "the field has dimension 8; the bank from narrow.npy has 7: embed both with one model"
     ),
     "migrate plan products --bank nan.npy": (
-        "the bank from nan.npy has NaN, infinity or a number beyond float32: "
-        "remove row 0, 1, 2, 3, 4 and 3 more"
+        "the bank from nan.npy has NaN, infinity or a number beyond float32: remove row 0, 1, 2, 3, 4 and 3 more"
     ),
     "migrate plan products --bank empty.npy": "the bank from empty.npy has no query; at least 1 is needed",
     "migrate plan products --bank two.npz": (
         "two.npz has several arrays: choose one of 'past', 'new' with --bank-column"
     ),
     "migrate plan products --bank missing.npy": "missing.npy: no such file; check the path",
-    "migrate plan products --bank bank.npy --k 41": (
-        "the bank from bank.npy has 40 queries; at least 41 are needed"
-    ),
+    "migrate plan products --bank bank.npy --k 41": ("the bank from bank.npy has 40 queries; at least 41 are needed"),
     "migrate plan products --bank bank.npy --method is --param tau=0": "tau must be above 0, not 0",
     "migrate plan products --bank bank.npy --method blend --k 8": (
         "Blend has no parameter 'k': use one of estimators, weights"
@@ -142,9 +132,7 @@ COMMANDS = {
         "no migration of 'products' in this database (there are: books -> books_hubness, "
         "songs -> songs_hubness): check the name"
     ),
-    "migrate run --alias live": (
-        "several unfinished migrations (books, songs) in this database: name a collection"
-    ),
+    "migrate run --alias live": ("several unfinished migrations (books, songs) in this database: name a collection"),
     "migrate run books --bank bank.npy --k 8 --gate 1": (
         "'books_hubness' is an unfinished copy of 'books' that was started with other options "
         "(gate: None then, 1 now): repeat them, or use --restart, which drops it first"
@@ -156,8 +144,7 @@ COMMANDS = {
     ),
     "migrate clean songs --drop songs_hubness": "Invalid value: not confirmed: add --yes",
     "migrate set-rate --control control.json": (
-        "Invalid value: no limit to change: "
-        "pass one of --rows-per-second, --bytes-per-second, --chunk-seconds"
+        "Invalid value: no limit to change: pass one of --rows-per-second, --bytes-per-second, --chunk-seconds"
     ),
     "proxy --upstream nowhere": "the upstream must be HOST:PORT, not 'nowhere'",
 }

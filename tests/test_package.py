@@ -105,18 +105,14 @@ def test_rewriting_does_no_io():
 def test_only_the_codec_and_enable_tell_the_bias_locations_apart():
     for path in modules():
         room = room_of(path)
-        names = {
-            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
-        }
+        names = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
         if room not in {"codec", "enable", "state"}:
             # What `status` reports has a field of that name, which the command line shows.
             assert not names & ({"reranking"} if room == "cli" else {"reranking", "second_vector"}), path
 
 
 def test_public_names_are_all_there_and_documented():
-    assert (
-        sorted(milvus_hubness.__all__, key=lambda name: (not name.isupper(), name)) == milvus_hubness.__all__
-    )
+    assert sorted(milvus_hubness.__all__, key=lambda name: (not name.isupper(), name)) == milvus_hubness.__all__
     for name in milvus_hubness.__all__:
         assert getattr(milvus_hubness, name).__doc__, f"{name} has no docstring"
 
@@ -170,9 +166,7 @@ def test_a_wheel_in_an_empty_environment_runs_the_demo(tmp_path):
     dist, venv = tmp_path / "dist", tmp_path / "venv"
     quiet = ["-q", "--disable-pip-version-check"]
     subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", dist, ROOT],
-        check=True,
-        cwd=tmp_path,
+        [sys.executable, "-m", "pip", "wheel", *quiet, "--no-deps", "-w", dist, ROOT], check=True, cwd=tmp_path
     )
     [wheel] = dist.glob("*.whl")
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}

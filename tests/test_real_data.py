@@ -26,11 +26,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 def uses(node: ast.AST, readers: set[str]) -> bool:
     """Whether a function or class calls a reader of real data, or asks for a fixture that is one."""
-    called = {
-        call.func.id
-        for call in ast.walk(node)
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
-    }
+    called = {call.func.id for call in ast.walk(node) if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}
     fixtures = {found.arg for found in node.args.args} if isinstance(node, Function) else set()
     return bool(called & readers or fixtures & (readers - READERS))
 

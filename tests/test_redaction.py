@@ -23,10 +23,7 @@ PASSWORD = "Pa55-for-redaction"
         ('{"uri": "http://root:pass@host", "to": "me@home"}', '{"uri": "http://***@host", "to": "me@home"}'),
         ("<a href='http://host:9108/'>me@home</a>", "<a href='http://host:9108/'>me@home</a>"),
         ("a { b:c }\n@media print { d:e }", "a { b:c }\n@media print { d:e }"),
-        (
-            "at 12:30, mail to me@home or git@github.com:shop",
-            "at 12:30, mail to me@home or git@github.com:shop",
-        ),
+        ("at 12:30, mail to me@home or git@github.com:shop", "at 12:30, mail to me@home or git@github.com:shop"),
     ],
 )
 def test_the_user_and_the_password_of_a_uri_are_replaced_and_nothing_else(text, expected):

@@ -6,14 +6,7 @@ import pytest
 
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, NotCorrected, StateError, UnknownStateVersion
-from milvus_hubness.state import (
-    BankReference,
-    CollectionState,
-    Profile,
-    read_states,
-    require_state,
-    suffix_for,
-)
+from milvus_hubness.state import BankReference, CollectionState, Profile, read_states, require_state, suffix_for
 
 
 @pytest.fixture
@@ -61,11 +54,7 @@ def test_a_state_from_before_second_fields_is_read(state):
 
 def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(state):
     second = state.model_copy(update={"second_vector": "hubness_vector", "phase": "copying"})
-    assert (second.searched_field, second.serves, second.codec.leaves_vectors) == (
-        "hubness_vector",
-        False,
-        True,
-    )
+    assert (second.searched_field, second.serves, second.codec.leaves_vectors) == ("hubness_vector", False, True)
     assert second.model_copy(update={"phase": "ready"}).serves
     assert set(second.codec.hidden_fields) == {"hubness_bias", "hubness_epoch", "hubness_vector"}
     assert second.codec.form.width == 400
@@ -95,12 +84,7 @@ def test_another_version_is_not_guessed_at(state):
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("not json", "not a state"),
-        ("[1]", "not a state"),
-        ('{"version": 1}', "broken at"),
-        ("{}", "not a state"),
-    ],
+    [("not json", "not a state"), ("[1]", "not a state"), ('{"version": 1}', "broken at"), ("{}", "not a state")],
 )
 def test_a_broken_state_says_where(text, said):
     with pytest.raises(StateError, match=said):

@@ -9,16 +9,7 @@ import pytest
 from pymilvus import MilvusClient
 
 import milvus_hubness
-from milvus_hubness import (
-    NNN,
-    HubnessClient,
-    MilvusStore,
-    QueryBank,
-    connect,
-    migrate,
-    plan_migration,
-    refresh,
-)
+from milvus_hubness import NNN, HubnessClient, MilvusStore, QueryBank, connect, migrate, plan_migration, refresh
 
 PACKAGE = str(Path(milvus_hubness.__file__).parent)
 MOST_FILES = {"search": 8, "migration": 31, "refresh": 34}

@@ -1,8 +1,7 @@
 """Which tests run in which tier, in which order, and on which worker.
 
-`make test` runs every test on Milvus Lite and on Qdrant's local mode, and one case of each test function on
-Milvus 2.3.5. `make test-server` runs the other cases on servers, `make test-long` and `make crash` what takes
-hours.
+`make test` runs every test on Milvus Lite and on Qdrant's local mode, and one case of each test function on Milvus
+2.3.5. `make test-server` runs the other cases on servers, `make test-long` and `make crash` what takes hours.
 """
 
 from __future__ import annotations

@@ -132,16 +132,13 @@ class QueryBank:
         """Raise BankTooSmall if the bank has fewer than `at_least` queries."""
         if len(self) < at_least:
             noun = "query" if len(self) == 1 else "queries"
-            raise BankTooSmall(
-                f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed"
-            )
+            raise BankTooSmall(f"the bank from {self.source} has {len(self)} {noun}; at least {at_least} are needed")
 
     def expect_dim(self, dim: int, what: str) -> None:
         """Raise DimensionMismatch if `what`, of width `dim`, does not fit the bank."""
         if dim != self.dim:
             raise DimensionMismatch(
-                f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}: "
-                "embed both with one model"
+                f"{what} has dimension {dim}; the bank from {self.source} has {self.dim}: embed both with one model"
             )
 
 
@@ -173,9 +170,7 @@ def as_vectors(rows: npt.ArrayLike | torch.Tensor, what: str) -> Vectors:
         vectors = np.ascontiguousarray(array, np.float32)
     bad = np.flatnonzero(~np.isfinite(vectors).all(1)).tolist()
     if bad:
-        raise NonFiniteVectors(
-            f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}"
-        )
+        raise NonFiniteVectors(f"{what} has NaN, infinity or a number beyond float32: remove row {name_some(bad)}")
     return vectors
 
 
@@ -197,9 +192,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise UnreadableFile(f"{path}: no such file; check the path") from None
     except (OSError, EOFError, ValueError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).splitlines()[0]
-        raise UnreadableFile(
-            f"{path}: cannot be read as {path.suffix} ({reason}); create it again"
-        ) from error
+        raise UnreadableFile(f"{path}: cannot be read as {path.suffix} ({reason}); create it again") from error
 
 
 def _read_npy(path: Path, column: str | None) -> npt.NDArray[Any]:

@@ -21,13 +21,7 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.base import with_columns
-from milvus_hubness.errors import (
-    CollectionExists,
-    DimensionMismatch,
-    EmptyBank,
-    StateError,
-    StoreError,
-)
+from milvus_hubness.errors import CollectionExists, DimensionMismatch, EmptyBank, StateError, StoreError
 from milvus_hubness.state import BankReference, CollectionState
 
 Key = int | str
@@ -122,10 +116,7 @@ def generation_of(bank: StoredBank) -> str:
 def reference_to(collection: str, bank: StoredBank) -> BankReference:
     """Return the reference that `save_bank` returns for `bank`, saved or not."""
     return BankReference(
-        collection=collection,
-        generation=generation_of(bank),
-        fingerprint=bank.fingerprint,
-        count=len(bank.queries),
+        collection=collection, generation=generation_of(bank), fingerprint=bank.fingerprint, count=len(bank.queries)
     )
 
 
@@ -190,10 +181,9 @@ def _row_id(generation: str, part: str, number: int) -> str:
 class BankGenerations(ABC):
     """The methods of `stores.protocols.Banks`, except what differs between databases.
 
-    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list
-    of nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if
-    the estimator needs them, `potentials`. Rows of nearest items have a zero vector and the keys in
-    `nearest`.
+    A row has an id, a vector and the fields `generation`, `part` ("queries", "targets", or the name of a list of
+    nearest items), `number` within the part, `source` and `added_at`. Queries also have `sample` and, if the estimator
+    needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`.
     """
 
     database = ""
@@ -358,9 +348,7 @@ class BankGenerations(ABC):
         if excess := [key for key in stored if key not in written]:
             self.delete(reference.collection, excess)
 
-    def _write_part(
-        self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]
-    ) -> list[Key]:
+    def _write_part(self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]) -> list[Key]:
         """Write the rows of a part, and return their keys."""
         generation = reference.generation
         ids = [_row_id(generation, part, number) for number in range(len(fields))]

@@ -47,9 +47,8 @@ class Terms:
 class Merged:
     """The result of a merge.
 
-    bank: the new bank; None if nothing changed. taken: samples that came in; duplicates: samples of queries
-    that the bank has; lost: samples that lost the draw or are zero or not finite; left: queries that lost
-    their slot.
+    bank: the new bank; None if nothing changed. taken: samples that came in; duplicates: samples of queries that the
+    bank has; lost: samples that lost the draw or are zero or not finite; left: queries that lost their slot.
     """
 
     bank: QueryBank | None
@@ -60,9 +59,7 @@ class Merged:
 
 
 def priorities(origins: Origins, terms: Terms) -> npt.NDArray[np.float64]:
-    """Return ln w_i − ln(−ln u_i), (n,), with w_i = 2^(t_i / half-life): it has the same order as
-    u_i^(1/w_i).
-    """
+    """Return ln w_i − ln(−ln u_i), (n,), with w_i = 2^(t_i / half-life): it has the same order as u_i^(1/w_i)."""
     uniform = _uniform(origins.numbers, terms.seed)
     weights = math.log(2) / terms.half_life_seconds * origins.at.astype(np.float64)
     ordered: npt.NDArray[np.float64] = weights - np.log(-np.log(uniform))
@@ -80,11 +77,10 @@ def safe_seeds(origins: Origins, terms: Terms) -> Flags:
 def merge(bank: QueryBank, origins: Origins, samples: Vectors, sampled: Origins, terms: Terms) -> Merged:
     """Merge samples into a bank.
 
-    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) origins of the samples. A sample is
-    not taken if it is a duplicate of a query in the bank, or of a sample with a larger key. The bank's own
-    queries are not compared with each other, because the bank may have started with duplicates. Queries that
-    stay have the same rows as before; new ones fill the rows of those that leave. A second merge of the same
-    samples changes nothing.
+    origins: (n,) of the bank's queries. samples: (m, d). sampled: (m,) origins of the samples. A sample is not taken if
+    it is a duplicate of a query in the bank, or of a sample with a larger key. The bank's own queries are not compared
+    with each other, because the bank may have started with duplicates. Queries that stay have the same rows as before;
+    new ones fill the rows of those that leave. A second merge of the same samples changes nothing.
     """
     own = len(bank)
     fresh = np.flatnonzero(~np.isin(sampled.numbers, origins.numbers))
@@ -122,8 +118,7 @@ def unlike_each_other(vectors: Vectors, duplicate_cosine: float) -> Flags:
 def _chosen(rows: Numbers, priority: npt.NDArray[np.float64], are_seeds: Flags, terms: Terms) -> Numbers:
     """Return the rows of the new bank, in ascending order.
 
-    Reserved slots go to the seeds with the largest keys; the other slots go to the rows with the largest
-    keys.
+    Reserved slots go to the seeds with the largest keys; the other slots go to the rows with the largest keys.
     """
     ordered = rows[np.argsort(-priority[rows], kind="stable")]
     safe = ordered[are_seeds[ordered]][: terms.seed_places]
@@ -170,9 +165,7 @@ def _units(vectors: Vectors) -> Vectors:
 
 
 def _uniform(numbers: Numbers, seed: int) -> npt.NDArray[np.float64]:
-    """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the
-    seed.
-    """
+    """Return numbers in (0, 1), (n,), by SplitMix64's finalizer (Steele et al., 2014) of each number and the seed."""
     mixed = _mixed(numbers.astype(np.uint64) + _mixed(np.array([seed & (2**64 - 1)], np.uint64)))
     halves: npt.NDArray[np.float64] = ((mixed >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return halves

@@ -16,14 +16,7 @@ from typing import Any, NoReturn
 import typer
 from pymilvus.exceptions import MilvusException
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, redacted
@@ -34,8 +27,7 @@ CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None
 
 
 def describe(estimator: dict[str, Any]) -> str:
-    """Return an estimator's dictionary in readable form, ½ NNN(k=16, alpha=0.75) + …, without constant
-    parameters."""
+    """Return an estimator's dictionary in readable form, ½ NNN(k=16, alpha=0.75) + …, without constant parameters."""
     if "estimators" in estimator:
         shares = rounded_shares(estimator["weights"])
         pairs = zip(shares, estimator["estimators"], strict=True)
@@ -208,9 +200,7 @@ def write_page(path: Path, page: str) -> None:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
 
 
-def report_error(
-    error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False
-) -> None:
+def report_error(error: Exception, *, as_json: bool, program: str = "milvus-hubness", unexpected: bool = False) -> None:
     """Print one line on standard error, or the traceback of an unexpected error; with --json also an object
     on standard output."""
     message = " ".join(redacted(str(getattr(error, "message", "") or error)).split())

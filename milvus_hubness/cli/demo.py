@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 def demo(
     uri: Annotated[
-        str,
-        typer.Option(help="Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]"),
+        str, typer.Option(help="Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]")
     ] = "",
     db: Database = "",
     token_file: TokenFile = None,
@@ -28,8 +27,7 @@ def demo(
 ) -> None:
     """Correct a real retriever, built from Python's standard library, and measure before and after.
 
-    Queries are docstrings, items are function bodies. Everything is searched in Milvus; nothing is
-    downloaded.
+    Queries are docstrings, items are function bodies. Everything is searched in Milvus; nothing is downloaded.
     """
     # The import takes a second, which no other command should pay for.
     from milvus_hubness.demo.run import run
@@ -37,9 +35,7 @@ def demo(
     if keep and not uri:
         raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
     with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, progress_bars() as progress:
-        result = run(
-            uri or str(Path(folder, "demo.db")), read_token(token_file), db, keep=keep, progress=progress
-        )
+        result = run(uri or str(Path(folder, "demo.db")), read_token(token_file), db, keep=keep, progress=progress)
     show_result(as_json, result.to_dict(), lambda: _show(result))
 
 

@@ -51,9 +51,7 @@ def enable(
         float, typer.Option(help="Share of the exact corrected top 10 that candidates may miss.")
     ] = MAX_MISS_RATE,
     client_ttl: ClientTtl = CLIENT_TTL,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Write the biases; without it, only plan.")
-    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Write the biases; without it, only plan.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Enable even if tune advises against it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -127,8 +125,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
         rates = _until_none_missed(plan["missed"])
         missed = ", ".join(f"{100 * share:.1f}% beyond {number}" for number, share in rates)
         facts["missed"] = (
-            f"of the exact corrected top 10: {missed} candidates "
-            f"(mean over {plan['measured_queries']:,} queries)"
+            f"of the exact corrected top 10: {missed} candidates (mean over {plan['measured_queries']:,} queries)"
         )
     facts |= {
         "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "

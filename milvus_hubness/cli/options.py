@@ -28,39 +28,26 @@ TOKEN_VARIABLE = "MILVUS_HUBNESS_TOKEN"
 DEFAULT_URI = "http://localhost:19530"
 
 Uri = Annotated[
-    str,
-    typer.Option("--uri", envvar=[*URI_VARIABLES], help="Milvus server, or path of a Milvus Lite .db file."),
+    str, typer.Option("--uri", envvar=[*URI_VARIABLES], help="Milvus server, or path of a Milvus Lite .db file.")
 ]
-Database = Annotated[
-    str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)
-]
+Database = Annotated[str, typer.Option("--db", envvar=DATABASE_VARIABLE, help="Database name.", show_default=False)]
 TokenFile = Annotated[
     Path | None, typer.Option(help=f"File with the token of the server. [default: ${TOKEN_VARIABLE}]")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
-Field = Annotated[
-    str | None, typer.Option(help="Vector field, required if the collection has several to choose from.")
-]
-TargetBank = Annotated[
-    str | None, typer.Option(help="Reference items, in the forms of --bank; for dualis and dbsn.")
-]
-BankName = Annotated[
-    str | None, typer.Option(help="Collection to store the bank in. [default: COLLECTION__bank]")
-]
+Field = Annotated[str | None, typer.Option(help="Vector field, required if the collection has several to choose from.")]
+TargetBank = Annotated[str | None, typer.Option(help="Reference items, in the forms of --bank; for dualis and dbsn.")]
+BankName = Annotated[str | None, typer.Option(help="Collection to store the bank in. [default: COLLECTION__bank]")]
 Gate = Annotated[
-    int | None,
-    typer.Option(help="Correct only queries whose raw best item is among the GATE nearest of a bank query."),
+    int | None, typer.Option(help="Correct only queries whose raw best item is among the GATE nearest of a bank query.")
 ]
 Pairs = Annotated[
-    str | None,
-    typer.Option(help="Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row."),
+    str | None, typer.Option(help="Labelled pairs: .npz, .parquet or .arrow file with 'query' and 'key' of its row.")
 ]
 ClientTtl = Annotated[
     float, typer.Option(min=0, help="Longest state_ttl of any HubnessClient that writes, in seconds.")
 ]
-RowsPerSecond = Annotated[
-    float | None, typer.Option(help="Maximum rows written per second. [default: no limit]")
-]
+RowsPerSecond = Annotated[float | None, typer.Option(help="Maximum rows written per second. [default: no limit]")]
 EngineName = Annotated[
     Engine,
     typer.Option(
@@ -80,9 +67,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     """
     parameters = inspect.signature(command, eval_str=True).parameters
     groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in parameters.items()
-        if is_dataclass(parameter.annotation)
+        name: parameter.annotation for name, parameter in parameters.items() if is_dataclass(parameter.annotation)
     }
 
     @wraps(command)
@@ -150,8 +135,7 @@ class BankOptions:
     """The options that name the query bank."""
 
     bank: Annotated[
-        str,
-        typer.Option(help="Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME."),
+        str, typer.Option(help="Reference queries: .npy, .npz, .parquet or .arrow file, or collection:NAME.")
     ] = ""
     bank_column: Annotated[
         str | None, typer.Option(help="Array, column or vector field of --bank that holds the queries.")
@@ -174,9 +158,9 @@ def read_vectors(store: Store, spec: str | None) -> QueryBank | None:
 class EstimatorOptions:
     """The options that choose the estimator."""
 
-    method: Annotated[
-        str | None, typer.Option(help=f"Estimator: {', '.join(SHORT_METHODS)}.", show_default=False)
-    ] = None
+    method: Annotated[str | None, typer.Option(help=f"Estimator: {', '.join(SHORT_METHODS)}.", show_default=False)] = (
+        None
+    )
     param: Annotated[
         list[str] | None,
         typer.Option(
@@ -204,9 +188,7 @@ class EstimatorOptions:
         if self.method is None and current is not None:
             methods = {"k": "--method nnn or csls", "alpha": "--method nnn"}
             for name in (name for name in parameters if name in methods and name not in current):
-                raise InvalidParameter(
-                    f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}"
-                )
+                raise InvalidParameter(f"--{name} needs {methods[name]}: the current {describe(current)} has no {name}")
             return from_dict(with_parameters(current, parameters))
         name = NNN.__name__ if self.method is None else class_name(self.method)
         return from_dict(with_parameters({"name": name}, parameters))

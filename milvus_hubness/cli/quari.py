@@ -10,14 +10,7 @@ import typer
 from rich.table import Table
 
 from milvus_hubness.charts import learning_curves
-from milvus_hubness.cli.console import (
-    check_writable,
-    out,
-    progress_bars,
-    show_facts,
-    show_result,
-    write_page,
-)
+from milvus_hubness.cli.console import check_writable, out, progress_bars, show_facts, show_result, write_page
 from milvus_hubness.cli.options import AsJson, Connection, Field, add_commands, pairs_of
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.quari import Checkpoint, QuariConfig, QuariReranker, TrainingSettings
@@ -53,9 +46,7 @@ def train(
         bool, typer.Option("--resume", help="Continue the training in --out, with the same options.")
     ] = False,
     encoder: Encoder = None,
-    form: Annotated[
-        str, typer.Option(help="Form of the network: published, residual or anchored.")
-    ] = QuariConfig.form,
+    form: Annotated[str, typer.Option(help="Form of the network: published, residual or anchored.")] = QuariConfig.form,
     memory: Annotated[
         int, typer.Option(help="Training pairs that the network remembers; 0 for none.")
     ] = QuariConfig.memory,
@@ -93,9 +84,7 @@ def train(
     curves = out.with_suffix(".svg")
     check_writable(curves)
     with progress_bars() as progress:
-        labelled = read_labelled(
-            pairs, collection, open_store=connection.open, field=field, progress=progress
-        ).pairs
+        labelled = read_labelled(pairs, collection, open_store=connection.open, field=field, progress=progress).pairs
         learned, held_out = labelled.split(VALIDATION, settings.seed)
         network = train_network(
             learned,
@@ -108,12 +97,7 @@ def train(
             progress=progress,
         )
     write_page(curves, learning_curves(network.history, network.best_epoch))
-    facts = {
-        **_facts(network),
-        "left_out": labelled.left_out,
-        "network": str(out),
-        "curves": str(curves),
-    }
+    facts = {**_facts(network), "left_out": labelled.left_out, "network": str(out), "curves": str(curves)}
     title = f"Trained on {network.pairs} pairs, judged on {len(held_out)}"
     show_result(as_json, {"quari": facts}, lambda: show_facts(title, _in_words(facts)))
 
@@ -172,9 +156,7 @@ def evaluate(
     """
     reranker = QuariReranker.load(network, encoder=encoder, candidates=candidates, correction=correction)
     with progress_bars() as progress:
-        labelled = read_labelled(
-            pairs, collection, open_store=connection.open, field=field, progress=progress
-        )
+        labelled = read_labelled(pairs, collection, open_store=connection.open, field=field, progress=progress)
         result = labelled.evaluate(reranker).to_dict()
     show_result(as_json, {"quari": result}, lambda: _show_evaluation(result))
 
@@ -190,9 +172,7 @@ def _show_evaluation(result: dict[str, Any]) -> None:
     out.print(table)
     for name, gain in result["gain"].items():
         low, high = f"{100 * gain['low']:+.1f}", f"{100 * gain['high']:+.1f}"
-        out.print(
-            f"R@1 against {name}: {100 * gain['estimate']:+.1f} points ({low} … {high})", highlight=False
-        )
+        out.print(f"R@1 against {name}: {100 * gain['estimate']:+.1f} points ({low} … {high})", highlight=False)
     speed = f"{result['milliseconds']:.1f} ms a query"
     out.print(f"{speed} for {result['candidates']} candidates", highlight=False)
 
@@ -202,7 +182,6 @@ def _measured(measure: str, value: float) -> str:
 
 
 app = typer.Typer(
-    help="Train and evaluate a network that re-ranks corrected candidates for each query.",
-    no_args_is_help=True,
+    help="Train and evaluate a network that re-ranks corrected candidates for each query.", no_args_is_help=True
 )
 add_commands(app, {"train": train, "show": show, "eval": evaluate})

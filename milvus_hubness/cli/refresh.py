@@ -41,9 +41,7 @@ def refresh(
     connection: Connection,
     target_bank: TargetBank = None,
     field: Field = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Bias profile; a new name adds a profile, from --bank.")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Bias profile; a new name adds a profile, from --bank.")] = None,
     revert: Annotated[
         bool, typer.Option("--revert", help="Restore the bank and parameters before the last full refresh.")
     ] = False,
@@ -59,8 +57,7 @@ def refresh(
         float, typer.Option(help="Change of a bias up to which its row is not written.")
     ] = DEFAULT_TOLERANCE,
     rebuild_share: Annotated[
-        float,
-        typer.Option(help="Share of 50,000 or more rows from which on a copy replaces in-place updates."),
+        float, typer.Option(help="Share of 50,000 or more rows from which on a copy replaces in-place updates.")
     ] = REBUILD_SHARE,
     plan: Annotated[bool, typer.Option("--plan", help="Show the refresh plan; write nothing.")] = False,
     rows_per_second: RowsPerSecond = None,
@@ -160,9 +157,7 @@ def bank(
     ] = None,
     off: Annotated[bool, typer.Option("--off", help="Stop sampling; the bank stays as it is.")] = False,
     field: Field = None,
-    profile: Annotated[
-        str | None, typer.Option(help="Bias profile of the bank. [default: the active one]")
-    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Bias profile of the bank. [default: the active one]")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn the online bank of a collection on, change its terms, or turn it off.

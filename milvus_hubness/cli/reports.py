@@ -57,8 +57,7 @@ def tune(
     target_bank: TargetBank = None,
     pairs: Pairs = None,
     queries: Annotated[
-        str | None,
-        typer.Option(help="Queries without answers that are not in the bank: a file, or collection:NAME."),
+        str | None, typer.Option(help="Queries without answers that are not in the bank: a file, or collection:NAME.")
     ] = None,
     field: Field = None,
     as_json: AsJson = False,
@@ -217,8 +216,7 @@ def status(
             "estimator": f"{describe(result.estimator)}, strength {result.strength}",
             "profiles": ", ".join(result.profiles) if len(result.profiles) > 1 else None,
             "corrected fields": ", ".join(result.fields) if len(result.fields) > 1 else None,
-            "bank": f"{result.bank['collection']}, {result.bank['count']:,} queries, "
-            f"{result.bank['fingerprint'][:19]}",
+            "bank": f"{result.bank['collection']}, {result.bank['count']:,} queries, {result.bank['fingerprint'][:19]}",
             "rows without bias": f"{result.pending:,}",
             "last refresh": f"{span(result.age_seconds)} ago ({result.refreshed_at}), epoch {result.epoch}",
         }

@@ -160,9 +160,7 @@ def proxy(
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for a free one.")
     ] = ProxyOptions.port,
-    tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate for TLS with clients, a PEM file.")
-    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate for TLS with clients, a PEM file.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of that certificate, a PEM file.")] = None,
     upstream_tls: Annotated[bool, typer.Option("--upstream-tls", help="Use TLS to Milvus.")] = False,
     upstream_ca: Annotated[

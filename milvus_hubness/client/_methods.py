@@ -14,15 +14,7 @@ from milvus_hubness.client.messages import Question
 from milvus_hubness.client.new_collections import QUICK_FORM, CorrectionConfig
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
-from milvus_hubness.client.steps import (
-    Ask,
-    Effect,
-    Operation,
-    PlainConnection,
-    Step,
-    raising_as_milvus,
-    refusing,
-)
+from milvus_hubness.client.steps import Ask, Effect, Operation, PlainConnection, Step, raising_as_milvus, refusing
 from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL
@@ -142,9 +134,7 @@ class Methods(EscapedKeys):
         Each row has its bias. Raises as `insert` does, and UnsupportedOperation if the biases are in a side
         collection or a job works on the collection.
         """
-        return self._run(
-            self._operations.writes.write_import_files(collection_name, data, Path(folder), bias, timeout)
-        )
+        return self._run(self._operations.writes.write_import_files(collection_name, data, Path(folder), bias, timeout))
 
     def delete(
         self,
@@ -218,9 +208,7 @@ class Methods(EscapedKeys):
         }
         if highlighter is not None:
             options["highlighter"] = highlighter
-        return self._run(
-            self._operations.searches.search(collection_name, question, filter, options, ids=ids)
-        )
+        return self._run(self._operations.searches.search(collection_name, question, filter, options, ids=ids))
 
     def query(
         self,
@@ -292,9 +280,7 @@ class Methods(EscapedKeys):
         """Describe the collection as pymilvus does, as the user created it."""
         return self._run(self._operations.reads.describe_collection(collection_name, timeout, kwargs))
 
-    def describe_index(
-        self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any
-    ) -> Any:
+    def describe_index(self, collection_name: str, index_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Describe an index as pymilvus does, with the user's metric."""
         return self._run(self._operations.reads.describe_index(collection_name, index_name, timeout, kwargs))
 
@@ -303,12 +289,7 @@ class Methods(EscapedKeys):
         return self._run(self._operations.reads.list_indexes(collection_name, field_name, kwargs))
 
     def list_aliases(
-        self,
-        collection_name: str = "",
-        timeout: float | None = None,
-        *,
-        include_internal: bool = False,
-        **kwargs: Any,
+        self, collection_name: str = "", timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
     ) -> Any:
         """List aliases as pymilvus does, without the aliases that jobs write through.
 
@@ -360,11 +341,7 @@ class Methods(EscapedKeys):
         return self._run(self._operations.catalog.load(call, timeout))
 
     def load_partitions(
-        self,
-        collection_name: str,
-        partition_names: str | list[str],
-        timeout: float | None = None,
-        **kwargs: Any,
+        self, collection_name: str, partition_names: str | list[str], timeout: float | None = None, **kwargs: Any
     ) -> Any:
         """Load partitions as pymilvus does; load_fields need not name the hidden fields."""
         call = Ask("load_partitions", (collection_name, partition_names, timeout), kwargs)
@@ -382,8 +359,7 @@ class Methods(EscapedKeys):
     def truncate_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Truncate a collection as pymilvus does, with its biases.
 
-        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the
-        rows.
+        Raises as `drop_collection` does, and UnsupportedOperation if an unfinished refresh would restore the rows.
         """
         call = Ask("truncate_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.truncate_collection(collection_name, call, timeout))
@@ -396,17 +372,11 @@ class Methods(EscapedKeys):
         return self._run(self._operations.catalog.drop_partition(collection_name, call, timeout))
 
     def rename_collection(
-        self,
-        old_name: str,
-        new_name: str,
-        target_db: str | None = "",
-        timeout: float | None = None,
-        **kwargs: Any,
+        self, old_name: str, new_name: str, target_db: str | None = "", timeout: float | None = None, **kwargs: Any
     ) -> Any:
         """Rename a collection as pymilvus does.
 
-        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another
-        database.
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another database.
         """
         call = Ask("rename_collection", (old_name, new_name, target_db, timeout), kwargs)
         return self._run(self._operations.catalog.rename_collection(old_name, target_db, call, timeout))
@@ -429,13 +399,9 @@ class Methods(EscapedKeys):
         names = (snapshot_name, source_collection_name, target_collection_name)
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)
         database = target_db_name if target_db_name != source_db_name else ""
-        return self._run(
-            self._operations.catalog.restore_snapshot(source_collection_name, database, call, timeout)
-        )
+        return self._run(self._operations.catalog.restore_snapshot(source_collection_name, database, call, timeout))
 
-    def alter_alias(
-        self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any
-    ) -> Any:
+    def alter_alias(self, collection_name: str, alias: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Alter an alias as pymilvus does."""
         call = Ask("alter_alias", (collection_name, alias, timeout), kwargs)
         return self._run(self._operations.states.forgetting(call))

@@ -120,9 +120,7 @@ def _coroutine(method: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, 
     return call
 
 
-def _without(
-    name: str, method: Callable[..., Coroutine[Any, Any, Any]]
-) -> Callable[..., Coroutine[Any, Any, Any]]:
+def _without(name: str, method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
     """Return the method without one parameter, which AsyncMilvusClient does not have."""
     signature = inspect.signature(method)
     place = list(signature.parameters).index(name)

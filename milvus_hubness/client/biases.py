@@ -72,9 +72,7 @@ def _nearest(
         means = state.layout.reduce_items(vectors) @ summary.mean
     if needs.queries:
         filters = [queries_between(bank, *part) for part in _parts(bank.count, needs.queries)]
-        scores, potentials = yield from _search(
-            state, bank, filters, needs.queries, vectors, columns, timeout
-        )
+        scores, potentials = yield from _search(state, bank, filters, needs.queries, vectors, columns, timeout)
     queries = Nearest(scores, max(bank.count - needs.queries, 0), means, potentials, summary.masses)
     if needs.targets:
         filters = [targets_between(bank, *part) for part in _parts(summary.targets, needs.targets)]
@@ -87,8 +85,7 @@ def _nearest(
 def _parts(count: int, per_vector: int) -> list[tuple[int, int]]:
     """Return ranges of row numbers, each as (start, end), for the searches.
 
-    There is one range if one answer can have all rows needed; else there are ranges that an answer returns
-    completely.
+    There is one range if one answer can have all rows needed; else there are ranges that an answer returns completely.
     """
     size = count if per_vector <= WINDOW else WINDOW
     return [(start, start + size) for start in range(0, count, size)]
@@ -204,10 +201,9 @@ class Biases:
     ) -> Operation[RowBiases]:
         """Return the biases of vectors (n, d) by slot, with their epoch and locality hints.
 
-        Each profile's biases go into its two slots. Incoming and outgoing profiles have slots of their own.
-        are_new: whether these rows are inserted together. While a job computes all biases, new rows get the
-        biases that the job would give them: this holds for incoming profiles, and for a copy or a second
-        field that is being filled.
+        Each profile's biases go into its two slots. Incoming and outgoing profiles have slots of their own. are_new:
+        whether these rows are inserted together. While a job computes all biases, new rows get the biases that the job
+        would give them: this holds for incoming profiles, and for a copy or a second field that is being filled.
         """
         if bias not in ("compute", "pending"):
             raise InvalidParameter(f'bias must be "compute" or "pending", not {bias!r}')
@@ -217,8 +213,7 @@ class Biases:
             return RowBiases(dict.fromkeys(range(state.slots), none), PENDING, locality_hints)
         budget, are_last = self._banks.budget, are_new and state.phase == "ready"
         work: list[tuple[Profile, tuple[int, ...], int, bool]] = [
-            (profile, (profile.slot, profile.standby), budget, are_last)
-            for profile in state.profiles.values()
+            (profile, (profile.slot, profile.standby), budget, are_last) for profile in state.profiles.values()
         ]
         for moving in (state.outgoing, state.incoming):
             if moving is None:
@@ -250,16 +245,10 @@ class Biases:
         profile, columns = state.profile, state.layout.locality_hint_count
         if not columns or bias == "pending" or _size(state, profile) > self._banks.budget:
             return np.zeros((len(vectors), columns), np.float32)
-        return (
-            yield from self._fitted(collection, state, profile, lambda fitted: fitted.locality_hints(vectors))
-        )
+        return (yield from self._fitted(collection, state, profile, lambda fitted: fitted.locality_hints(vectors)))
 
     def _fitted(
-        self,
-        collection: str,
-        state: CollectionState,
-        profile: Profile,
-        work: Callable[[Correction], Floats],
+        self, collection: str, state: CollectionState, profile: Profile, work: Callable[[Correction], Floats]
     ) -> Operation[Floats]:
         """Return work(the fitted estimator of a profile's bank), which fits into memory."""
         bank = yield from self.bank(collection, state, profile)

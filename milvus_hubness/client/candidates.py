@@ -160,9 +160,7 @@ def rewrite_of(state: CollectionState, reading: Reading, *, chains: bool = False
     return Rewrite(state, reading)
 
 
-def _biases(
-    hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None
-) -> list[float]:
+def _biases(hits: Any, biases: Mapping[Any, Sequence[float]] | None, slot: int, slot_field: str | None) -> list[float]:
     """Return the bias of each hit; a row without a bias gets the mean bias.
 
     biases: the slots of each key, from the side collection.

@@ -17,11 +17,7 @@ from milvus_hubness.client.messages import description_out, index_out
 from milvus_hubness.client.state_cache import CachedState, StateCache
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
-from milvus_hubness.job_properties import (
-    DualWrite,
-    OnlineBanks,
-    WriteIntentLog,
-)
+from milvus_hubness.job_properties import DualWrite, OnlineBanks, WriteIntentLog
 from milvus_hubness.operations.lease import forget_leases, holder_of
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState, read_states
@@ -83,9 +79,7 @@ class Reads:
         cached = yield from self._states.cached_state(collection, timeout)
         return index_out(cached.states.values(), index)
 
-    def list_indexes(
-        self, collection: str, field_name: str | None, options: Mapping[str, Any]
-    ) -> Operation[list[str]]:
+    def list_indexes(self, collection: str, field_name: str | None, options: Mapping[str, Any]) -> Operation[list[str]]:
         """List the indexes of the user's fields, or of the named field."""
         names: list[str] = yield Ask("list_indexes", (collection, field_name), dict(options))
         cached = yield from self._states.cached_state(collection)
@@ -106,8 +100,7 @@ HELPER_PROPERTIES = frozenset(
 class Whole:
     """The parts of a collection that an operation on the whole collection must handle.
 
-    name: the real name. fences: aliases that killed jobs left. samples_collection: collections of query
-    samples.
+    name: the real name. fences: aliases that killed jobs left. samples_collection: collections of query samples.
     """
 
     name: str
@@ -180,8 +173,7 @@ class Catalog:
     def truncate_collection(self, collection: str, call: Ask, timeout: float | None = None) -> Operation[Any]:
         """Truncate a collection and its side collections.
 
-        Raises as `drop_collection` does, and UnsupportedOperation while writes are noted, because a job
-        replays them.
+        Raises as `drop_collection` does, and UnsupportedOperation while writes are noted, because a job replays them.
         """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
@@ -204,8 +196,7 @@ class Catalog:
     ) -> Operation[Any]:
         """Rename a collection.
 
-        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another
-        database.
+        Raises as `truncate_collection` does, and UnsupportedOperation for a corrected collection and another database.
         """
         whole = yield from self._whole(collection, timeout)
         whole.expect_no_other_writes()
@@ -282,10 +273,7 @@ class Catalog:
             tuple(alias for alias in description.get("aliases") or () if is_fence(alias)),
             dual_write,
             WriteIntentLog.read(properties),
-            tuple(
-                online_banks.samples_collection
-                for online_banks in OnlineBanks.read_or_default(properties).banks
-            ),
+            tuple(online_banks.samples_collection for online_banks in OnlineBanks.read_or_default(properties).banks),
         )
 
 

@@ -196,11 +196,7 @@ class DualWrites:
     # -- reads of the collection ------------------------------------------------------------------------
 
     def _rows(
-        self,
-        key_field: str,
-        keys: Iterable[Key],
-        request: Write | Deletion,
-        output_fields: Sequence[str] = ("*",),
+        self, key_field: str, keys: Iterable[Key], request: Write | Deletion, output_fields: Sequence[str] = ("*",)
     ) -> Operation[list[Row]]:
         """Return the existing rows of these keys in the collection of a request, in the user's form."""
         partitions = [request.partition_name] if request.partition_name else None

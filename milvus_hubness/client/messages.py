@@ -14,10 +14,7 @@ from pymilvus.client.check import check_id_and_data, check_pass_param
 from pymilvus.exceptions import ParamError
 
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.errors import (
-    InvalidParameter,
-    UnsupportedOperation,
-)
+from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
 from milvus_hubness.job_properties import (
     DUAL_WRITE_PROPERTY,
     ONLINE_BANKS_PROPERTY,
@@ -40,13 +37,7 @@ IN_BACKGROUND = ("_async", "_callback")
 RANGE_BOUNDS = ("radius", "range_filter")
 
 
-def expect_question(
-    data: Any,
-    ids: Any,
-    output_fields: Any,
-    search_params: Any,
-    options: Mapping[str, Any],
-) -> None:
+def expect_question(data: Any, ids: Any, output_fields: Any, search_params: Any, options: Mapping[str, Any]) -> None:
     """Check a search.
 
     Raises ParamError in the same cases as pymilvus, and InvalidParameter for bounds that are not numbers.
@@ -168,11 +159,10 @@ def index_out(states: Collection[CollectionState], index: dict[str, Any] | None)
 class Question:
     """A search as the user requested it.
 
-    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one.
-    rerank: a GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an
-    Adaptive one ranks corrected candidates. candidates: how many; None uses the number of the re-ranker.
-    activated: keys that open the gate, if the search is gated. with_raw_score: give each hit its uncorrected
-    score too.
+    strength: w; None uses that of the profile. profile: name of a bias profile; None uses the active one. rerank: a
+    GloballyCorrected re-ranker ranks raw candidates against `bank` (m, d), the bank's queries; an Adaptive one ranks
+    corrected candidates. candidates: how many; None uses the number of the re-ranker. activated: keys that open the
+    gate, if the search is gated. with_raw_score: give each hit its uncorrected score too.
     """
 
     data: npt.ArrayLike

@@ -46,13 +46,10 @@ class CorrectionConfig:
     profiles: int = 1
 
 
-def schema_and_indexes(
-    arguments: Mapping[str, Any],
-) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
+def schema_and_indexes(arguments: Mapping[str, Any]) -> tuple[CollectionSchema, IndexParams, dict[str, Any]]:
     """Return the schema, the indexes and the further arguments of a MilvusClient.create_collection.
 
-    For the quick form, the schema and the index are those that pymilvus would create. Raises
-    InvalidParameter.
+    For the quick form, the schema and the index are those that pymilvus would create. Raises InvalidParameter.
     """
     further = dict(arguments)
     quick = {name: further.pop(name) for name in QUICK_FORM}
@@ -163,9 +160,7 @@ def _new_field(
         strength=config.strength,
     )
     bank_collection = config.bank_collection or f"{collection}__bank{suffix}"
-    return NewField(
-        field.name, layout.metric, bank_collection, StoredBank(bank, fitted.potentials, targets), state
-    )
+    return NewField(field.name, layout.metric, bank_collection, StoredBank(bank, fitted.potentials, targets), state)
 
 
 def stored_schema(schema: CollectionSchema, states: Iterable[CollectionState]) -> CollectionSchema:
@@ -190,8 +185,7 @@ def served_indexes(index: IndexParams, states: Mapping[str, CollectionState]) ->
             metric = str(configs.get("metric_type") or state.metric).upper()
             if metric != state.metric:
                 raise InvalidParameter(
-                    f"field {params.field_name!r} was corrected for {state.metric}: "
-                    f"its index cannot take {metric}"
+                    f"field {params.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
                 )
             configs["metric_type"] = "IP"
         served.add_index(params.field_name, index_type=kind, index_name=params.index_name, **configs)

@@ -124,9 +124,7 @@ class Pages:
 
         return CorrectedIterator(iterator, page_out)
 
-    def search_iterator(
-        self, collection: str, question: Question, options: Mapping[str, Any]
-    ) -> Operation[Any]:
+    def search_iterator(self, collection: str, question: Question, options: Mapping[str, Any]) -> Operation[Any]:
         """Open a search_iterator, by the corrected score if the field is corrected.
 
         options: its further arguments, by name. Raises as `search` does, and UnsupportedOperation if the
@@ -195,9 +193,7 @@ class Pages:
         opened = rewrite.profile(question).model_copy(update={"gate": None})
         return replace(rewrite, state=state.with_profile(opened, question.profile)).ask(question)
 
-    def _key_at(
-        self, collection: str, key_field: str, place: int, options: Mapping[str, Any]
-    ) -> Operation[Key | None]:
+    def _key_at(self, collection: str, key_field: str, place: int, options: Mapping[str, Any]) -> Operation[Key | None]:
         """Return the key of the row at this place in key order, counted from 1.
 
         Returns the last key if there are fewer rows.
@@ -248,9 +244,7 @@ class Pages:
         return list(by_key.values())[:size]
 
 
-def _opened(
-    collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]
-) -> Operation[Any]:
+def _opened(collection: str, data: Any, arguments: Mapping[str, Any], answer: Callable[[Any], Any]) -> Operation[Any]:
     """Open a search_iterator with these arguments. `answer` converts its hits before the user sees them."""
 
     def answered(hits: Any) -> Any:
@@ -355,9 +349,7 @@ class AsyncQueryIterator:
         if size <= 0:
             return []
         page: list[Row] = await self._run(
-            self._pages.page(
-                self._rows, self._key_field, self._behind, min(size, self._batch_size), output_fields
-            )
+            self._pages.page(self._rows, self._key_field, self._behind, min(size, self._batch_size), output_fields)
         )
         if page:
             self._behind = page[-1][self._key_field]

@@ -16,10 +16,7 @@ from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from milvus_hubness.codec.arrays import decode
 from milvus_hubness.errors import InvalidParameter, StateError
-from milvus_hubness.job_properties import (
-    OnlineBank,
-    OnlineBanks,
-)
+from milvus_hubness.job_properties import OnlineBank, OnlineBanks
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_banks import Sample
 
@@ -53,9 +50,8 @@ class Sampled:
 class Sampler:
     """Samples live queries and writes them from one thread, which runs while there are samples.
 
-    rate: the share of queries to sample; None for the rate of each online bank. write: writes the samples. A
-    sample has a vector, the profile of its search and the time, and nothing else. Samples that cannot be
-    written are dropped.
+    rate: the share of queries to sample; None for the rate of each online bank. write: writes the samples. A sample has
+    a vector, the profile of its search and the time, and nothing else. Samples that cannot be written are dropped.
     """
 
     def __init__(self, rate: float | None, write: Write) -> None:

@@ -76,14 +76,11 @@ def require_profile(profile: str | None, states: Sequence[CollectionState]) -> N
 def must_merge(ranker: Ranker, asked: Sequence[tuple[Rewrite, Question]]) -> bool:
     """Whether the client must merge the answers, because the server cannot.
 
-    asked: the requests on corrected fields. Raises UnsupportedOperation if the client cannot merge them
-    either.
+    asked: the requests on corrected fields. Raises UnsupportedOperation if the client cannot merge them either.
     """
     alike = all(rewrite.state.metric == "IP" for rewrite, _ in asked)
     plain = all(
-        not rewrite.codec.needs_candidates
-        and not rewrite.is_gated(question)
-        and len(rewrite.apart(question)) == 1
+        not rewrite.codec.needs_candidates and not rewrite.is_gated(question) and len(rewrite.apart(question)) == 1
         for rewrite, question in asked
     )
     if plain and (alike or ranker.strategy == "rrf"):
@@ -109,18 +106,11 @@ def rewritten(request: AnnSearchRequest, rewrite: Rewrite, question: Question) -
     )
 
 
-def merge(
-    answers: Sequence[Any],
-    metrics: Sequence[str],
-    ranker: Ranker,
-    page: slice,
-    round_decimal: int = -1,
-) -> Any:
+def merge(answers: Sequence[Any], metrics: Sequence[str], ranker: Ranker, page: slice, round_decimal: int = -1) -> Any:
     """Merge the answers to several requests into the first one, in place, and return it.
 
-    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but reverses
-    L2 distances if other answers have similarities. Raises InvalidInput if the numbers of weights and
-    requests differ.
+    metrics: of each answer. A weighted ranker without normalisation leaves scores as they are, but reverses L2
+    distances if other answers have similarities. Raises InvalidInput if the numbers of weights and requests differ.
     """
     if ranker.strategy == "weighted" and len(ranker.weights) != len(answers):
         raise InvalidInput(f"{len(ranker.weights)} weights for {len(answers)} requests")
@@ -179,10 +169,9 @@ _NORMALISED: dict[str, Callable[[float], float]] = {
 def adapted(rewrite: Rewrite, question: Question, how: Adaptive) -> SearchRequest:
     """Return the search request that answers a question for its re-ranker.
 
-    It has the queries that the re-ranker derives from the user's, or it fetches candidates with their
-    vectors, which the re-ranker ranks. Ranked hits have the re-ranker's score, and greater is better under
-    every metric. Raises as `Rewrite.ask` does, and DimensionMismatch if the re-ranker is for vectors of
-    another dimension.
+    It has the queries that the re-ranker derives from the user's, or it fetches candidates with their vectors, which
+    the re-ranker ranks. Ranked hits have the re-ranker's score, and greater is better under every metric. Raises as
+    `Rewrite.ask` does, and DimensionMismatch if the re-ranker is for vectors of another dimension.
     """
     how.expect_dim(rewrite.state.dim)
     queries = rewrite.queries(question)

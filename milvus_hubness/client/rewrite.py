@@ -65,27 +65,22 @@ class Reading:
         named = list(output_fields or [])
         hidden = tuple(name for name in self._hidden if name not in named)
         if "*" not in named:
-            needed = [
-                name for codec in self._codecs if codec.field in named for name in codec.decoding_fields
-            ]
+            needed = [name for codec in self._codecs if codec.field in named for name in codec.decoding_fields]
             named += [name for name in needed if name in hidden]
         return FieldRequest(named or (["*"] if default_all else output_fields), hidden)
 
     def rows_out(self, rows: Iterable[Row], fields: FieldRequest, *, strict_float32: bool = False) -> None:
         """Convert rows to the user's form, in place.
 
-        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become
-        lists of NumPy's float32. Raises StateError if the stored vectors have another width than the state
-        says.
+        They get the vectors that the user gave and lose the hidden fields. strict_float32: vectors become lists of
+        NumPy's float32. Raises StateError if the stored vectors have another width than the state says.
         """
         rows = list(rows)
         for codec in self._codecs:
             with_vector = [row for row in rows if row.get(codec.field) is not None]
             if not with_vector or codec.leaves_vectors:
                 continue
-            for row, vector in zip(
-                with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True
-            ):
+            for row, vector in zip(with_vector, returned(codec.vectors_of(with_vector), codec.dtype), strict=True):
                 in_list = isinstance(vector, bytes) and isinstance(row[codec.field], list)
                 row[codec.field] = [vector] if in_list else vector
                 if strict_float32 and codec.dtype == "float32":
@@ -181,9 +176,7 @@ class Rewrite:
                     f"group_size with an offset {field}, whose searches are gated: ask for the first page"
                 )
         if question.with_raw_score and looked_at(options, ("search_aggregation",)):
-            raise UnsupportedOperation(
-                "search_aggregation has no room for raw scores: leave with_raw_score out"
-            )
+            raise UnsupportedOperation("search_aggregation has no room for raw scores: leave with_raw_score out")
         if self.codec.served_metric != self.state.metric:
             self._expect_products(options, field)
 
@@ -286,9 +279,7 @@ class Rewrite:
         params = copied(requested)
         metric = params.pop("metric_type", None)
         if metric and str(metric).upper() != self.state.metric:
-            raise InvalidParameter(
-                f"metric type not match: expected {self.state.metric}, search_params say {metric}"
-            )
+            raise InvalidParameter(f"metric type not match: expected {self.state.metric}, search_params say {metric}")
         for place in places(params):
             for name in RANGE_BOUNDS:
                 if place.get(name) is not None and queries is not None:
@@ -310,19 +301,11 @@ class Rewrite:
                 keep(hits, hits[question.offset :])
             return self.reading.hits_out(results, fields)
 
-        data = [
-            *self.encoded_queries(question, queries, 0.0),
-            *self.encoded_queries(question, queries, strength),
-        ]
+        data = [*self.encoded_queries(question, queries, 0.0), *self.encoded_queries(question, queries, strength)]
         return SearchRequest(data, question.page.stop, 0, params, fields.requested, answer)
 
     def _reranked(
-        self,
-        question: Question,
-        how: GloballyCorrected,
-        bank: Floats,
-        queries: Floats,
-        params: dict[str, Any],
+        self, question: Question, how: GloballyCorrected, bank: Floats, queries: Floats, params: dict[str, Any]
     ) -> SearchRequest:
         fields = self.fields_for(question, with_vector=True)
         layout = self.codec.layout

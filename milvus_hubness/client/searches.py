@@ -50,12 +50,7 @@ class Searches:
     """
 
     def __init__(
-        self,
-        states: StateCache,
-        biases: Biases,
-        reads: Reads,
-        strength: float | None,
-        sampler: Sampler | None,
+        self, states: StateCache, biases: Biases, reads: Reads, strength: float | None, sampler: Sampler | None
     ) -> None:
         expect_strength(strength)
         self.strength = strength
@@ -185,12 +180,7 @@ class Searches:
         return biases
 
     def vectors(
-        self,
-        collection: str,
-        cached: CachedState,
-        state: CollectionState,
-        ids: Any,
-        options: Mapping[str, Any],
+        self, collection: str, cached: CachedState, state: CollectionState, ids: Any, options: Mapping[str, Any]
     ) -> Operation[list[Any]]:
         """Return the vectors of the rows with these ids. Raises InvalidInput if rows are missing."""
         keys = ids if isinstance(ids, list) else [ids]
@@ -215,9 +205,8 @@ class Searches:
     ) -> Operation[Any]:
         """Hybrid search, with corrected scores for each request on a corrected field.
 
-        options: the further arguments of MilvusClient.hybrid_search, by name. Raises InvalidInput if no
-        corrected field of the requests has the profile, and UnsupportedOperation if the client must merge the
-        answers and cannot.
+        options: the further arguments of MilvusClient.hybrid_search, by name. Raises InvalidInput if no corrected field
+        of the requests has the profile, and UnsupportedOperation if the client must merge the answers and cannot.
         """
         weight = self.strength if strength is None else strength
 
@@ -309,11 +298,7 @@ def field_arguments(state: CollectionState) -> dict[str, Any]:
 
 
 def _request(
-    collection: str,
-    field: Mapping[str, Any],
-    filter: str,
-    search_request: SearchRequest,
-    options: Mapping[str, Any],
+    collection: str, field: Mapping[str, Any], filter: str, search_request: SearchRequest, options: Mapping[str, Any]
 ) -> Ask:
     further = {**options, **search_request.options, **field}
     if search_request.offset:
@@ -330,12 +315,7 @@ def _request(
 
 
 def _uncorrected(
-    collection: str,
-    cached: CachedState,
-    question: Question,
-    filter: str,
-    options: Mapping[str, Any],
-    ids: Any,
+    collection: str, cached: CachedState, question: Question, filter: str, options: Mapping[str, Any], ids: Any
 ) -> Operation[Any]:
     if isinstance(question.rerank, Adaptive):
         raise UnsupportedOperation(

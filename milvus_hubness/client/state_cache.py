@@ -14,33 +14,17 @@ from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.client.candidates import rewrite_of
-from milvus_hubness.client.messages import (
-    expect_state_ttl,
-)
+from milvus_hubness.client.messages import expect_state_ttl
 from milvus_hubness.client.query_samples import online_banks_in
 from milvus_hubness.client.rewrite import Asking, Reading, Rewrite
 from milvus_hubness.client.steps import Ask, HeldErrors, LearnSchema, Operation, Pause
 from milvus_hubness.correction import Correction
-from milvus_hubness.errors import (
-    CollectionNotFound,
-    DimensionMismatch,
-    EmptyBank,
-    StateError,
-    WriteIntentFailed,
-)
+from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.nearest import Doubles
-from milvus_hubness.job_properties import (
-    DualWrite,
-    OnlineBank,
-    WriteIntentLog,
-)
+from milvus_hubness.job_properties import DualWrite, OnlineBank, WriteIntentLog
 from milvus_hubness.state import CollectionState, Profile, read_states
-from milvus_hubness.stores.milvus_server import (
-    COLLECTION_NOT_FOUND,
-    COLLECTION_NOT_LOADED,
-    supports,
-)
+from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
 
 Name = tuple[str, str, int]
 """Collection, field, and the slot that searches of the profile read.
@@ -100,9 +84,7 @@ class BankCache:
         """Add a bank and drop others until all fit."""
         self._cached.pop(name, None)
         self._cached[name] = _CachedBank(profile, bank)
-        while (
-            len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget
-        ):
+        while len(self._cached) > 1 and sum(entry.size for entry in list(self._cached.values())) > self.budget:
             self._cached.popitem(last=False)
 
     def summary(self, name: Name, profile: Profile) -> BankSummary | None:
@@ -114,9 +96,7 @@ class BankCache:
         """Add a summary; it replaces the summary of an earlier profile."""
         self._summaries[name] = (profile, summary)
 
-    def correction(
-        self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank
-    ) -> Correction:
+    def correction(self, name: Name, state: CollectionState, profile: Profile, bank: StoredBank) -> Correction:
         """Return the fitted estimator of a bank, restored once per layout."""
         cached = self._cached.get(name)
         # Two successive profiles may have loaded the same bank at once.
@@ -146,14 +126,7 @@ CUT_OVER_PAUSE = 0.02
 CLOSING_SECONDS = 0.1
 _OTHER_WIDTH = re.compile(r"num_rows|should divide the dim|not equal to schema dim")
 
-PERHAPS_OUTDATED = (
-    MilvusException,
-    DimensionMismatch,
-    EmptyBank,
-    CollectionNotFound,
-    WriteIntentFailed,
-    StateError,
-)
+PERHAPS_OUTDATED = (MilvusException, DimensionMismatch, EmptyBank, CollectionNotFound, WriteIntentFailed, StateError)
 """Errors of a call that may be due to an outdated collection state."""
 
 
@@ -173,9 +146,8 @@ class PreparedSearch:
 class CachedState:
     """A collection state in the cache.
 
-    states: of its corrected fields, by name. prepared: prepared searches by their kind. dual_write: the copy
-    that also gets the writes. online_banks: by field and profile. intent_log: the log that takes notes of
-    writes first.
+    states: of its corrected fields, by name. prepared: prepared searches by their kind. dual_write: the copy that also
+    gets the writes. online_banks: by field and profile. intent_log: the log that takes notes of writes first.
     """
 
     key_field: str
@@ -204,8 +176,7 @@ class CachedState:
     def uncorrected(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments of a search that is not corrected.
 
-        They name the user's field if a second vector field exists, because Milvus would not choose between
-        the two.
+        They name the user's field if a second vector field exists, because Milvus would not choose between the two.
         """
         state = self.state_of(options.get("anns_field"))
         if state is None or state.searched_field == state.field:
@@ -260,9 +231,8 @@ class StateCache:
     def cached_state(self, collection: str, timeout: float | None = None) -> Operation[CachedState]:
         """Return the collection state, read at most once in `state_ttl` seconds.
 
-        A missing collection has an empty state: the call that follows reports it in Milvus's own words. If
-        the missing collection had a copy, the cutover may be moving its name to the copy: the operation waits
-        for it.
+        A missing collection has an empty state: the call that follows reports it in Milvus's own words. If the missing
+        collection had a copy, the cutover may be moving its name to the copy: the operation waits for it.
         """
         if remembered := self.remembered(collection):
             return remembered

@@ -114,11 +114,7 @@ def _of_both(kind: type[HubnessError]) -> type[HubnessError]:
     It is a subclass of that class and of MilvusException, with the same name.
     """
     if kind not in _KINDS:
-        result = {
-            "__str__": lambda self: self.message,
-            "__module__": kind.__module__,
-            "__doc__": kind.__doc__,
-        }
+        result = {"__str__": lambda self: self.message, "__module__": kind.__module__, "__doc__": kind.__doc__}
         _KINDS[kind] = type(kind.__name__, (kind, MilvusException), result)
     return _KINDS[kind]
 
@@ -220,9 +216,7 @@ class PlainConnection:
     """
 
     def __init__(self, uri: str, *, db_name: str, timeout: float | None, **options: Any) -> None:
-        self._connect = partial(
-            connect, uri, timeout=CONNECT_SECONDS if timeout is None else timeout, **options
-        )
+        self._connect = partial(connect, uri, timeout=CONNECT_SECONDS if timeout is None else timeout, **options)
         self._database = db_name
         self._client: MilvusClient | None = None
         self._lock = threading.Lock()

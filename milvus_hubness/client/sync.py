@@ -20,10 +20,9 @@ class HubnessClient(Methods, MilvusClient):
     Use it wherever a MilvusClient is used. Ordinary collections pass through untouched. Every error that it
     raises is also a MilvusException.
 
-    On corrected collections, insert, upsert, search, query, get, delete, describe_collection and
-    describe_index use the original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's
-    metric. c is the mean bias in the collection state; it changes no ranking and keeps scores on the scale
-    that the application expects.
+    On corrected collections, insert, upsert, search, query, get, delete, describe_collection and describe_index use the
+    original dimension and metric. Scores are s(q, r) − w·(b(r) − c) in the user's metric. c is the mean bias in the
+    collection state; it changes no ranking and keeps scores on the scale that the application expects.
 
     strength: w of every search that names none; None uses the strength of each collection (1.0 unless
     changed). state_ttl: TTL of the cached collection state, in seconds; keep it below the time between two

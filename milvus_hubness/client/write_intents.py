@@ -54,8 +54,7 @@ def parts(items: Sequence[T], size: int) -> Iterator[list[T]]:
 
 
 NOTING_SECONDS = 30.0
-"""Notes that took longer are repeated: this is half the time after which a job drops a row that no note
-names.
+"""Notes that took longer are repeated: this is half the time after which a job drops a row that no note names.
 """
 Row = dict[str, Any]
 
@@ -144,9 +143,7 @@ class WriteIntents:
                 return first, last, cached if cached.dual_write else now
             last, cached = yield from self._states.retrying(collection, timeout, with_state(again))
 
-    def _cached_after(
-        self, collection: str, cached: CachedState, timeout: float | None
-    ) -> Operation[CachedState]:
+    def _cached_after(self, collection: str, cached: CachedState, timeout: float | None) -> Operation[CachedState]:
         """Return the collection state after a write that used `cached`.
 
         Returns `cached` itself if the state cannot be read, and if the collection has a copy, which may be
@@ -201,10 +198,9 @@ class WriteIntents:
     ) -> Operation[dict[Key, set[str]]]:
         """Note the whole rows that a partial update produces.
 
-        Each is based on the last noted row, or else on the row of the collection, which no job has then read
-        before a client wrote it. The collection is read first, so that the writer of that row has noted it.
-        Returns for each key the fields that this update changes, together with those of the partial updates
-        noted just before it.
+        Each is based on the last noted row, or else on the row of the collection, which no job has then read before a
+        client wrote it. The collection is read first, so that the writer of that row has noted it. Returns for each key
+        the fields that this update changes, together with those of the partial updates noted just before it.
         """
         changes: dict[Key, set[str]] = {}
         key_field, timeout, partition_name = cached.key_field, write.timeout, write.partition_name
@@ -222,12 +218,8 @@ class WriteIntents:
                 key = row[key_field]
                 changes[key] = {*row, *changed_before.get(last.get(key, ""), ())} - {NAME_FIELD, key_field}
             noted_rows = yield from self._whole_rows(intent_log.rows, NAME_FIELD, names, None, timeout)
-            before = {
-                key: noted_rows.get(last[key]) if key in last else in_collection.get(key) for key in keys
-            }
-            bases = [
-                {**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])
-            ]
+            before = {key: noted_rows.get(last[key]) if key in last else in_collection.get(key) for key in keys}
+            bases = [{**base, NAME_FIELD: row[NAME_FIELD]} for row in part if (base := before[row[key_field]])]
             yield from self._insert_rows(intent_log, bases, timeout)
             if changed := [row for row in part if before[row[key_field]]]:
                 yield Ask("upsert", (intent_log.rows, changed, timeout), dict(write.options))
@@ -236,12 +228,7 @@ class WriteIntents:
         return changes
 
     def _whole_rows(
-        self,
-        collection: str,
-        field: str,
-        values: Sequence[Key],
-        partition_name: str | None,
-        timeout: float | None,
+        self, collection: str, field: str, values: Sequence[Key], partition_name: str | None, timeout: float | None
     ) -> Operation[dict[Key, Row]]:
         """Return rows as they are stored, by a field with unique values."""
         if not values:
@@ -269,16 +256,12 @@ class WriteIntents:
                     keys_here = yield from self.matching(cached.key_field, within)
                 yield from self._note_keys(intent_log, deletion, partition, keys_here)
 
-    def delete_matching(
-        self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion
-    ) -> Operation[Any]:
+    def delete_matching(self, cached: CachedState, intent_log: WriteIntentLog, deletion: Deletion) -> Operation[Any]:
         """Delete the rows that a filter matches, by the keys that match now, as Milvus does.
 
         Raises WriteIntentFailed.
         """
-        further = {
-            name: value for name, value in deletion.options.items() if name not in ("filter_params", "pks")
-        }
+        further = {name: value for name, value in deletion.options.items() if name not in ("filter_params", "pks")}
         answers: list[Any] = []
         for partition in (yield from self._partitions(intent_log, deletion)):
             within = replace(deletion, partition_name=partition)
@@ -330,9 +313,7 @@ class WriteIntents:
 
     # -- notes ------------------------------------------------------------------------------------------
 
-    def _insert_rows(
-        self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None
-    ) -> Operation[None]:
+    def _insert_rows(self, intent_log: WriteIntentLog, named: Sequence[Row], timeout: float | None) -> Operation[None]:
         for part in parts(named, ROWS_PER_REQUEST):
             yield Ask("insert", (intent_log.rows, part, timeout))
 
@@ -348,17 +329,14 @@ class WriteIntents:
 
         changed: the fields that partial updates change.
         """
-        lines = [
-            line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()
-        ]
+        lines = [line(intent_log, key, partition_name, name, changed.get(key, ())) for key, name in names.items()]
         for part in parts(lines, ROWS_PER_REQUEST):
             yield Ask("upsert", (intent_log.collection, part, timeout))
 
     def _noting(self, collection: str, intent_log: WriteIntentLog, note: Operation[None]) -> Operation[None]:
         """Run a note.
 
-        Rows that pymilvus itself refuses raise its own error, the same as the write would. Raises
-        WriteIntentFailed.
+        Rows that pymilvus itself refuses raise its own error, the same as the write would. Raises WriteIntentFailed.
         """
         try:
             yield from note
@@ -382,6 +360,4 @@ def _together(answers: Sequence[Any]) -> Any:
         return [key for answer in answers for key in answer]
     if len(answers) == 1:
         return answers[0]
-    return OmitZeroDict(
-        {name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")}
-    )
+    return OmitZeroDict({name: sum(answer.get(name, 0) for answer in answers) for name in ("delete_count", "cost")})

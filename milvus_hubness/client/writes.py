@@ -65,9 +65,7 @@ class Writes:
 
         # A repetition creates no duplicate row.
         again = _refuse_to_add_twice(collection) if write.adds else by(replace(write, method="upsert"))
-        (written, _), (_, upserts), cached = yield from self._intents.noted(
-            collection, timeout, by(write), again
-        )
+        (written, _), (_, upserts), cached = yield from self._intents.noted(collection, timeout, by(write), again)
         # The rows are written at this point: a later failure must not write them again.
         try:
             for side, lines in upserts:
@@ -99,12 +97,7 @@ class Writes:
         return stored, side_columns
 
     def write_import_files(
-        self,
-        collection: str,
-        rows: Iterable[dict[str, Any]],
-        folder: Path,
-        bias: Bias,
-        timeout: float | None,
+        self, collection: str, rows: Iterable[dict[str, Any]], folder: Path, bias: Bias, timeout: float | None
     ) -> Operation[list[str]]:
         """Write rows as the collection stores them to Parquet files, and return their paths.
 
@@ -253,8 +246,7 @@ def _shape(vector: Any) -> tuple[int, ...] | None:
 def _put(cached: CachedState, write: Write, stored: Any) -> Operation[dict[str, Any]]:
     """Write rows; repeat a partial update several times while a job rewrites rows.
 
-    The job may be replaying an outdated deletion: until it sees the later note, the row of the update is
-    missing.
+    The job may be replaying an outdated deletion: until it sees the later note, the row of the update is missing.
     """
     args = (write.collection, stored, write.timeout, write.partition_name)
     request = Ask(write.method, args, dict(write.options))

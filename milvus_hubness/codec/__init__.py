@@ -19,21 +19,18 @@ A graph index links the items by the inner products among themselves, in which v
 
     r·r' + (h − m)(h' − m)/s²  =  −½‖r−r'‖² + (h − h₀)(h' − h₀)/s² + a constant.
 
-This is the order of the L2 index itself, up to a term that vanishes as s grows: the stored vectors then have
-nearly equal length, and on such vectors inner product and distance agree (as in the reduction of the same
-paper from products to distances). With m = 0 and s = 1 the graph links everything to the longest items
-instead. Queries have 0 in the column of u, because m is far larger than the half squares by which neighbours
-differ.
+This is the order of the L2 index itself, up to a term that vanishes as s grows: the stored vectors then have nearly
+equal length, and on such vectors inner product and distance agree (as in the reduction of the same paper from products
+to distances). With m = 0 and s = 1 the graph links everything to the longest items instead. Queries have 0 in the
+column of u, because m is far larger than the half squares by which neighbours differ.
 
-Queries have 0 in the graph hint column a − p·b, where b is the mean of the slots. With λ = a·p this column
-adds
+Queries have 0 in the graph hint column a − p·b, where b is the mean of the slots. With λ = a·p this column adds
 
     −λ(b + b') + p²·b·b' + a constant
 
-to the inner products of stored vectors. Without it the graph links items by r·r' alone, while a corrected
-search looks for items of low bias, which few items have as neighbours. With it, the neighbours of an item are
-those that a corrected search with this item as the query finds. Queries also have 0 in the locality hint
-columns, which place items wanted by the same queries near each other in the index: see `codec.index_hints`.
-`codec.index_hints` chooses m, s, a and p; benchmarks/l2_graph.py and benchmarks/graph_hint.py measure their
-effect.
+to the inner products of stored vectors. Without it the graph links items by r·r' alone, while a corrected search looks
+for items of low bias, which few items have as neighbours. With it, the neighbours of an item are those that a corrected
+search with this item as the query finds. Queries also have 0 in the locality hint columns, which place items wanted by
+the same queries near each other in the index: see `codec.index_hints`. `codec.index_hints` chooses m, s, a and p;
+benchmarks/l2_graph.py and benchmarks/graph_hint.py measure their effect.
 """

@@ -1,9 +1,8 @@
 """Vectors as float matrices, their metrics, lengths and mean, and their storage in half precision. No I/O.
 
-Distances do not change when all vectors move by the same offset, but ½‖r‖² in float32 does: if a gallery is
-100 times as far from zero as its rows are from each other, ½‖r‖² loses 13 bits. So half squares are those of
-r − c and queries are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is
-the number of c if
+Distances do not change when all vectors move by the same offset, but ½‖r‖² in float32 does: if a gallery is 100 times
+as far from zero as its rows are from each other, ½‖r‖² loses 13 bits. So half squares are those of r − c and queries
+are sent as q − c, where c is the mean. A row is stored as r − a. In each dimension, a is the number of c if
 
     that number is so far from zero that all rows have numbers between half and twice as large, or 0,
 
@@ -225,8 +224,7 @@ def rounded(values: npt.ArrayLike, dtype: Dtype) -> Floats:
 def encode(rows: npt.ArrayLike, dtype: Dtype) -> list[Any]:
     """Return vectors (n, w) as pymilvus takes them in rows and as search data.
 
-    These are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number does
-    not fit.
+    These are arrays of float32, or the bytes of half-precision numbers. Raises InvalidInput if a number does not fit.
     """
     if dtype == "float32":
         return list(np.asarray(rows, np.float32))

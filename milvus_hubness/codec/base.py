@@ -42,9 +42,7 @@ class RowBiases(NamedTuple):
     locality_hints: Floats | None = None
 
 
-def with_columns(
-    rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
-) -> list[dict[str, Any]]:
+def with_columns(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the rows with these values of fields, by field name."""
     if not columns:
         return [dict(row) for row in rows]
@@ -236,9 +234,7 @@ class RowCodec(ABC):
         """Return the queries as pymilvus sends them. Raises as `encode_query` does."""
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
-    def encode_one(
-        self, query: list[float] | Floats, strength: float, *, slot: int
-    ) -> tuple[bytes, float] | None:
+    def encode_one(self, query: list[float] | Floats, strength: float, *, slot: int) -> tuple[bytes, float] | None:
         """Return what `pack_queries` returns for one query, up to a factor, and that factor.
 
         Returns None if this takes more than joined bytes: see `Layout.encode_one`.
@@ -258,11 +254,7 @@ class RowCodec(ABC):
         return self.layout.encode_queries(queries, strength, slot=slot)
 
     def decode_scores(
-        self,
-        scores: npt.ArrayLike,
-        queries: npt.ArrayLike,
-        strength: float = 1.0,
-        biases: npt.ArrayLike | None = None,
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float64]:
         """Return the corrected scores (m, k), in the user's metric, of those that the database returns.
 

@@ -32,11 +32,7 @@ class CandidateCodec(RowCodec):
         return self.layout.require_finite(queries, "query")
 
     def decode_scores(
-        self,
-        scores: npt.ArrayLike,
-        queries: npt.ArrayLike,
-        strength: float = 1.0,
-        biases: npt.ArrayLike | None = None,
+        self, scores: npt.ArrayLike, queries: npt.ArrayLike, strength: float = 1.0, biases: npt.ArrayLike | None = None
     ) -> npt.NDArray[np.float64]:
         raw = np.asarray(scores, np.float64)
         if biases is None:

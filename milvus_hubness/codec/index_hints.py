@@ -54,8 +54,7 @@ FEWEST_QUERIES = 4 * NEAR
 """Smallest bank for locality hints: in a smaller one the nearest queries of all items are much the same."""
 
 LANDMARKS = 8_192
-"""Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched
-among."""
+"""Largest number of bank queries, spread evenly over the bank, that the nearest queries are searched among."""
 
 REACH = 0.5
 """`reach`, in lengths of an item."""
@@ -107,8 +106,7 @@ def _unit(rows: Floats) -> npt.NDArray[np.floating]:
 
 
 MOST_DIMENSIONS = 5_120
-"""Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as
-text."""
+"""Largest dimension of a mean: a migration record of at most 65,535 bytes contains the mean twice, as text."""
 
 MEASURED_ROWS = 10_000
 """Largest number of rows, spread evenly, from which the mean is computed."""
@@ -123,8 +121,7 @@ LEAST_FAR = 2.0**-14
 
 
 SPREADS = 3
-"""s² over the range of half squares: the graph then places an item at most a third farther away than it
-is."""
+"""s² over the range of half squares: the graph then places an item at most a third farther away than it is."""
 
 GRAPH_HINT_SHARE: dict[Metric, float] = {"IP": 0.75, "COSINE": 0.75, "L2": 0.5}
 """λ by metric. Above it corrected searches gain little and raw ones lose; under L2 that begins sooner."""
@@ -144,18 +141,16 @@ def measured_on(
     vectors: (n, d) items, or a sample of them; invalid rows are left out. queries: (m, d) bank queries,
     for locality hint columns, and for IP, where their lengths may differ from those of the items.
 
-    mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of
-    ½‖r‖² and R the range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H +
-    3R, and m = H + s². R bounds the term that distorts the graph; if all rows have one length, H bounds
-    the distortion by later rows. Percentiles are used because scores are rounded in proportion to s²: a
-    single long row must not cost all others their accuracy.
+    mean, under L2: see `with_mean`, also for taken_off. offset, scale, under L2: with H the median of ½‖r‖² and R the
+    range from its 1st to its 99th percentile, s is the least power of two with s² ≥ H + 3R, and m = H + s². R bounds
+    the term that distorts the graph; if all rows have one length, H bounds the distortion by later rows. Percentiles
+    are used because scores are rounded in proportion to s²: a single long row must not cost all others their accuracy.
 
-    anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a;
-    under IP it is multiplied by the median length of the items over that of the queries, as biases grow
-    with the queries. There is no graph hint column if `graph_hint` is false or the width has no column to
-    spare. locality_hints, reach: the main axes of the queries, and REACH times the median length of the
-    items, if `locality_hints` is true, the width has enough columns to spare, d ≤ 1,920, there are
-    FEWEST_QUERIES queries, and the metric is not L2.
+    anchor, pull: a is the power of two at the median length, under L2 it is s. p = GRAPH_HINT_SHARE/a; under IP it is
+    multiplied by the median length of the items over that of the queries, as biases grow with the queries. There is no
+    graph hint column if `graph_hint` is false or the width has no column to spare. locality_hints, reach: the main axes
+    of the queries, and REACH times the median length of the items, if `locality_hints` is true, the width has enough
+    columns to spare, d ≤ 1,920, there are FEWEST_QUERIES queries, and the metric is not L2.
     """
     rows = layout.rows(vectors)
     rows = rows[~layout.invalid(rows)]

@@ -37,14 +37,13 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter, NonFiniteVecto
 class Layout:
     """The columns of augmented vectors and augmented queries of one field.
 
-    dim: the user's dimension d. metric: the user's metric. slots: columns for biases; a refresh fills a
-    standby slot and then switches to it. multiple_of: the width is a multiple of it (16 suits SIMD code;
-    product quantisation with m sub-vectors needs lcm(16, m)). offset, scale: m and s, for L2 only; s is a
-    power of two, so that biases and their weights are stored and sent exactly. mean: c as `arrays.mean_of`
-    returns it, for L2 only. anchor, pull: a and p of the graph hint column, which takes the last column; the
-    width must have one to spare; there is no such column if a is 0. locality_hints, reach: the axes and the
-    length of the locality hint columns, for IP and COSINE only; the width must have these to spare too; there
-    are none if the axes are empty.
+    dim: the user's dimension d. metric: the user's metric. slots: columns for biases; a refresh fills a standby slot
+    and then switches to it. multiple_of: the width is a multiple of it (16 suits SIMD code; product quantisation with m
+    sub-vectors needs lcm(16, m)). offset, scale: m and s, for L2 only; s is a power of two, so that biases and their
+    weights are stored and sent exactly. mean: c as `arrays.mean_of` returns it, for L2 only. anchor, pull: a and p of
+    the graph hint column, which takes the last column; the width must have one to spare; there is no such column if a
+    is 0. locality_hints, reach: the axes and the length of the locality hint columns, for IP and COSINE only; the width
+    must have these to spare too; there are none if the axes are empty.
 
     Raises InvalidParameter for values that do not fit together.
     """
@@ -75,9 +74,7 @@ class Layout:
                 f"{self.scale} for {self.metric}"
             )
         if not (math.isfinite(self.anchor) and math.isfinite(self.pull)) or (self.pull and not self.anchor):
-            raise InvalidParameter(
-                f"a graph hint column needs a finite anchor, got {self.anchor} and {self.pull}"
-            )
+            raise InvalidParameter(f"a graph hint column needs a finite anchor, got {self.anchor} and {self.pull}")
         if bool(self.locality_hints) != (math.isfinite(self.reach) and self.reach > 0):
             raise InvalidParameter(f"locality hint columns need axes and a length above 0, got {self.reach}")
         if self.locality_hints and self.metric == "L2":
@@ -206,10 +203,7 @@ class Layout:
         return stored
 
     def with_biases(
-        self,
-        stored: Floats,
-        biases: Mapping[int, npt.ArrayLike],
-        locality_hints: npt.ArrayLike | None = None,
+        self, stored: Floats, biases: Mapping[int, npt.ArrayLike], locality_hints: npt.ArrayLike | None = None
     ) -> Floats:
         """Return stored vectors with other biases (n,) in the named slots, (n, width).
 
@@ -236,15 +230,12 @@ class Layout:
         could = vectors.any(axis=1) & ~self.invalid(vectors)
         return could & ~self.held_locality_hints(stored).any(axis=1)
 
-    def encode_queries(
-        self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0
-    ) -> Floats:
+    def encode_queries(self, queries: npt.ArrayLike, strength: float | npt.ArrayLike = 1.0, *, slot: int = 0) -> Floats:
         """Return augmented queries, (m, width).
 
-        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an
-        amount that `scores` subtracts. queries: (m, d) float32. strength: one number, or one for each query;
-        0 gives the raw ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and
-        NonFiniteVectors naming the queries.
+        Their inner product with stored vectors is s(q, r) − strength·b(r); under L2 it exceeds that by an amount that
+        `scores` subtracts. queries: (m, d) float32. strength: one number, or one for each query; 0 gives the raw
+        ranking. Raises DimensionMismatch, InvalidInput, InvalidParameter, and NonFiniteVectors naming the queries.
         """
         rows = self.rows(queries)
         weights = strength if isinstance(strength, float) else np.asarray(strength, np.float32)
@@ -315,9 +306,8 @@ class Layout:
     ) -> npt.NDArray[np.float64]:
         """Convert inner products (m, k) to scores of the user's metric.
 
-        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP and
-        COSINE: s − w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is never below 0 if
-        w = 0.
+        products: of augmented queries and stored vectors. queries: (m, d) as the user gave them. IP and COSINE: s −
+        w·b, the product itself. L2: the squared distance ‖q−r‖² + 2w·b, which is never below 0 if w = 0.
         """
         values = np.asarray(products, np.float64)
         if self.metric != "L2":
@@ -343,9 +333,7 @@ class Layout:
             return rows
         broken = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if broken.size:
-            raise NonFiniteVectors(
-                f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}"
-            )
+            raise NonFiniteVectors(f"vectors must be finite: NaN or infinity in {what} {name_some(broken.tolist())}")
         return rows
 
     def validate_vectors(self, vectors: npt.ArrayLike, what: str = "row") -> Floats:
@@ -356,18 +344,14 @@ class Layout:
         rows = self.require_finite(vectors, what)
         zero = np.flatnonzero(self.invalid(rows))
         if zero.size:
-            raise ZeroVectors(
-                f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}"
-            )
+            raise ZeroVectors(f"a zero vector has no direction under COSINE: remove {what} {name_some(zero.tolist())}")
         return rows
 
     def invalid(self, vectors: npt.ArrayLike) -> npt.NDArray[np.bool_]:
         """Return true for rows without a bias: NaN, infinity, or a zero vector under COSINE, bool (n,)."""
         rows = self.rows(vectors)
         finite = np.isfinite(rows).all(axis=1)
-        return cast(
-            "npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite
-        )
+        return cast("npt.NDArray[np.bool_]", ~finite | ~rows.any(axis=1) if self.metric == "COSINE" else ~finite)
 
     def _seen(self, rows: Floats) -> Floats:
         """Return the rows relative to the mean, (n, d)."""

@@ -76,8 +76,7 @@ def collect(root: Path | None = None) -> list[Pair]:
 
 
 def _source_files(root: Path) -> Iterator[Path]:
-    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests are left
-    out."""
+    """Yield the importable files. Paths that are no identifiers, such as site-packages, and tests are left out."""
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
@@ -131,9 +130,8 @@ Positions = npt.NDArray[np.intp]
 class Retriever:
     """Unit vectors of the test queries, the gallery and the query bank, all in the gallery's space.
 
-    queries (n, 256) and gallery (n, 256): gallery[i] is the one right answer to queries[i].
-    bank (m, 256): docstrings of functions that are neither in the gallery nor were trained on.
-    names, docstrings: of the n test pairs.
+    queries (n, 256) and gallery (n, 256): gallery[i] is the one right answer to queries[i]. bank (m, 256): docstrings
+    of functions that are neither in the gallery nor were trained on. names, docstrings: of the n test pairs.
     """
 
     queries: Vectors
@@ -156,9 +154,7 @@ def split_pairs(count: int, seed: int) -> Split:
     return Split(*np.split(order, [int(TRAIN * count), int((TRAIN + BANK) * count)]))
 
 
-def build(
-    pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None
-) -> Retriever:
+def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None) -> Retriever:
     """Train the two towers on 40% of the pairs and embed the rest; equal pairs and seed give equal vectors.
 
     progress: called with a line of text at the start of each stage. No fit uses a test docstring. Raises
@@ -196,8 +192,7 @@ def words(text: str) -> list[str]:
 def _tower(
     texts: Sequence[str], *, fit_on: Positions, seed: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the tower
-    knows."""
+    """Return unit vectors (n, 256) of the texts, and (n,) whether each text has a word that the tower knows."""
     tfidf = TfidfVectorizer(tokenizer=words, token_pattern=None, lowercase=False, min_df=2, sublinear_tf=True)
     tfidf.fit([texts[i] for i in fit_on])
     weights = tfidf.transform(texts)
@@ -238,8 +233,7 @@ class Example:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The result of the demo. collection, corrected_collection: the created collections; dropped unless
-    kept."""
+    """The result of the demo. collection, corrected_collection: the created collections; dropped unless kept."""
 
     server: str
     queries: int
@@ -260,9 +254,7 @@ class DemoResult:
         return asdict(self)
 
 
-def run(
-    uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
-) -> DemoResult:
+def run(uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent) -> DemoResult:
     """Build the retriever, load its gallery into the Milvus at `uri`, and measure before and after.
 
     keep: leave the collections in the database. Raises ServerUnavailable, StoreError, UnreadableFile.

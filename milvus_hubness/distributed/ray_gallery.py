@@ -145,11 +145,7 @@ class RayGallery:
             yield self._ray.get(done)
 
     def _balanced(
-        self,
-        estimator: Sinkhorn,
-        bank: QueryBank,
-        target_bank: BankLike | None,
-        start: npt.ArrayLike | None,
+        self, estimator: Sinkhorn, bank: QueryBank, target_bank: BankLike | None, start: npt.ArrayLike | None
     ) -> FittedBias:
         """Run the iteration of `estimators.sinkhorn`, with a round of tasks per step."""
         shards = list(self._shards)
@@ -159,9 +155,7 @@ class RayGallery:
         run = self._remote(shard_sums)
 
         def sums(f: Vectors | None) -> list[Sums]:
-            done: list[Sums] = self._ray.get(
-                [run.remote(shard, remote_bank, f, tau, self._device) for shard in shards]
-            )
+            done: list[Sums] = self._ray.get([run.remote(shard, remote_bank, f, tau, self._device) for shard in shards])
             return done
 
         def step(f: torch.Tensor) -> torch.Tensor:
@@ -239,9 +233,7 @@ class RayBiases:
         self._fit = [self._ray.put(each) for each in whole]
 
     def __call__(self, items: Vectors) -> Vectors:
-        """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core of the
-        cluster.
-        """
+        """Return biases of items (n, d), n ≥ 1, float32 (n,), with one part of the items per core of the cluster."""
         shards = np.array_split(items, min(_cores(self._ray), len(items)))
         parts = self._ray.get([self._run.remote(shard, *self._fit) for shard in shards])
         return np.concatenate(parts)

@@ -13,13 +13,7 @@ import numpy as np
 from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.correction import Correction, initial_state
 from milvus_hubness.enable.plan import EnablePlan
-from milvus_hubness.errors import (
-    AlreadyCorrected,
-    LeaseLost,
-    NotCorrected,
-    VerificationFailed,
-    name_some,
-)
+from milvus_hubness.errors import AlreadyCorrected, LeaseLost, NotCorrected, VerificationFailed, name_some
 from milvus_hubness.migration.catch_up import FEWER_ALLOWED, FEWEST_MISSES, SEARCHED, TOP
 from milvus_hubness.migration.compare import same_rows
 from milvus_hubness.migration.plan import default_client_ttl
@@ -63,9 +57,7 @@ class Enabled:
         return asdict(self)
 
 
-def enable(
-    store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent
-) -> Enabled:
+def enable(store: Store, plan: EnablePlan, *, client_ttl: float | None = None, progress: Progress = silent) -> Enabled:
     """Write the biases outside the user's vectors, write the collection state, and check the biases.
 
     After a failure or an interruption, this drops what the run created, except for fields that a server
@@ -105,9 +97,7 @@ def _undone() -> Iterator[ExitStack]:
         raise
 
 
-def _enable_reranking(
-    lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
-) -> dict[str, Any]:
+def _enable_reranking(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> dict[str, Any]:
     store, name = lease.store, plan.source.name
     with _undone() as undo:
         state = _new_state(store, plan, undo)
@@ -135,9 +125,7 @@ def _enable_reranking(
     return {"rows": rows, **plan.reranking.model_dump(include={"side", "candidates", "missed"})}
 
 
-def _fill_second_vector(
-    lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress
-) -> dict[str, Any]:
+def _fill_second_vector(lease: Lease, plan: EnablePlan, client_ttl: float, progress: Progress) -> dict[str, Any]:
     """Add the second field, fill it, check it, and let clients search it. client_ttl: the first row is filled
     after that time."""
     store, name = lease.store, plan.source.name
@@ -211,9 +199,7 @@ def _fill_all(backend: BiasBackend, correction: Correction, doing: str, progress
     )
 
 
-def _fill(
-    backend: BiasBackend, correction: Correction, doing: str, progress: Progress
-) -> tuple[int, list[Key]]:
+def _fill(backend: BiasBackend, correction: Correction, doing: str, progress: Progress) -> tuple[int, list[Key]]:
     """Return the number of rows, and the keys of the rows that had to be written to have the correct scores.
     That excludes rows that lacked only locality hint columns, because a client whose memory cannot hold the
     bank writes such rows."""
@@ -260,18 +246,15 @@ def _find_themselves(store: Store, info: CollectionInfo, state: CollectionState)
 
 
 def disable(store: Store, collection: str, *, field: str | None = None) -> str | None:
-    """Remove the biases that are stored outside a collection's vectors. The vectors were never changed, and
-    the bank stays. A second vector field is removed too if the server can drop it. Return the name of the
-    dropped side collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected
-    and none is named."""
+    """Remove the biases that are stored outside a collection's vectors. The vectors were never changed, and the bank
+    stays. A second vector field is removed too if the server can drop it. Return the name of the dropped side
+    collection or field. Raises NotCorrected, and InvalidInput if several fields are corrected and none is named."""
     with leasing(store, collection) as (lease, info):
         store, state = lease.store, info.state_of(field)
         if state is None:
             raise NotCorrected(f"{info.name!r} is not corrected: there is nothing to disable")
         if not state.codec.leaves_vectors:
-            raise NotCorrected(
-                f"{info.name!r} has its biases in its vectors: undo that with migrate rollback"
-            )
+            raise NotCorrected(f"{info.name!r} has its biases in its vectors: undo that with migrate rollback")
         store.write_property(info.name, state.property_name, None)
         drop_intents(lease, info)
         if state.second_vector:

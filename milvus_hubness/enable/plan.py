@@ -130,11 +130,10 @@ def plan_enable(
 ) -> EnablePlan:
     """Read `source`, fit the biases, and measure the corrected answers that candidates miss. Read only.
 
-    estimator: as in plan_migration. queries: queries for the measurement, by default some of the bank's.
-    where: by default "fields" if the collection has the fields or the server can add them, else "side";
-    "vectors" stores augmented vectors in a second vector field, whose searches need no candidates.
-    max_miss_rate: the share of the exact corrected top 10 that may be outside the candidates. gate: see
-    DynamicGate.
+    estimator: as in plan_migration. queries: queries for the measurement, by default some of the bank's. where: by
+    default "fields" if the collection has the fields or the server can add them, else "side"; "vectors" stores
+    augmented vectors in a second vector field, whose searches need no candidates. max_miss_rate: the share of the exact
+    corrected top 10 that may be outside the candidates. gate: see DynamicGate.
 
     Raises ResumeRefused if an interrupted run used another bank, estimator or gate, AlreadyCorrected,
     CannotMigrate, which names every obstacle, CorrectionNotRecommended, InvalidParameter, EmptyCollection,
@@ -185,9 +184,7 @@ def plan_enable(
         else:
             correction = fit_with_mean(gallery.layout, gallery.vectors, *banks)
             in_side = (side or f"{info.name}__bias{suffix}") if where == "side" else None
-            reranking, missed = measure(
-                gallery, correction, queries or bank, strength, max_miss_rate, in_side
-            )
+            reranking, missed = measure(gallery, correction, queries or bank, strength, max_miss_rate, in_side)
     return EnablePlan(
         source=info,
         field=field,
@@ -227,11 +224,7 @@ def measure(
     missed = {candidates: missed_share(places, candidates) for candidates in LADDER}
     candidates = enough_candidates(places, max_miss_rate)
     reranking = CandidateReranking(
-        side=side,
-        candidates=candidates,
-        missed=missed[candidates],
-        allowed=max_miss_rate,
-        queries=len(query_vectors),
+        side=side, candidates=candidates, missed=missed[candidates], allowed=max_miss_rate, queries=len(query_vectors)
     )
     return reranking, missed
 

@@ -20,11 +20,7 @@ from milvus_hubness.errors import InvalidInput, InvalidParameter
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.kernels.operands import positive_number
 
-TEMPERATURE_OF = {
-    "tau": "temperature",
-    "tau_query": "temperature_query",
-    "tau_target": "temperature_target",
-}
+TEMPERATURE_OF = {"tau": "temperature", "tau_query": "temperature_query", "tau_target": "temperature_target"}
 """The parameter in units of the spread, by the parameter in units of the score."""
 
 ESTIMATORS: dict[str, type[Estimator]] = {}
@@ -101,9 +97,7 @@ class Estimator(ABC):
     def _fit(self, bank: QueryBank, inputs: FitInputs) -> FittedBias:
         """Fit with measured taus; the gallery is checked if the estimator needs it."""
 
-    def restore(
-        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
-    ) -> FittedBias:
+    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
         """Return the fit that had these potentials (|bank|, p), without its gallery.
 
         Raises InvalidParameter for an estimator with a temperature and no tau yet, InvalidInput for
@@ -119,9 +113,8 @@ class Estimator(ABC):
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
         """Return biases (m,) of items from their nearest queries and nearest targets, with error bounds.
 
-        The bounds say by how much the biases may be too small; they are 0 if all rows were seen. Raises
-        BankTooSmall if there are fewer nearest rows than the formula takes, InvalidInput without targets if
-        `needs` asks for some.
+        The bounds say by how much the biases may be too small; they are 0 if all rows were seen. Raises BankTooSmall if
+        there are fewer nearest rows than the formula takes, InvalidInput without targets if `needs` asks for some.
         """
 
     def _fitted(

@@ -12,14 +12,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import (
-    Estimator,
-    FitInputs,
-    FittedBias,
-    check_potentials,
-    from_dict,
-    to_dict,
-)
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, check_potentials, from_dict, to_dict
 from milvus_hubness.estimators.nearest import Bounded, Nearest, Needs
 from milvus_hubness.estimators.nnn import NNN
 from milvus_hubness.estimators.sinkhorn import Sinkhorn
@@ -97,14 +90,10 @@ class Blend(Estimator, alias="blend"):
         ]
         return self._mixed(bank, fits)
 
-    def restore(
-        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
-    ) -> FittedBias:
+    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
         bank = QueryBank.of(bank)
         whole = check_potentials(bank, potentials, self.potentials)
-        fits = [
-            part.restore(bank, whole[:, columns], target_bank=target_bank) for part, columns in self.parts()
-        ]
+        fits = [part.restore(bank, whole[:, columns], target_bank=target_bank) for part, columns in self.parts()]
         return self._mixed(bank, fits)
 
     def from_nearest(self, queries: Nearest, targets: Nearest | None = None) -> Bounded:
@@ -112,8 +101,7 @@ class Blend(Estimator, alias="blend"):
         parts = [part.from_nearest(queries.with_columns(columns), targets) for part, columns in self.parts()]
         weights = np.asarray(self.weights)
         return Bounded(
-            weights @ np.stack([part.biases for part in parts]),
-            weights @ np.stack([part.errors for part in parts]),
+            weights @ np.stack([part.biases for part in parts]), weights @ np.stack([part.errors for part in parts])
         )
 
     def unmeasured(self) -> Blend:

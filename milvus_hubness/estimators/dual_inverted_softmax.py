@@ -9,13 +9,7 @@ import numpy.typing as npt
 
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.errors import InvalidInput
-from milvus_hubness.estimators.base import (
-    BankDiagnostics,
-    Estimator,
-    FitInputs,
-    FittedBias,
-    require_target_bank,
-)
+from milvus_hubness.estimators.base import BankDiagnostics, Estimator, FitInputs, FittedBias, require_target_bank
 from milvus_hubness.estimators.nearest import ACCURACY, LEADING, Bounded, Nearest, Needs, bounded_logsumexp
 from milvus_hubness.kernels import logsumexp
 

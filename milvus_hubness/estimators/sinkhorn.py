@@ -18,13 +18,7 @@ import torch
 
 from milvus_hubness.banks.bank import BankLike, QueryBank, Vectors
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.estimators.base import (
-    Estimator,
-    FitInputs,
-    FittedBias,
-    check_potentials,
-    require_target_bank,
-)
+from milvus_hubness.estimators.base import Estimator, FitInputs, FittedBias, check_potentials, require_target_bank
 from milvus_hubness.estimators.nearest import (
     ACCURACY,
     LEADING,
@@ -114,23 +108,16 @@ def with_room(bank_step: Step, item_step: Step, f: torch.Tensor, tau: float, sha
     return room - (room - f).mean()
 
 
-def cached_steps(
-    bank: torch.Tensor, items: torch.Tensor, tau: float, dtype: torch.dtype
-) -> tuple[Step, Step]:
+def cached_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, dtype: torch.dtype) -> tuple[Step, Step]:
     """Return the two steps over every pair, with stored scores.
 
     The scores are in float32 or, with an error of up to 2^-12 of each, in float16.
     """
     scores = cached_scores(bank, items, dtype)
-    return (
-        lambda g: -cached_logsumexp(scores, tau, g),
-        lambda f: -cached_logsumexp(scores.T, tau, f),
-    )
+    return (lambda g: -cached_logsumexp(scores, tau, g), lambda f: -cached_logsumexp(scores.T, tau, f))
 
 
-def dense_steps(
-    bank: torch.Tensor, items: torch.Tensor, tau: float, device: str | None = None
-) -> tuple[Step, Step]:
+def dense_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, device: str | None = None) -> tuple[Step, Step]:
     """Return the two steps over every pair of bank (m, d) and items (n, d), in O((m + n) · d) memory.
 
     device: as the kernels take it; by default that of the bank.
@@ -143,8 +130,7 @@ def dense_steps(
 
 
 def sparse_steps(bank: torch.Tensor, items: torch.Tensor, tau: float, neighbors: int) -> tuple[Step, Step]:
-    """Return the two steps over each item's and each query's nearest only, in O((m + n) · neighbors)
-    memory."""
+    """Return the two steps over each item's and each query's nearest only, in O((m + n) · neighbors) memory."""
     device, m, n = str(bank.device), len(bank), len(items)
     near_items = topk(items, bank, min(neighbors, m), device=device)
     near_bank = topk(bank, items, min(neighbors, n), device=device)
@@ -197,17 +183,15 @@ class SinkhornDiagnostics(NamedTuple):
 class Sinkhorn(Estimator, alias="sn"):
     """b(r) = tau · log Σ_i exp((s(q_i, r) + f_i) / tau), f the bank's potentials.
 
-    f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every
-    query gives the same, and every item gets the same. `FittedBias.new_bias` computes the biases of items
-    that came later. The formula alone corrects such items too much, since the others have not made room for
-    them.
+    f and b are such that exp((s(q_i, r) + f_i − b(r)) / tau) has uniform marginals over bank × gallery: every query
+    gives the same, and every item gets the same. `FittedBias.new_bias` computes the biases of items that came later.
+    The formula alone corrects such items too much, since the others have not made room for them.
 
-    tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by
-    default. iterations: largest number of them; the paper's results need 10, not convergence. tol: the
-    iteration ends earlier at this error of the bank's marginal. neighbors: run all iterations but the last
-    only on the scores of each item's and each bank query's nearest, in O((|gallery| + |bank|) · neighbors)
-    memory and less time; by default `scores_for` decides: all scores, or 64 neighbors if those are too many.
-    items: the number of items of a fit, which sets it.
+    tau: in units of the score. temperature: used in place of tau, in units of the spread of scores; 0.5 by default.
+    iterations: largest number of them; the paper's results need 10, not convergence. tol: the iteration ends earlier at
+    this error of the bank's marginal. neighbors: run all iterations but the last only on the scores of each item's and
+    each bank query's nearest, in O((|gallery| + |bank|) · neighbors) memory and less time; by default `scores_for`
+    decides: all scores, or 64 neighbors if those are too many. items: the number of items of a fit, which sets it.
     """
 
     tau: float | None = None
@@ -260,9 +244,7 @@ class Sinkhorn(Estimator, alias="sn"):
         fitted = replace(self, items=len(items))
         return fitted._with_potentials(bank, result.f.cpu().numpy()[:, None], diagnostics)
 
-    def restore(
-        self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None
-    ) -> FittedBias:
+    def restore(self, bank: BankLike, potentials: npt.ArrayLike, *, target_bank: BankLike | None = None) -> FittedBias:
         bank = QueryBank.of(bank)
         diagnostics = SinkhornDiagnostics(len(bank), bank.dim, None, None, None, None)
         return self._with_potentials(bank, check_potentials(bank, potentials, 1), diagnostics)
@@ -273,15 +255,10 @@ class Sinkhorn(Estimator, alias="sn"):
         if not queries.are_new:
             return bounded
         size = queries.scores.shape[1] + queries.rest
-        return bounded._replace(
-            biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on)
-        )
+        return bounded._replace(biases=bounded.biases - own_room(queries, self.tau_of(), size / self._fitted_on))
 
-    def _steps(
-        self, bank: QueryBank, items: Vectors
-    ) -> tuple[torch.Tensor, torch.Tensor, Scores, tuple[Step, Step]]:
-        """Return bank and items on the device, the way to get their scores, and the steps over all of
-        these."""
+    def _steps(self, bank: QueryBank, items: Vectors) -> tuple[torch.Tensor, torch.Tensor, Scores, tuple[Step, Step]]:
+        """Return bank and items on the device, the way to get their scores, and the steps over all of these."""
         device, tau = resolve_device(self.device), self.tau_of()
         queries, columns = (as_tensor(part, torch.float32, device) for part in (bank.vectors, items))
         scores: Scores = "sparse" if self.neighbors else scores_for(len(queries), len(columns), device)
@@ -295,9 +272,7 @@ class Sinkhorn(Estimator, alias="sn"):
             raise InvalidParameter(f"{self!r} does not say how many items it was fitted on: pass items=…")
         return self.items
 
-    def _with_potentials(
-        self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics
-    ) -> FittedBias:
+    def _with_potentials(self, bank: QueryBank, potentials: Vectors, diagnostics: SinkhornDiagnostics) -> FittedBias:
         tau = self.tau_of()
 
         def biases(items: Vectors, f: Vectors) -> npt.NDArray[np.float32]:
@@ -315,8 +290,7 @@ class Sinkhorn(Estimator, alias="sn"):
 
 @dataclass(frozen=True)
 class DualBankSinkhorn(Sinkhorn, alias="dbsn"):
-    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside the
-    gallery.
+    """`Sinkhorn` over bank × [gallery; target bank], for a bank whose queries ask for items outside the gallery.
 
     The target bank has items of the gallery's kind, ideally those that the bank's queries ask for.
     """

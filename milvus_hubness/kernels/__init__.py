@@ -4,12 +4,4 @@ from milvus_hubness.kernels.approximate import ApproximateBank
 from milvus_hubness.kernels.operands import kernel_on, resolve_device
 from milvus_hubness.kernels.primitives import TopK, logsumexp, topk, topk_mean
 
-__all__ = [
-    "ApproximateBank",
-    "TopK",
-    "kernel_on",
-    "logsumexp",
-    "resolve_device",
-    "topk",
-    "topk_mean",
-]
+__all__ = ["ApproximateBank", "TopK", "kernel_on", "logsumexp", "resolve_device", "topk", "topk_mean"]

@@ -1,11 +1,10 @@
 """The index types of Milvus, built in process with FAISS.
 
-Parameters that a collection does not set have Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32,
-nbits 8, and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW
-with M 18 and efConstruction 240 that milvus.yaml names (autoIndex.params.build). Index types without a
-counterpart in FAISS become the most similar one. Refinement by exact vectors (refine, reorder) is left out.
-Product quantisers learn from at most 16 rows per centroid in 10 rounds; Knowhere's learn from 256 in 25,
-which takes minutes.
+Parameters that a collection does not set have Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32, nbits 8,
+and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW with M 18 and
+efConstruction 240 that milvus.yaml names (autoIndex.params.build). Index types without a counterpart in FAISS become
+the most similar one. Refinement by exact vectors (refine, reorder) is left out. Product quantisers learn from at most
+16 rows per centroid in 10 rounds; Knowhere's learn from 256 in 25, which takes minutes.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ class IndexSpec:
         name = index_type.upper()
         kind = name if name in DEFAULTS else _relative(name)
         defaults = {**DEFAULTS[kind], **(AUTOINDEX if name in ("", "AUTOINDEX") else {})}
-        return cls(
-            kind, {key: _checked(key, index_params.get(key, value)) for key, value in defaults.items()}
-        )
+        return cls(kind, {key: _checked(key, index_params.get(key, value)) for key, value in defaults.items()})
 
     @property
     def search_parameter(self) -> SearchParameter | None:
@@ -96,9 +93,7 @@ class AnnIndex:
     Raises InvalidParameter if m does not divide the width, FaissConflict.
     """
 
-    def __init__(
-        self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]
-    ) -> None:
+    def __init__(self, rows: npt.NDArray[np.float32], spec: IndexSpec, *, metric: Literal["IP", "L2"]) -> None:
         self._faiss, self.spec = import_faiss(), spec
         rows = np.ascontiguousarray(rows, np.float32)
         width, m = rows.shape[1], spec.params.get("m", 1)
@@ -112,9 +107,7 @@ class AnnIndex:
         if spec.kind == "HNSW_PQ":
             self._search_on_codes(rows, faiss_metric)
 
-    def search(
-        self, queries: npt.NDArray[np.float32], k: int, value: int | None = None
-    ) -> npt.NDArray[np.int64]:
+    def search(self, queries: npt.NDArray[np.float32], k: int, value: int | None = None) -> npt.NDArray[np.int64]:
         """Return the numbers of the rows found for queries (m, width), best first, −1 for none, (m, k).
 
         value: of the search parameter, by default that of Milvus; ef is at least k.
@@ -125,9 +118,7 @@ class AnnIndex:
             params = self._faiss.SearchParametersHNSW(efSearch=max(k, value))
         elif self.spec.search_parameter == "nprobe":
             params = self._faiss.SearchParametersIVF(nprobe=value)
-        rows: npt.NDArray[np.int64] = self._index.search(
-            np.ascontiguousarray(queries, np.float32), k, params=params
-        )[1]
+        rows: npt.NDArray[np.int64] = self._index.search(np.ascontiguousarray(queries, np.float32), k, params=params)[1]
         return rows
 
     def _empty(self, width: int, metric: int) -> Any:

@@ -41,11 +41,10 @@ TRAINING_ROWS_PER_LIST = 25
 class Tuned(NamedTuple):
     """The chosen kernel, and its results on the half of the sample that it was not chosen on.
 
-    kind: "exact" if no index was both accurate enough and faster. width: for "routed" the thousandths of the
-    bank that a row reads on average, for "ivf" nprobe; 0 for "exact". recall: share of the k nearest that are
-    in the lists read. mean_error, max_error: of the means, in units of the score; share: mean_error as a
-    share of the standard deviation of the exact means. speedup: seconds of the exact kernel over seconds of
-    this one, on up to 8,192 rows.
+    kind: "exact" if no index was both accurate enough and faster. width: for "routed" the thousandths of the bank that
+    a row reads on average, for "ivf" nprobe; 0 for "exact". recall: share of the k nearest that are in the lists read.
+    mean_error, max_error: of the means, in units of the score; share: mean_error as a share of the standard deviation
+    of the exact means. speedup: seconds of the exact kernel over seconds of this one, on up to 8,192 rows.
     """
 
     kind: Literal["exact", "routed", "ivf"] = "exact"

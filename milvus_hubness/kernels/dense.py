@@ -78,8 +78,7 @@ def _running_topk(
 
 
 def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return inner products of X (n, d) and B (m, d), on one device, (n, m) in `dtype`, float32 or
-    float16."""
+    """Return inner products of X (n, d) and B (m, d), on one device, (n, m) in `dtype`, float32 or float16."""
     scores = X.new_empty(len(X), len(B), dtype=dtype)
     size = max(1, TILE_SIZE[X.device.type] // len(B))
     with full_precision(X.device):

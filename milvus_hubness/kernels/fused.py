@@ -5,10 +5,9 @@ divided into `splits`, each a separate program that takes every splits-th tile.
 
 log-sum-exp: each split adds under its own running maximum, and the sums of the splits are joined.
 
-top-k: a random sample of the bank gives a threshold that somewhat more than k scores reach. These scores are
-stored and counted, and the k largest are selected among them. If a row has fewer than k of them, or more than
-there is room for, the dense kernel computes it again. The sample costs the same for every k, and the
-survivors cost nearly the same.
+top-k: a random sample of the bank gives a threshold that somewhat more than k scores reach. These scores are stored and
+counted, and the k largest are selected among them. If a row has fewer than k of them, or more than there is room for,
+the dense kernel computes it again. The sample costs the same for every k, and the survivors cost nearly the same.
 
 Both operands are float32, multiplied in three TF32 passes, or both are bfloat16 or both float16; products are
 accumulated in float32.
@@ -29,9 +28,7 @@ from milvus_hubness.kernels.operands import Operands
 
 
 class Threshold(NamedTuple):
-    """A threshold: the `rank`-th largest of `sample` scores of a row, with `room` for the scores that may
-    reach it.
-    """
+    """A threshold: the `rank`-th largest of `sample` scores of a row, with `room` for the scores that may reach it."""
 
     sample: int
     rank: int
@@ -41,10 +38,9 @@ class Threshold(NamedTuple):
 def threshold_for(k: int, m: int, sample: int, most: int | None = None) -> Threshold | None:
     """Return the threshold for the k largest of m scores; None if a threshold does not help.
 
-    It does not help if k is close to m, or if more than `most` scores may reach it. The sample has an
-    expected k·sample/m of the k largest, a Poisson number: the rank is that number plus four standard
-    deviations plus four. The room is for five standard deviations more than the expected number of scores
-    that reach it.
+    It does not help if k is close to m, or if more than `most` scores may reach it. The sample has an expected
+    k·sample/m of the k largest, a Poisson number: the rank is that number plus four standard deviations plus four. The
+    room is for five standard deviations more than the expected number of scores that reach it.
     """
     expected = k * sample / m
     rank = ceil(expected + 4 * sqrt(expected) + 4)
@@ -193,8 +189,7 @@ LOG2E = 1 / log(2)
 
 
 class Tile(NamedTuple):
-    """Rows of X, rows of B, and columns of both that a program multiplies at once, and its compiler
-    options."""
+    """Rows of X, rows of B, and columns of both that a program multiplies at once, and its compiler options."""
 
     BM: int
     BN: int
@@ -262,9 +257,7 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
     largest = torch.empty(splits, n, device=scores.device)
     sums = torch.empty_like(largest)
     with _on(scores.device):
-        sum_cached[rows, splits](
-            scores, scale * weights, largest, sums, n, m, *scores.stride(), scale, BM=BM, BN=BN
-        )
+        sum_cached[rows, splits](scores, scale * weights, largest, sums, n, m, *scores.stride(), scale, BM=BM, BN=BN)
     return _joined(largest, sums, scale)
 
 
@@ -293,9 +286,7 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
         for some in _survivors(x.contiguous(), operands.bank.contiguous(), k, threshold, indices=False):
             rows, width = some.values.shape
             with _on(x.device):
-                mean_of_largest[(rows,)](
-                    some.values, values[some.part], width, k, WIDTH=triton.next_power_of_2(width)
-                )
+                mean_of_largest[(rows,)](some.values, values[some.part], width, k, WIDTH=triton.next_power_of_2(width))
             exact[some.part] = some.exact
         if not exact.all():
             [again] = dense.topk_mean(operands.in_full(x[~exact]), k)
@@ -363,8 +354,7 @@ def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tenso
 
 
 def _splits(n: int, m: int, tile: Tile, device: torch.device) -> int:
-    """Return the number of parts of the bank: enough to keep the device busy, each of at least eight
-    tiles."""
+    """Return the number of parts of the bank: enough to keep the device busy, each of at least eight tiles."""
     row_blocks = -(-n // tile.BM)
     return max(1, min(PROGRAMS[device.type] // row_blocks, m // (8 * tile.BN)))
 

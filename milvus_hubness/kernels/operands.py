@@ -135,8 +135,7 @@ def cuda_devices() -> list[str]:
 
 
 def resolve_device(device: str = "auto") -> torch.device:
-    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA
-    device.
+    """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA device.
 
     "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises
     InvalidParameter for any other name, and for a CUDA device that this machine does not have.
@@ -150,9 +149,7 @@ def resolve_device(device: str = "auto") -> torch.device:
         device = "cuda"
     kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
     if kind != "cuda" or not (device == "cuda" or (index.isascii() and index.isdecimal())):
-        raise InvalidParameter(
-            f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}'
-        )
+        raise InvalidParameter(f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}')
     if not devices:
         raise InvalidParameter(f'device {device!r} was asked for but torch sees no CUDA device; use "cpu"')
     if index and int(index) >= devices:
@@ -165,9 +162,7 @@ _Setting: TypeAlias = tuple[Callable[[], str], Callable[[str], None], tuple[str,
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no
-    gradients.
-    """
+    """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no gradients."""
     read, write, full = _precision_setting(device)
     before = read()
     if before not in full:
@@ -181,9 +176,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def _precision_setting(device: torch.device) -> _Setting:
-    """Return functions that read and set the precision of float32 products, and the values for full
-    precision.
-    """
+    """Return functions that read and set the precision of float32 products, and the values for full precision."""
     library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     backend: Any = getattr(library, "matmul", None)
     if hasattr(backend, "fp32_precision"):
@@ -225,10 +218,7 @@ class Operands:
             raise DimensionMismatch(f"X has {X.shape[1]} columns and B has {B.shape[1]}")
         if B.shape[0] == 0:
             raise EmptyBank("B has no rows")
-        if device == "auto" and isinstance(X, torch.Tensor) and X.is_cuda:
-            target = X.device
-        else:
-            target = resolve_device(device)
+        target = X.device if device == "auto" and isinstance(X, torch.Tensor) and X.is_cuda else resolve_device(device)
         if _is_double(X) and _is_double(B):
             return cls(X, as_tensor(B, torch.float64, target))
         kernel = kernel_on(target)

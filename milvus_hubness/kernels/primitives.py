@@ -79,18 +79,13 @@ def logsumexp(
     X: torch.Tensor, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...
 ) -> torch.Tensor: ...
 @overload
-def logsumexp(
-    X: Array, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...
-) -> Array: ...
-def logsumexp(
-    X: Matrix, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto"
-) -> Matrix:
+def logsumexp(X: Array, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...) -> Array: ...
+def logsumexp(X: Matrix, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto") -> Matrix:
     """Return tau · log Σ_i exp((x·b_i + w_i) / tau) for each row x of X.
 
-    It tends to the largest x·b_i + w_i as tau goes to 0. X (n, d) and B (m, d): arrays or tensors of finite
-    numbers; tau > 0; weights (m,), 0 by default; −inf leaves a row of B out. Returns (n,) of the type and
-    dtype that `topk_mean` returns, in the same memory. Raises as `topk_mean` does; DimensionMismatch also for
-    weights of another length.
+    It tends to the largest x·b_i + w_i as tau goes to 0. X (n, d) and B (m, d): arrays or tensors of finite numbers;
+    tau > 0; weights (m,), 0 by default; −inf leaves a row of B out. Returns (n,) of the type and dtype that `topk_mean`
+    returns, in the same memory. Raises as `topk_mean` does; DimensionMismatch also for weights of another length.
     """
     check = partial(_check_logsumexp, tau, weights)
     soft: Matrix = _spread("logsumexp", X, B, device, check)[0]

@@ -29,8 +29,7 @@ MOST_AT_ONCE, ROUTED_AT_ONCE = 1 << 24, 1 << 20
 
 FIRST_SHARE = 0.01
 FIRST_STEPS, STEPS = (-1.2, 0.0, 1.2), (-1.0, 1.0)
-"""Points at which A is summed, relative to the expected k-th largest score, in standard deviations of its
-error.
+"""Points at which A is summed, relative to the expected k-th largest score, in standard deviations of its error.
 """
 
 FARTHEST = 2.0
@@ -159,9 +158,7 @@ class RoutedBank:
         return (self._centres @ x.to(self._dtype).T).float()
 
     def _facts(self, near: torch.Tensor) -> torch.Tensor:
-        """Return mean, spread, largest and soft maxima of the products with the centres (lists, n), float64
-        (n, p).
-        """
+        """Return mean, spread, largest and soft maxima of the products with the centres (lists, n), float64 (n, p)."""
         share = self._share
         mean = share @ near
         spread = (share @ near.square() - mean.square()).clamp_min(0).sqrt()
@@ -205,9 +202,7 @@ class RoutedBank:
     def _look(
         self, x: torch.Tensor, reached: torch.Tensor, expected: torch.Tensor, look: Look, routing: Routing
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the factors of a pass's weights, (n, 4), and whether the k-th largest score is near the
-        steps, (n,).
-        """
+        """Return a pass's weight factors, (n, 4), and whether the k-th largest score is near the steps, (n,)."""
         n, d = x.shape
         at = expected.float()
         rows = torch.zeros(n + 1, self._dim, dtype=self._dtype)

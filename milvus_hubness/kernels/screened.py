@@ -29,8 +29,7 @@ into one group.
 """
 
 MOST_KEPT = 8
-"""Largest number of selected groups of a row for each of the k; or, if more, the usual share of all
-groups."""
+"""Largest number of selected groups of a row for each of the k; or, if more, the usual share of all groups."""
 
 USUAL_SHARE = 1 / 16
 HALF_UNIT = 2.0**-8
@@ -130,9 +129,7 @@ def _rounded(bank: torch.Tensor) -> _Bank:
     return _Bank(exact, rounded, norm, error)
 
 
-def _largest(
-    x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the k largest products of x (rows, d): values (rows, k) float32, falling, and indices (rows, k).
 
     The third result, (rows,), is whether they are certain.
@@ -228,8 +225,7 @@ def _padded(
 
 
 def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return inner products of x (rows, d) with the bank rows (m, d) that `columns` (rows, p) name, float32
-    (rows, p).
+    """Return inner products of x (rows, d) with the bank rows (m, d) that `columns` (rows, p) name, float32 (rows, p).
 
     The result is −inf for −1. Runs on as many threads as torch has.
     """
@@ -240,9 +236,7 @@ def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> tor
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:
         faiss.fvec_inner_products_by_idx(
-            *(faiss.swig_ptr(each.numpy()) for each in (products, x, bank, columns)),
-            x.shape[1],
-            *columns.shape,
+            *(faiss.swig_ptr(each.numpy()) for each in (products, x, bank, columns)), x.shape[1], *columns.shape
         )
     finally:
         faiss.omp_set_num_threads(threads)

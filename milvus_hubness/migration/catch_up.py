@@ -56,12 +56,7 @@ class Pass:
 
 
 def run_pass(
-    pair: Pair,
-    partitions: Sequence[str | None],
-    migration: Migration,
-    options: MigrationOptions,
-    *,
-    number: int,
+    pair: Pair, partitions: Sequence[str | None], migration: Migration, options: MigrationOptions, *, number: int
 ) -> Pass:
     """Compare all rows once, and carry over the rows of the copy that differ.
 
@@ -95,9 +90,7 @@ def _differs(pair: Pair, broken: dict[Key, str]) -> VerificationFailed:
     )
 
 
-def _still_differing(
-    pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]
-) -> dict[Key, str]:
+def _still_differing(pair: Pair, keys: list[Key], partition: str | None, delays: Sequence[float]) -> dict[Key, str]:
     """Return the rows that differ at every further read."""
     broken: dict[Key, str] = {}
     for seconds in delays:
@@ -201,19 +194,15 @@ class Verification:
     found_in_copy: int
 
 
-def verified(
-    pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass
-) -> Verification:
-    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is there
-    twice, the biases of a sample equal those that the bank gives now, and searches find rows in the copy as
-    in the source.
+def verified(pair: Pair, partitions: Sequence[str | None], chunks: Sequence[Chunk], equal: Pass) -> Verification:
+    """Check properties of the copy that the comparison of rows, `equal`, does not show: no row is there twice, the
+    biases of a sample equal those that the bank gives now, and searches find rows in the copy as in the source.
 
     Raises VerificationFailed, and StateError if the ledger has lost the chunks of the migration.
     """
     if not chunks:
         raise StateError(
-            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: begin it anew "
-            "with --restart"
+            f"the ledger has lost the chunks of the migration to {pair.copy.collection!r}: begin it anew with --restart"
         )
     _none_twice(pair, partitions, equal.rows)
     biases = searched = in_source = in_copy = 0
@@ -300,9 +289,7 @@ def _find_themselves(pair: Pair, copied: Batch) -> tuple[int, int, int]:
     in_origin, in_copy = (
         sum(
             copied.keys[i] in best[:TOP]
-            for i, best in zip(
-                valid, side.nearest(pair.store, pair.state.field, vectors[valid], SEARCHED), strict=True
-            )
+            for i, best in zip(valid, side.nearest(pair.store, pair.state.field, vectors[valid], SEARCHED), strict=True)
         )
         for side in (pair.origin, pair.copy)
     )

@@ -64,9 +64,7 @@ def drop_copy(lease: Lease, ledger: Ledger, migration: Migration) -> None:
     if migration.made_bank != "nothing" and store.exists(bank):
         if state is not None:
             store.drop_bank_generation(state.profile.bank)
-        others = [
-            each for each in ledger.migrations() if each.target != target and each.bank_collection == bank
-        ]
+        others = [each for each in ledger.migrations() if each.target != target and each.bank_collection == bank]
         unsaved = state is None and not others
         if migration.made_bank == "collection" and (unsaved or not store.count(bank)):
             store.drop(bank)
@@ -85,23 +83,18 @@ def _found(ledger: Ledger, name: str, drop: str, target: str | None) -> Migratio
 
 def _validate(store: Store, migration: Migration, drop: str) -> None:
     if drop == migration.target:
-        migration.require(
-            "preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy"
-        )
+        migration.require("preparing", "copying", "catching up", "verified", "rolled back", step="dropping the copy")
         if store.exists(drop) and _is_copy(store, migration):
             _refuse_aliases(store, drop)
         return
     if drop != migration.source_now:
-        raise InvalidInput(
-            f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}"
-        )
+        raise InvalidInput(f"{drop!r} is neither the source {migration.source_now!r} nor the copy {migration.target!r}")
     migration.require("switched", "finished", step="dropping the source")
     if store.exists(drop):
         _refuse_aliases(store, drop)
         if store.info(drop, counted=False).identity != migration.source_identity:
             raise CollectionExists(
-                f"{drop!r} is not the source of this migration, somebody has created it since: nothing "
-                "was dropped"
+                f"{drop!r} is not the source of this migration, somebody has created it since: nothing was dropped"
             )
 
 
@@ -112,8 +105,7 @@ def _is_copy(store: Collections, migration: Migration) -> bool:
 
 
 def _drop(lease: Lease, collection: str) -> None:
-    """Drop a collection if it exists, and then its write-intent log: no job repairs or reads its rows any
-    more."""
+    """Drop a collection if it exists, and then its write-intent log: no job repairs or reads its rows any more."""
     if lease.store.exists(collection):
         lease.drop(collection)
     drop_log(lease, collection)
@@ -128,6 +120,4 @@ def _rows(store: Rows, collection: str) -> str:
 
 def _refuse_aliases(store: Collections, collection: str) -> None:
     if aliases := store.info(collection, counted=False).aliases:
-        raise StoreError(
-            f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped"
-        )
+        raise StoreError(f"{', '.join(map(repr, aliases))} still leads to {collection!r}: nothing was dropped")

@@ -44,9 +44,7 @@ class Endpoint:
             return stored
         hidden = set(self.codec.hidden_fields)
         rows = [{name: value for name, value in row.items() if name not in hidden} for row in stored.rows]
-        return Batch(
-            stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows
-        )
+        return Batch(stored.keys, self.codec.decode_rows(self.codec.columns(stored.vectors, stored.rows)), rows)
 
     def encode_rows(self, rows: Batch) -> Batch:
         """Return stored rows of this collection, from rows as users see them.
@@ -112,9 +110,8 @@ class Pair:
         return wanted, copied
 
     def pages(self, partition: str | None, rows: int) -> Iterator[tuple[Batch, Batch]]:
-        """Yield pages of both collections in key order; both pages of a pair cover the same keys. Near the
-        end, rows with keys above all keys of that moment are left out, so that the loop ends while clients
-        write."""
+        """Yield pages of both collections in key order; both pages of a pair cover the same keys. Near the end, rows
+        with keys above all keys of that moment are left out, so that the loop ends while clients write."""
         for endpoint in (self.origin, self.copy):
             self.store.count(endpoint.collection)
         last: Key | None = None

@@ -179,9 +179,8 @@ def _read_ahead(pool: ThreadPoolExecutor, pair: Pair, chunks: Sequence[Chunk]) -
 
 
 BEGUN_AT_MOST = 4
-"""Number of chunks after the last recorded chunk that a killed run may have begun to write: one chunk is
-written while the one before is recorded, and a busy Milvus 2.3 may still show the former record of a chunk
-that was just recorded."""
+"""Number of chunks after the last recorded chunk that a killed run may have begun to write: one chunk is written while
+the one before is recorded, and a busy Milvus 2.3 may still show the former record of a chunk that was just recorded."""
 
 _Written = tuple[list[Chunk], int, float]
 """The arguments of `Recorder.done`."""
@@ -233,9 +232,7 @@ def wait_for_imports(store: Store, target: str, recorder: Recorder, throttle: Th
     chunks as done, and delete the target's rows of all other chunks."""
     imports = capability(store, BulkImport)
     jobs = _ended(
-        lambda: imports.import_jobs(target),
-        lambda seen: any(job.state == "running" for job in seen),
-        throttle,
+        lambda: imports.import_jobs(target), lambda seen: any(job.state == "running" for job in seen), throttle
     )
     imports.show_imported(target)
     store.count(target)
@@ -334,26 +331,19 @@ class _Importing:
 
     def _import_file(self, name: str, partition: str | None) -> None:
         job = self._imports.bulk_import(self._target, name, partition=partition)
-        ended = _ended(
-            lambda: self._imports.import_job(job),
-            lambda seen: seen.state == "running",
-            self._throttle,
-        )
+        ended = _ended(lambda: self._imports.import_job(job), lambda seen: seen.state == "running", self._throttle)
         if ended.state == "failed":
             raise StoreError(f"the database could not import {name}: {ended.reason or 'it gives no reason'}")
 
 
 def _ended(look: Callable[[], T], is_running: Callable[[T], bool], throttle: Throttle) -> T:
-    """Poll `look` until its result is no longer running, and return that result; the throttle can end the
-    wait."""
+    """Poll `look` until its result is no longer running, and return that result; the throttle can end the wait."""
 
     def meanwhile(_: Any) -> None:
         throttle.admit(0, 0)
 
     retrying = Retrying(
-        retry=retry_if_result(is_running),
-        wait=wait_exponential(0.1, max=LONGEST_PAUSE),
-        before_sleep=meanwhile,
+        retry=retry_if_result(is_running), wait=wait_exponential(0.1, max=LONGEST_PAUSE), before_sleep=meanwhile
     )
     return retrying(look)
 

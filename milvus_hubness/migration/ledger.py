@@ -10,14 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from milvus_hubness.banks.generations import Made
-from milvus_hubness.errors import (
-    CollectionExists,
-    InvalidInput,
-    NoMigration,
-    ResumeRefused,
-    StateError,
-    WrongPhase,
-)
+from milvus_hubness.errors import CollectionExists, InvalidInput, NoMigration, ResumeRefused, StateError, WrongPhase
 from milvus_hubness.migration.survey import Chunk
 from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.state import CollectionState, FrozenModel
@@ -100,12 +93,9 @@ class Migration(FrozenModel):
         return source.with_index(self.field, **index) if index else source
 
     def expect(self, arguments: dict[str, Any]) -> None:
-        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that
-        differ."""
+        """Check that `arguments` equal the original arguments. Raises ResumeRefused, which names those that differ."""
         names = sorted(
-            name
-            for name in self.arguments.keys() | arguments.keys()
-            if self.arguments.get(name) != arguments.get(name)
+            name for name in self.arguments.keys() | arguments.keys() if self.arguments.get(name) != arguments.get(name)
         )
         if names:
             result = [f"{name}: {self.arguments.get(name)} then, {arguments.get(name)} now" for name in names]
@@ -133,8 +123,7 @@ class Ledger:
         self._name = name
 
     def migrations(self) -> list[Migration]:
-        """Return all migrations. Raises StateError if an entry is invalid or was written by another
-        version."""
+        """Return all migrations. Raises StateError if an entry is invalid or was written by another version."""
         found = []
         for record in self._store.records(self._name, MIGRATIONS):
             try:
@@ -158,9 +147,8 @@ class Ledger:
         return known
 
     def find(self, name: str, target: str | None = None) -> Migration:
-        """Return the migration that this collection or alias belongs to. If there are several, prefer a
-        migration to it over one from it, then one that is not over. target: select the migration to this
-        copy.
+        """Return the migration that this collection or alias belongs to. If there are several, prefer a migration to it
+        over one from it, then one that is not over. target: select the migration to this copy.
 
         Raises NoMigration, and InvalidInput if several remain.
         """
@@ -173,9 +161,7 @@ class Ledger:
         if not found:
             to = "" if target is None else f" to {target!r}"
             of = ", ".join(sorted(f"{each.source} -> {each.target}" for each in known)) or "none"
-            raise NoMigration(
-                f"no migration of {name!r}{to} in this database (there are: {of}): check the name"
-            )
+            raise NoMigration(f"no migration of {name!r}{to} in this database (there are: {of}): check the name")
         latest = max(found, key=lambda each: each.begun_at)
         found = [each for each in found if each.phase != "finished"] or [latest]
         found = [each for each in found if each.phase != "rolled back"] or found
@@ -188,8 +174,7 @@ class Ledger:
         return self._up_to_date(best[0])
 
     def _up_to_date(self, migration: Migration) -> Migration:
-        """Return the migration with the copy's own state, once the copy is complete: refreshes may have
-        changed it."""
+        """Return the migration with the copy's own state, once the copy is complete: refreshes may have changed it."""
         if migration.state is None or not self._store.exists(migration.target):
             return migration
         lives = self._store.info(migration.target, counted=False).states.get(migration.field)
@@ -205,17 +190,12 @@ class Ledger:
 
     def chunks(self, migration: Migration) -> list[Chunk]:
         """Return the chunks of the migration in their original order."""
-        return [
-            Chunk.model_validate_json(each.body) for each in self._store.records(self._name, migration.id)
-        ]
+        return [Chunk.model_validate_json(each.body) for each in self._store.records(self._name, migration.id)]
 
     def write_chunks(self, migration: Migration, chunks: Iterable[Chunk]) -> None:
         self._store.put_records(
             self._name,
-            [
-                Record(f"{migration.id}/{each.number:010}", migration.id, each.model_dump_json())
-                for each in chunks
-            ],
+            [Record(f"{migration.id}/{each.number:010}", migration.id, each.model_dump_json()) for each in chunks],
         )
 
     def forget_chunks(self, migration: Migration) -> None:
@@ -242,9 +222,7 @@ def chosen_switch(store: Store, source: str, target: str, alias: str | None, ren
     if (alias is None) == (not rename):
         raise InvalidInput("give either the alias that the application uses, or rename: one name is moved")
     if rename and not isinstance(store, Renaming):
-        raise InvalidInput(
-            f"this database cannot rename collections: let applications read {source!r} by an alias"
-        )
+        raise InvalidInput(f"this database cannot rename collections: let applications read {source!r} by an alias")
     if alias is None:
         kept_as = KEPT_AS.format(source)
         if store.exists(kept_as):

@@ -8,21 +8,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from milvus_hubness.errors import (
-    CollectionNotFound,
-    NotCaughtUp,
-    ResumeRefused,
-    StoreError,
-)
+from milvus_hubness.errors import CollectionNotFound, NotCaughtUp, ResumeRefused, StoreError
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
-from milvus_hubness.migration.catch_up import (
-    Pass,
-    pair_of,
-    run_pass,
-    validate_index,
-    verified,
-    warm,
-)
+from milvus_hubness.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.copy import (
@@ -63,10 +51,9 @@ def migrate(
     changes: fields of `MigrationOptions`, in place of those of `options`. After a failure or an interruption,
     call it again to continue, or use `clean` to undo it.
 
-    Raises ResumeRefused if the plan or the source's schema differs from that of the earlier run, LeaseHeld,
-    LeaseLost, NotCaughtUp, VerificationFailed, CannotMigrate if the database cannot import files,
-    InvalidParameter if the engine does not support the estimator or the server does not support the copy's
-    index, and the exceptions of the store.
+    Raises ResumeRefused if the plan or the source's schema differs from that of the earlier run, LeaseHeld, LeaseLost,
+    NotCaughtUp, VerificationFailed, CannotMigrate if the database cannot import files, InvalidParameter if the engine
+    does not support the estimator or the server does not support the copy's index, and the exceptions of the store.
     """
     if progress is not None:
         changes["events"] = as_events(progress)
@@ -83,12 +70,7 @@ def migrate(
 
 
 def resume(
-    store: Store,
-    name: str,
-    options: MigrationOptions | None = None,
-    *,
-    alias: str | None = None,
-    rename: bool = False,
+    store: Store, name: str, options: MigrationOptions | None = None, *, alias: str | None = None, rename: bool = False
 ) -> Migration:
     """Resume the unfinished migration of this source or to this target, with its original arguments. alias,
     rename: as in `cutover`; with neither, a verified copy does not take over.
@@ -103,12 +85,7 @@ def resume(
 
 
 def cutover(
-    store: Store,
-    name: str,
-    *,
-    alias: str | None = None,
-    rename: bool = False,
-    options: MigrationOptions | None = None,
+    store: Store, name: str, *, alias: str | None = None, rename: bool = False, options: MigrationOptions | None = None
 ) -> Migration:
     """Let the application read the copy: catch up once more, then move the name that the application uses.
 
@@ -129,9 +106,8 @@ def cutover(
 
 @dataclass(frozen=True)
 class Rollback:
-    """The result of a rollback. alias: leads to `source` again, unless it is the source's own name. carried:
-    number of rows that clients wrote to the corrected collection since the cutover and that were carried
-    back."""
+    """The result of a rollback. alias: leads to `source` again, unless it is the source's own name. carried: number of
+    rows that clients wrote to the corrected collection since the cutover and that were carried back."""
 
     alias: str
     source: str
@@ -140,8 +116,7 @@ class Rollback:
 
 
 def rollback(store: Store, name: str, *, options: MigrationOptions | None = None) -> Rollback:
-    """Let the application read the source again, after the source has caught up with writes since the
-    cutover.
+    """Let the application read the source again, after the source has caught up with writes since the cutover.
 
     name: the source, the copy or the alias. Raises WrongPhase unless the copy took over, CollectionNotFound
     if the source no longer exists, NotCaughtUp, and the exceptions of the store.
@@ -153,9 +128,7 @@ def rollback(store: Store, name: str, *, options: MigrationOptions | None = None
 
 
 @contextmanager
-def opened(
-    store: Store, found: Migration, options: MigrationOptions, lease: Lease | None = None
-) -> Iterator[Migrator]:
+def opened(store: Store, found: Migration, options: MigrationOptions, lease: Lease | None = None) -> Iterator[Migrator]:
     """Yield the migrator of a migration, under its lease. lease: a lease that the caller holds, extended to
     the migration's collections; None for a new one. Raises LeaseHeld, NoMigration."""
     with _leased(store, (found.source_now, found.target, found.source), options, lease) as held:
@@ -185,9 +158,7 @@ class Migrator:
         self._lease, self._options = lease, options
         self._store, self._ledger = lease.store, Ledger(lease.store)
 
-    def run(
-        self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False
-    ) -> Migration:
+    def run(self, plan: MigrationPlan | None = None, *, alias: str | None = None, rename: bool = False) -> Migration:
         """Run every step that no earlier run has completed. plan: needed until the bank is saved. alias,
         rename: the name that moves to the copy; with neither, the run ends before the cutover."""
         migration = self.migration
@@ -220,26 +191,21 @@ class Migrator:
         self.migration = self._ledger.write(self.migration, **changes)
 
     def _report(self, event: str, **facts: Any) -> None:
-        self._options.events.report(
-            event, source=self.migration.source, target=self.migration.target, **facts
-        )
+        self._options.events.report(event, source=self.migration.source, target=self.migration.target, **facts)
 
     # -- plan, prepare, copy ------------------------------------------------------------------------------
 
     def _require_unchanged(self, source: CollectionInfo) -> None:
         schema = self.migration.arguments["schema"]
         if schema != self._store.schema_facts(source):
-            raise ResumeRefused(
-                f"the schema of {source.name!r} is not what it was when this began: --restart"
-            )
+            raise ResumeRefused(f"the schema of {source.name!r} is not what it was when this began: --restart")
         if self._options.bulk and self.migration.phase in {"preparing", "copying"}:
             self._options.bulk.require(self._store, source)
 
     def _prepare(self, plan: MigrationPlan | None) -> None:
         if plan is None:
             raise ResumeRefused(
-                f"the migration of {self.migration.source!r} ended before anything was copied: give its bank "
-                "again"
+                f"the migration of {self.migration.source!r} ended before anything was copied: give its bank again"
             )
         self._write()
         self.migration = prepared(self._store, self._ledger, plan, self.migration)
@@ -284,8 +250,7 @@ class Migrator:
         return pair_of(self._store, self.migration, self._options.engine)
 
     def _announce(self, origin: str, copy: str, *, required: bool = False) -> None:
-        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all
-        clients do."""
+        """Have clients that write to `origin` write to `copy` too. `_wait_for_clients` waits until all clients do."""
         dual_write = DualWrite(collection=copy, required=required)
         if self._options.no_writers:
             return
@@ -354,10 +319,7 @@ class Migrator:
         if migration.phase == "verified":
             switch = chosen_switch(store, migration.source, migration.target, alias, rename)
             warm(store, migration)
-            pair, partitions = (
-                self._pair(),
-                store.info(migration.source).partitions,
-            )
+            pair, partitions = (self._pair(), store.info(migration.source).partitions)
             self._await_release(pair, partitions)
             self._report("before-cutover", alias=switch.name)
             self._required_until_equal(pair, partitions)
@@ -384,9 +346,7 @@ class Migrator:
     def _move_name(self) -> None:
         store, switch, target = self._store, self.migration.switch, self.migration.target
         if switch is None:
-            raise StoreError(
-                f"the ledger does not say which name of {self.migration.source!r} is being moved"
-            )
+            raise StoreError(f"the ledger does not say which name of {self.migration.source!r} is being moved")
         if switch.kept_as:
             self._lease.include(switch.kept_as)
         self._lease.check()
@@ -405,9 +365,7 @@ class Migrator:
         store.write_property(source, DUAL_WRITE_PROPERTY, None)
         done = switch.model_copy(update={"window": round(window, 4), "at": now()})
         self._write(phase="switched", switch=done, state=state)
-        self._options.events.report(
-            "after-cutover", source=source, target=target, alias=done.name, window=done.window
-        )
+        self._options.events.report("after-cutover", source=source, target=target, alias=done.name, window=done.window)
 
     def roll_back(self) -> Rollback:
         """Move the name back to the source, or complete that step."""

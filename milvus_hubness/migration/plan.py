@@ -37,10 +37,7 @@ from milvus_hubness.migration.survey import (
     survey,
 )
 from milvus_hubness.operations.control import CutoverGate
-from milvus_hubness.operations.corrections import (
-    Engine,
-    only_field,
-)
+from milvus_hubness.operations.corrections import Engine, only_field
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate
@@ -92,13 +89,12 @@ def default_client_ttl() -> float:
 class MigrationOptions:
     """Options of a run.
 
-    no_writers: no client writes to the source during the run, so clients need no announcement, and one pass
-    carries over the rows that differ after the copy. client_ttl: the longest state_ttl of a HubnessClient
-    that writes, in seconds. gate: the cutover waits until it is open; the copy catches up meanwhile. bulk:
-    the folder for files that the database imports, in place of upserts; only with no_writers, because an
-    import does not replace a client's earlier write. engine: computes the biases of the copied rows: "server"
-    uses the database's own search over the bank (NNN and CSLS), "ray" uses a Ray cluster. Raises
-    InvalidParameter.
+    no_writers: no client writes to the source during the run, so clients need no announcement, and one pass carries
+    over the rows that differ after the copy. client_ttl: the longest state_ttl of a HubnessClient that writes, in
+    seconds. gate: the cutover waits until it is open; the copy catches up meanwhile. bulk: the folder for files that
+    the database imports, in place of upserts; only with no_writers, because an import does not replace a client's
+    earlier write. engine: computes the biases of the copied rows: "server" uses the database's own search over the bank
+    (NNN and CSLS), "ray" uses a Ray cluster. Raises InvalidParameter.
     """
 
     no_writers: bool = False
@@ -136,8 +132,7 @@ class MigrationOptions:
 
 @dataclass(frozen=True)
 class MigrationPlan:
-    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. `survey` fixes the
-    chunks.
+    """The plan of a migration: copy `source` to `target`, with `field` in augmented form. `survey` fixes the chunks.
 
     alias: the alias that the cutover moves to the target. rename: the cutover moves the source's own name
     instead, which becomes an alias. waits: seconds that the run waits for clients. recall: the recall that
@@ -178,8 +173,7 @@ class MigrationPlan:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments that an interrupted run must be given again, as plain data: the copy depends on all
-        of them."""
+        """The arguments that an interrupted run must be given again, as plain data: the copy depends on all of them."""
         return {
             "schema": self.schema,
             "field": self.field,
@@ -278,14 +272,13 @@ def plan_migration(
 ) -> MigrationPlan:
     """Plan a migration of `source`. Read only.
 
-    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(), the best
-    known choice without labelled pairs. force: plan even if tuning advises against correction. gate: see
-    DynamicGate; by default every query is corrected. With gate_targets, see DualDynamicGate. profiles: the
-    minimum number of bias profiles with room in the vectors; `refresh` adds those after the first.
-    index_type, index_params: of the copy's index on the field; if the type is unchanged, unnamed parameters
-    are the source's. measure: measure the recall that such an index loses with the augmented form, in some 10
-    s. client_ttl: seconds until writing clients have read a new collection state; a run waits this long once
-    while it copies and once before the cutover. 0 if no client writes.
+    estimator: by default the one that tuning on this bank chose, with its strength; else Blend(), the best known choice
+    without labelled pairs. force: plan even if tuning advises against correction. gate: see DynamicGate; by default
+    every query is corrected. With gate_targets, see DualDynamicGate. profiles: the minimum number of bias profiles with
+    room in the vectors; `refresh` adds those after the first. index_type, index_params: of the copy's index on the
+    field; if the type is unchanged, unnamed parameters are the source's. measure: measure the recall that such an index
+    loses with the augmented form, in some 10 s. client_ttl: seconds until writing clients have read a new collection
+    state; a run waits this long once while it copies and once before the cutover. 0 if no client writes.
 
     Raises CorrectionNotRecommended, CollectionNotFound, AlreadyCorrected, EmptyCollection, CannotMigrate,
     which names every obstacle, CollectionExists, ResumeRefused, DimensionMismatch, BankTooSmall,
@@ -370,10 +363,7 @@ def plan_migration(
 
 
 def _index(
-    info: CollectionInfo,
-    field: str,
-    index_type: str | None,
-    index_params: Mapping[str, Any] | None,
+    info: CollectionInfo, field: str, index_type: str | None, index_params: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """Return the argument of `CollectionInfo.with_index`; None if no index was requested."""
     if index_type is None and not index_params:
@@ -384,9 +374,7 @@ def _index(
     return {"index_type": kind, "index_params": {**kept, **(index_params or {})}}
 
 
-def _gates(
-    gate: int | None, gate_targets: int | None, target_bank: QueryBank | None
-) -> tuple[int | None, int | None]:
+def _gates(gate: int | None, gate_targets: int | None, target_bank: QueryBank | None) -> tuple[int | None, int | None]:
     if gate_targets is None:
         return checked_gate(gate), None
     if gate is None:

@@ -21,10 +21,7 @@ from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
-from milvus_hubness.operations.corrections import (
-    fit_measured,
-    fit_with_mean,
-)
+from milvus_hubness.operations.corrections import fit_measured, fit_with_mean
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 from milvus_hubness.state import FrozenModel
@@ -35,8 +32,7 @@ KEYS_PER_PAGE = 16_384
 
 
 def key_pages(store: Store, collection: str, partition: str | None = None) -> Iterator[list[Key]]:
-    """Yield pages of keys: all keys that exist at the start, and some of those that clients write
-    meanwhile."""
+    """Yield pages of keys: all keys that exist at the start, and some of those that clients write meanwhile."""
     after: Key | None = None
     ceiling: Key | None = None
     while page := store.scan_keys(collection, after=after, limit=KEYS_PER_PAGE, partition=partition):
@@ -51,12 +47,10 @@ def key_pages(store: Store, collection: str, partition: str | None = None) -> It
 
 
 def ceiling_of(store: Rows, collection: str, key: Key, partition: str | None = None) -> Key | None:
-    """Return a key that is at least the greatest current key, searched from `key` up; None if there is no
-    such key.
+    """Return a key that is at least the greatest current key, searched from `key` up; None if there is no such key.
 
-    A reader that stops at this key ends even if clients write rows with rising keys faster than it reads
-    pages. A short page does not show the end: Milvus 2.3 returns the last rows of one of several partitions
-    one by one.
+    A reader that stops at this key ends even if clients write rows with rising keys faster than it reads pages. A short
+    page does not show the end: Milvus 2.3 returns the last rows of one of several partitions one by one.
     """
     for step in count():
         above = store.above(key, step)
@@ -117,9 +111,7 @@ def survey(store: Store, info: CollectionInfo, rows_per_chunk: int, *, progress:
             while len(waiting) >= rows_per_chunk or (waiting and not page):
                 part, waiting = waiting[:rows_per_chunk], waiting[rows_per_chunk:]
                 chunks.append(
-                    Chunk(
-                        number=len(chunks), partition=partition, after=cut_at, upto=part[-1], rows=len(part)
-                    )
+                    Chunk(number=len(chunks), partition=partition, after=cut_at, upto=part[-1], rows=len(part))
                 )
                 cut_at = part[-1]
             sample[partition] += page[-seen % every :: every]
@@ -137,9 +129,8 @@ DEFAULT_LINKS = 30
 class Gauge:
     """Estimates for a migration.
 
-    seconds: duration of copy and verification, if a write and a comparison take as long as a read.
-    bytes_of_source, bytes_of_target: memory of the loaded source and of its copy: vectors, graph links, other
-    fields.
+    seconds: duration of copy and verification, if a write and a comparison take as long as a read. bytes_of_source,
+    bytes_of_target: memory of the loaded source and of its copy: vectors, graph links, other fields.
     """
 
     seconds: float
@@ -167,12 +158,7 @@ class Fitting:
     def scan(self, chunk: Chunk, limit: int | None = None) -> Batch:
         """Return rows of a chunk."""
         return self.store.scan(
-            self.info.name,
-            self.field,
-            after=chunk.after,
-            upto=chunk.upto,
-            limit=limit,
-            partition=chunk.partition,
+            self.info.name, self.field, after=chunk.after, upto=chunk.upto, limit=limit, partition=chunk.partition
         )
 
 
@@ -306,9 +292,7 @@ def _exact(layout: Layout, rows: Floats, queries: Floats) -> Scores:
     if layout.metric == "L2":
         return -np.stack([np.square(wide - query).sum(axis=1) for query in query_vectors])
     if layout.metric == "COSINE":
-        wide, query_vectors = (
-            each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, query_vectors)
-        )
+        wide, query_vectors = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (wide, query_vectors))
     return np.asarray(query_vectors @ wide.T)
 
 
@@ -325,9 +309,8 @@ def require_resolved(layout: Layout, vectors: Floats, bank: QueryBank, field: st
 
 
 def resolution_of(fitting: Fitting) -> Resolution | None:
-    """Measure how well the augmented form tells rows apart, on rows spread over the collection and queries of
-    the bank. Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not tell
-    rows apart."""
+    """Measure how well the augmented form tells rows apart, on rows spread over the collection and queries of the bank.
+    Return None if it does so as well as the vectors do. Raises CannotMigrate if it does not tell rows apart."""
     layout, dtype, sample = fitting.layout, fitting.vector.dtype, fitting.survey.sample
     if layout.metric != "L2" and dtype == "float32":
         return None

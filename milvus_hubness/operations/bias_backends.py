@@ -27,10 +27,9 @@ REPAIR_ROUNDS = 20
 class BiasedRows:
     """Rows and their biases.
 
-    batch: the rows as read. columns: what the codec reads of them. vectors: (n, d), as users see them.
-    biases: (n, slots), 0 where a row has none. stale: (n,), whether they are those of another vector.
-    unbiased: (n,), whether a row has no bias for its vector. pending: (n,), whether it is unbiased or
-    lacks its locality hints.
+    batch: the rows as read. columns: what the codec reads of them. vectors: (n, d), as users see them. biases: (n,
+    slots), 0 where a row has none. stale: (n,), whether they are those of another vector. unbiased: (n,), whether a row
+    has no bias for its vector. pending: (n,), whether it is unbiased or lacks its locality hints.
     """
 
     batch: Batch
@@ -102,11 +101,7 @@ class BiasBackend:
         )
 
     def write(
-        self,
-        keys: Sequence[Key],
-        partition: str | None,
-        corrections: Mapping[int, Correction],
-        epoch: int | None,
+        self, keys: Sequence[Key], partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> int:
         """Compute and write the biases of these slots for the rows that still exist; return the number of
         rows. Change nothing else.
@@ -141,11 +136,7 @@ class BiasBackend:
         self.writer.rewrite(rows, changed, partition)
 
     def repair(
-        self,
-        biased_rows: BiasedRows,
-        partition: str | None,
-        corrections: Mapping[int, Correction],
-        epoch: int | None,
+        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> None:
         """Give rows whose vector a client has changed since the read fresh biases in these slots.
 
@@ -186,11 +177,7 @@ class BiasBackend:
         self.store.wait_visible(side)
 
     def _compute(
-        self,
-        biased_rows: BiasedRows,
-        partition: str | None,
-        corrections: Mapping[int, Correction],
-        epoch: int | None,
+        self, biased_rows: BiasedRows, partition: str | None, corrections: Mapping[int, Correction], epoch: int | None
     ) -> None:
         self.put(biased_rows, partition, row_biases(corrections, biased_rows.vectors, self.state, epoch))
 
@@ -216,6 +203,4 @@ class BiasBackend:
             if len(existing) == len(rows):
                 raise
             if existing:
-                writer.update(
-                    rows.take([i for i, key in enumerate(rows.keys) if key in existing]), changed, partition
-                )
+                writer.update(rows.take([i for i, key in enumerate(rows.keys) if key in existing]), changed, partition)

@@ -256,9 +256,7 @@ class ControlFile:
             if content is None or content == self._content:
                 return
             settings = _parsed(self._path, content)
-            changed = {
-                name: value for name, value in settings.items() if value != self._settings.get(name, ...)
-            }
+            changed = {name: value for name, value in settings.items() if value != self._settings.get(name, ...)}
             self._controls.apply(changed)
         except (InvalidParameter, UnreadableFile) as error:
             if str(error) != self._problem:

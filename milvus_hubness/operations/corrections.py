@@ -128,8 +128,7 @@ def only_field(info: CollectionInfo) -> str:
         return next(iter(info.users_fields))
     if info.users_fields:
         raise InvalidInput(
-            f"{info.name!r} has several vector fields: choose one with --field: "
-            f"{', '.join(info.users_fields)}"
+            f"{info.name!r} has several vector fields: choose one with --field: {', '.join(info.users_fields)}"
         )
     raise CannotMigrate(f"{info.name!r} has no float vector field, and only those are corrected")
 
@@ -153,9 +152,7 @@ def read_gallery(
         wanted = store.keys(info.name, partition=partition)
         for part in chunks(wanted, store.chunk_rows(info), "reading the gallery", progress):
             biased_rows = bias_location.read(part, partition) if bias_location else None
-            batch = (
-                biased_rows.batch if biased_rows else store.get(info.name, part, field, partition=partition)
-            )
+            batch = biased_rows.batch if biased_rows else store.get(info.name, part, field, partition=partition)
             plain = biased_rows.vectors if biased_rows else batch.vectors
             valid = ~layout.invalid(plain)
             keys += [key for key, usable in zip(batch.keys, valid, strict=True) if usable]
@@ -192,11 +189,8 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
     return state
 
 
-def _nearest(
-    store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int
-) -> list[list[Key]]:
-    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a
-    direction."""
+def _nearest(store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int) -> list[list[Key]]:
+    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a direction."""
     valid = ~state.layout.invalid(bank.vectors)
     query_vectors = bank.vectors[valid]
     query_vectors = state.codec.encode_query(query_vectors, 0.0, slot=state.profile.slot)
@@ -241,8 +235,7 @@ def fit_measured(
     bank: QueryBank,
     target_bank: QueryBank | None,
 ) -> Correction:
-    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the
-    field."""
+    """Return a correction as `fit_with_mean` does, with the layout's constants measured on vectors of the field."""
     measured = measured_on(
         layout,
         vectors,
@@ -271,17 +264,11 @@ def require_engine(engine: Engine, estimator: Estimator) -> None:
         raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
     result = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
     if engine == "server" and not result:
-        raise InvalidParameter(
-            f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}"
-        )
+        raise InvalidParameter(f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}")
 
 
 def on_engine(
-    correction: Correction,
-    engine: Engine,
-    store: Store,
-    bank: BankReference,
-    targets: QueryBank | None = None,
+    correction: Correction, engine: Engine, store: Store, bank: BankReference, targets: QueryBank | None = None
 ) -> Correction:
     """Return the correction with its biases computed by this engine.
 
@@ -305,16 +292,12 @@ def on_engine(
         def compute(rows: Floats) -> Biases:
             """Read the scores of bank queries from the bank's index, which is as exact as that index."""
             assert isinstance(fitted.estimator, NNN | CSLS)
-            scores = (
-                capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
-            )
+            scores = capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
             none = np.empty(0)
             near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
             return fitted.estimator.from_nearest(near).biases
 
-    return EngineCorrection(
-        layout, fitted, correction.mean_bias, compute=compute, only_fitted=engine == "ray"
-    )
+    return EngineCorrection(layout, fitted, correction.mean_bias, compute=compute, only_fitted=engine == "ray")
 
 
 Banks = Mapping[BankReference, StoredBank]

@@ -70,13 +70,11 @@ def post(path: str, respond: Callable[[Json], Response]) -> Route:
 
 
 class HttpServer:
-    """Serves `routes` while this context is open. A route may raise InvalidParameter, which becomes a status
-    of 400.
+    """Serves `routes` while this context is open. A route may raise InvalidParameter, which becomes a status of 400.
 
-    address: HOST:PORT, or [::1]:PORT; port 0 selects a free port, see `url`. On a loopback address the server
-    refuses requests that name another host (403), so that no page in this machine's browsers can use it.
-    name: the name of the thread. Raises InvalidParameter for an address of another form, or for a port in
-    use.
+    address: HOST:PORT, or [::1]:PORT; port 0 selects a free port, see `url`. On a loopback address the server refuses
+    requests that name another host (403), so that no page in this machine's browsers can use it. name: the name of the
+    thread. Raises InvalidParameter for an address of another form, or for a port in use.
     """
 
     def __init__(self, address: str, routes: Sequence[BaseRoute], *, name: str) -> None:
@@ -114,9 +112,7 @@ class HttpServer:
             headers=[("Cache-Control", "no-store"), ("Connection", "close")],
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name=name, daemon=True
-        )
+        self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name=name, daemon=True)
 
     def __enter__(self) -> HttpServer:
         self._thread.start()
@@ -163,8 +159,7 @@ class _LoopbackOnly:
 
 
 async def _json_body(request: Request) -> Json:
-    """Return the JSON object in the body. Raises HTTPException, and InvalidParameter if the body is not
-    JSON."""
+    """Return the JSON object in the body. Raises HTTPException, and InvalidParameter if the body is not JSON."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(415, "the Content-Type must be application/json")
     length = request.headers.get("content-length")
@@ -244,9 +239,7 @@ def _names_loopback(host: str) -> bool:
         return False
 
 
-def control_server(
-    address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics
-) -> HttpServer:
+def control_server(address: str, controls: Controls, latest: LatestEvents, metrics: MigrationMetrics) -> HttpServer:
     """Return the control server of a migration. Every program on this machine can use it, but no page in its
     browsers: it refuses requests that name another host (403), and posts that are not application/json (415).
 

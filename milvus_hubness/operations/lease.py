@@ -16,9 +16,8 @@ same to its own failed writes that may still arrive: it drops the alias and send
 alias (`Lease.renew_fences`). A holder records each alias before it creates it, and reads the lease again
 afterwards, so that at least one of a holder and its successor knows the other.
 
-Clocks: machines compare the time at which a lease expires, and their clocks may differ by `skew` seconds. If
-the clocks differ by more, a holder can lose its lease too early and then stops with LeaseLost; its writes are
-fenced all the same.
+Clocks: machines compare the time at which a lease expires, and their clocks may differ by `skew` seconds. If the clocks
+differ by more, a holder can lose its lease too early and then stops with LeaseLost; its writes are fenced all the same.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ LOOKS = 30
 """Maximum number of reads of the records within the lifetime of a lease."""
 ATTEMPTS = 10
 LONGEST_PAUSE = 0.2
-"""Upper bound of the random pause before the second attempt, in seconds; it grows with each further
-attempt."""
+"""Upper bound of the random pause before the second attempt, in seconds; it grows with each further attempt."""
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
 
@@ -61,9 +59,7 @@ class Lease:
     lease on something that is not a collection. Raises LeaseHeld, which names the holder.
     """
 
-    def __init__(
-        self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True
-    ) -> None:
+    def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True) -> None:
         self.policy = policy or LeasePolicy.default()
         self._store, self._names = store, tuple(dict.fromkeys(collections))
         self._entries: dict[str, Entry] = {}
@@ -181,9 +177,7 @@ class Lease:
             if newer or all(each.owner_id != mine.owner_id for each in entries):
                 self._seen = -math.inf
                 holder = f"{max(newer, key=lambda each: each.token).owner} has it" if newer else "it is gone"
-                raise LeaseLost(
-                    f"the lease on {name!r} was lost, {holder}: this process changes nothing more"
-                )
+                raise LeaseLost(f"the lease on {name!r} was lost, {holder}: this process changes nothing more")
         self._seen = began
 
     @contextmanager
@@ -239,10 +233,7 @@ class Lease:
             self._renewing.start()
 
     def _wins(
-        self,
-        found: Mapping[str, Sequence[Entry | Fence]],
-        mine: Mapping[str, Entry],
-        planned: Sequence[Fence],
+        self, found: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
     ) -> bool:
         """Write this process's records and create its aliases; return whether it wins. It wins if it alone
         has written the highest token of each collection."""
@@ -266,9 +257,7 @@ class Lease:
         for entry in entries:
             if self._is_collection(entry.collection):
                 planned.append(_fence(entry, entry.collection))
-            ledger = self._fences.get(LEDGER) or next(
-                (each for each in planned if each.target == LEDGER), None
-            )
+            ledger = self._fences.get(LEDGER) or next((each for each in planned if each.target == LEDGER), None)
             planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
         return planned
 
@@ -280,8 +269,7 @@ class Lease:
         self._store.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger. Call `look` before the first write by
-        it."""
+        """Record and create a new alias of a collection or the ledger. Call `look` before the first write by it."""
         attempt = 0
         while True:
             entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
@@ -378,12 +366,10 @@ def lease_on(store: Store, info: CollectionInfo) -> Lease:
 def leasing(
     store: Store, name: str, validate: Callable[[CollectionInfo], object] = lambda _: None
 ) -> Iterator[tuple[Lease, CollectionInfo]]:
-    """Hold the lease on the collection that `name` leads to; yield the lease and the collection's current
-    info.
+    """Hold the lease on the collection that `name` leads to; yield the lease and the collection's current info.
 
-    Another process may move an alias before the lease is held: the lease is then taken on the new collection.
-    validate: checks the collection before the lease is taken, and raises if the collection is not valid.
-    Raises LeaseHeld.
+    Another process may move an alias before the lease is held: the lease is then taken on the new collection. validate:
+    checks the collection before the lease is taken, and raises if the collection is not valid. Raises LeaseHeld.
     """
     while True:
         before = store.info(name, counted=False)
@@ -407,8 +393,7 @@ def _records(store: Ledger, collection: str) -> list[Entry | Fence]:
             found.append(_RECORDS.validate_json(record.body))
         except ValidationError as error:
             raise StateError(
-                f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from "
-                f"{LEDGER!r}"
+                f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from {LEDGER!r}"
             ) from None
     return found
 

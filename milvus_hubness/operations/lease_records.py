@@ -64,8 +64,7 @@ def now() -> datetime:
 
 
 def process_start(pid: int) -> str:
-    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is
-    none."""
+    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):
@@ -94,9 +93,8 @@ LEASES = "leases"
 class LeasePolicy:
     """The times of a lease, in seconds.
 
-    seconds: lifetime of a lease that is not renewed. skew: maximum difference between the clocks of two
-    machines. fenced_write: time within which a server applies a write whose alias it resolved before the
-    alias was dropped.
+    seconds: lifetime of a lease that is not renewed. skew: maximum difference between the clocks of two machines.
+    fenced_write: time within which a server applies a write whose alias it resolved before the alias was dropped.
     """
 
     seconds: float = 30.0

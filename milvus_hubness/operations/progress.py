@@ -84,8 +84,7 @@ EVENT_NAMES = (*PHASES, "throttled", "paused", "resumed", "rate", "warning")
 
 @dataclass(frozen=True)
 class Event:
-    """An event of a job. name: one of EVENT_NAMES. facts: see the table above. time: when it was reported, in
-    UTC."""
+    """An event of a job. name: one of EVENT_NAMES. facts: see the table above. time: when it was reported, in UTC."""
 
     name: str
     facts: Mapping[str, Any]
@@ -211,9 +210,8 @@ class Throttle:
         self._bytes_per_row = 0.0
 
     def admit(self, rows: int, size: int) -> None:
-        """Block until a request of `rows` rows and `size` bytes may be sent: while paused, and as long as the
-        limits require. `admit(0, 0)` waits only for the end of a pause. Raises the error that was passed to
-        `stop`."""
+        """Block until a request of `rows` rows and `size` bytes may be sent: while paused, and as long as the limits
+        require. `admit(0, 0)` waits only for the end of a pause. Raises the error that was passed to `stop`."""
         self._guard()
         with self._changed:
             while delay := self._delay(rows, size):
@@ -342,8 +340,7 @@ class Throttle:
 
 
 class _Bucket:
-    """A bucket that gains `rate` tokens a second and holds at most those of one second; its level may be
-    negative."""
+    """A bucket that gains `rate` tokens a second and holds at most those of one second; its level may be negative."""
 
     def __init__(self, rate: float | None, now: float, seconds_full: float) -> None:
         self.rate = rate
@@ -368,8 +365,7 @@ class _Bucket:
 
 
 def checked_limit(name: str, value: object) -> float | None:
-    """Return `value` if it is a positive number or None, and `name` is one of LIMITS. Raises
-    InvalidParameter."""
+    """Return `value` if it is a positive number or None, and `name` is one of LIMITS. Raises InvalidParameter."""
     if name not in LIMITS:
         raise InvalidParameter(f"{name!r} is not one of {', '.join(LIMITS)}")
     if value is None:

@@ -8,16 +8,14 @@ log while the collection asks for it (`write_intents`), and for each batch of ro
     2. It writes the rows by the fencing alias of its lease.
     3. It repairs them: it replays the noted writes of rows that still have the content that the job wrote.
 
-A client's note precedes its write. If the client writes before the job, the note exists at step 3; if it
-writes after the job, its write stays. A repair is a write too, so the job reads the log again until it finds
-no newer note. The repair leaves rows alone that another client has changed since: their content has another
-digest.
+A client's note precedes its write. If the client writes before the job, the note exists at step 3; if it writes after
+the job, its write stays. A repair is a write too, so the job reads the log again until it finds no newer note. The
+repair leaves rows alone that another client has changed since: their content has another digest.
 
 Digests cover the content that users wrote, and no biases.
 
-A job that is killed leaves its last batch record. The next holder of the lease first drops the former
-holder's alias, so that none of its writes can arrive any more, and then repairs the rows that the record
-names.
+A job that is killed leaves its last batch record. The next holder of the lease first drops the former holder's alias,
+so that none of its writes can arrive any more, and then repairs the rows that the record names.
 """
 
 from __future__ import annotations
@@ -63,9 +61,7 @@ class RowContent(FrozenModel):
     def of(cls, info: CollectionInfo, state: CollectionState) -> RowContent:
         """Return the row content of `info`, for a job that rewrites the biases of the state's field."""
         hidden = {name for each in (*info.states.values(), state) for name in each.codec.hidden_fields}
-        return cls(
-            field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.codec.epoch_field
-        )
+        return cls(field=state.field, dim=state.dim, hidden=tuple(sorted(hidden)), epoch=state.codec.epoch_field)
 
     def digests(self, batch: Batch) -> list[Digest]:
         """Return the digest of each row."""
@@ -226,11 +222,7 @@ class RowWriter:
         records = []
         for part, some in enumerate(_in_parts(rows, fields)):
             record = BatchRecord(
-                token=self._lease.token,
-                partition=partition,
-                content=self._content,
-                fields=fields,
-                rows=some,
+                token=self._lease.token, partition=partition, content=self._content, fields=fields, rows=some
             )
             records.append(Record(self._key(part), batch_group(self._info.name), record.model_dump_json()))
         stale = [self._key(part) for part in range(len(records), self._parts)]
@@ -278,23 +270,15 @@ class _Repair:
     precede the job's read of the rows."""
 
     def __init__(
-        self,
-        store: Store,
-        collection: str,
-        intent_log: WriteIntentLog,
-        content: RowContent,
-        applied: set[Note],
+        self, store: Store, collection: str, intent_log: WriteIntentLog, content: RowContent, applied: set[Note]
     ) -> None:
         self._store, self._collection, self._intent_log = store, collection, intent_log
         self._content, self._applied = content, applied
 
     def unapplied(self, keys: Sequence[Key], partition: str | None) -> list[Note]:
-        """Return the notes of these keys that the rows do not show, and add the others to the applied
-        notes."""
+        """Return the notes of these keys that the rows do not show, and add the others to the applied notes."""
         notes = [
-            note
-            for note in self._store.notes(self._intent_log, keys, partition=partition)
-            if note not in self._applied
+            note for note in self._store.notes(self._intent_log, keys, partition=partition) if note not in self._applied
         ]
         if not notes:
             return []

@@ -14,14 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from milvus_hubness.errors import (
-    SECRET_VARIABLES,
-    CriticalLoad,
-    HookFailed,
-    InvalidParameter,
-    all_secrets,
-    redacted,
-)
+from milvus_hubness.errors import SECRET_VARIABLES, CriticalLoad, HookFailed, InvalidParameter, all_secrets, redacted
 from milvus_hubness.operations.progress import EVENT_NAMES, Event, Events, Throttle
 
 POLL_SECONDS = 0.1
@@ -85,9 +78,7 @@ def run_command(
         return Outcome(exit_code, _last_line(complained) or _last_line(printed))
 
 
-def _wait(
-    process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None
-) -> int | None:
+def _wait(process: subprocess.Popen[bytes], timeout: float | None, cancelled: threading.Event | None) -> int | None:
     ends_at = None if timeout is None else time.monotonic() + timeout
     while True:
         left = POLL_SECONDS if ends_at is None else min(POLL_SECONDS, ends_at - time.monotonic())
@@ -110,15 +101,12 @@ log = logging.getLogger("milvus_hubness")
 class Hooks:
     """A listener that runs the user's commands for an event, one after the other, through the shell.
 
-    A command gets the event's name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: a text
-    or number as it is, None as an empty value, and other values as JSON. commands: lists of commands, by
-    event name. A command that still runs when `cancelled` is set is killed and counts as failed. Raises
-    InvalidParameter for unknown events.
+    A command gets the event's name in $MILVUS_HUBNESS_EVENT and each fact in $MILVUS_HUBNESS_<FACT>: a text or number
+    as it is, None as an empty value, and other values as JSON. commands: lists of commands, by event name. A command
+    that still runs when `cancelled` is set is killed and counts as failed. Raises InvalidParameter for unknown events.
     """
 
-    def __init__(
-        self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None
-    ) -> None:
+    def __init__(self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None) -> None:
         _validate_names(commands)
         self._commands = {name: tuple(each) for name, each in commands.items()}
         self._cancelled = cancelled
@@ -138,8 +126,7 @@ class Hooks:
     def _variables(self, event: Event) -> dict[str, str]:
         facts: dict[str, Any] = {**event.to_dict()["facts"], "event": event.name}
         return {
-            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact))
-            for name, fact in facts.items()
+            f"MILVUS_HUBNESS_{name.upper().replace('-', '_')}": redacted(_text(fact)) for name, fact in facts.items()
         }
 
 
@@ -158,9 +145,7 @@ def parse_hooks(specs: Iterable[str]) -> dict[str, list[str]]:
 
 def _validate_names(names: Iterable[str]) -> None:
     if unknown := sorted(set(names) - set(EVENT_NAMES)):
-        raise InvalidParameter(
-            f"unknown event {', '.join(map(repr, unknown))}: use one of {', '.join(EVENT_NAMES)}"
-        )
+        raise InvalidParameter(f"unknown event {', '.join(map(repr, unknown))}: use one of {', '.join(EVENT_NAMES)}")
 
 
 def _text(fact: Any) -> str:
@@ -176,11 +161,10 @@ TIMEOUT_SECONDS = 30.0
 class LoadWatch:
     """Runs two shell commands of the user at regular intervals while this context is open.
 
-    max_load: `throttle` is paused while this command exits with a code other than 0. critical_load: once this
-    command exits with a code other than 0, `throttle` is stopped with CriticalLoad, whose message has the
-    exit code and the last line of output; the caller reports it. A command that takes more than 30 s counts
-    as failed. Both commands run once before the body of `with`, so that no write goes to a busy server.
-    every: seconds between two checks.
+    max_load: `throttle` is paused while this command exits with a code other than 0. critical_load: once this command
+    exits with a code other than 0, `throttle` is stopped with CriticalLoad, whose message has the exit code and the
+    last line of output; the caller reports it. A command that takes more than 30 s counts as failed. Both commands run
+    once before the body of `with`, so that no write goes to a busy server. every: seconds between two checks.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """Write intents: clients log their writes before making them while a job rewrites rows.
 
-A collection property asks its clients to note each write in the log; `row_writer` describes what the job does
-with the notes. The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights
-on the log as on the collection. If another client writes a row between the job's read and write of it, that
-write is undone. A repair may also replay the note of a failed write: the database may have applied such a
-write anyway.
+A collection property asks its clients to note each write in the log; `row_writer` describes what the job does with the
+notes. The log protects writes of HubnessClient and AsyncHubnessClient if they have the same rights on the log as on the
+collection. If another client writes a row between the job's read and write of it, that write is undone. A repair may
+also replay the note of a failed write: the database may have applied such a write anyway.
 """
 
 from __future__ import annotations
@@ -82,16 +81,13 @@ def rewriting(
 
 
 def repair(lease: Lease, collection: str, *, client_ttl: float) -> int:
-    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of repaired
-    rows."""
+    """Repair the rows that killed jobs left, and end the noting of writes. Return the number of repaired rows."""
     store = lease.store
     info = store.info(collection, counted=False)
     if info.intent_log is None:
         return 0
     _wait(client_ttl, None)
-    repaired = (
-        repair_left(store, info.name, info.intent_log) if store.exists(info.intent_log.collection) else 0
-    )
+    repaired = repair_left(store, info.name, info.intent_log) if store.exists(info.intent_log.collection) else 0
     lease.check()
     store.end_intent_log(info.name, info.intent_log)
     return repaired

@@ -1,9 +1,8 @@
 """Columns of Milvus's protocol as arrays and back: decode, join, and pick rows. No I/O.
 
 A packed list of floats ends with its numbers as they are in memory, so it is read and written in one piece.
-`client.rewrite` and `client.ranking` sort hits without regard to their other content. Here each hit has the
-number of its row in the answer's columns, so columns are picked by row and otherwise stay as the server sent
-them.
+`client.rewrite` and `client.ranking` sort hits without regard to their other content. Here each hit has the number of
+its row in the answer's columns, so columns are picked by row and otherwise stay as the server sent them.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from pymilvus.client.entity_helper import sparse_parse_single_row
 from milvus_hubness.codec.arrays import Dtype, Floats, decode
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 
-VECTORS: dict[Dtype, str] = {
-    "float32": "float_vector",
-    "float16": "float16_vector",
-    "bfloat16": "bfloat16_vector",
-}
+VECTORS: dict[Dtype, str] = {"float32": "float_vector", "float16": "float16_vector", "bfloat16": "bfloat16_vector"}
 """The protocol field with the numbers of a vector column, by dtype."""
 _DATA_TAG = b"\x0a"
 _BYTES_OF_A_NUMBER = {"binary_vector": 1 / 8, "float16_vector": 2, "bfloat16_vector": 2, "int8_vector": 1}
@@ -63,9 +58,7 @@ def vectors_in(column: Any, dtype: Dtype) -> Floats:
     data = getattr(vectors, kind)
     numbers = floats(data) if dtype == "float32" else decode([data], dtype).ravel()
     if width < 1 or len(numbers) % width:
-        raise InvalidInput(
-            f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}"
-        )
+        raise InvalidInput(f"field {column.field_name!r}: {len(numbers)} numbers are no vectors of dimension {width}")
     return numbers.reshape(-1, width)
 
 
@@ -277,9 +270,7 @@ def _values(column: Any) -> Iterable[Any]:
             return map(json.loads, data)
         if kind == "array_data":
             kinds = (array.WhichOneof("data") for array in data)
-            return [
-                list(getattr(array, of).data) if of else [] for array, of in zip(data, kinds, strict=True)
-            ]
+            return [list(getattr(array, of).data) if of else [] for array, of in zip(data, kinds, strict=True)]
         if kind in _SCALARS:
             return data
     elif column.HasField("vectors"):

@@ -81,9 +81,7 @@ def refusal(method: str, error: Exception) -> Any:
     else:
         wrong = isinstance(error, InvalidInput)
         status.code = PARAMETER_INVALID if wrong else UNEXPECTED
-        status.error_code = (
-            common_pb2.ErrorCode.IllegalArgument if wrong else common_pb2.ErrorCode.UnexpectedError
-        )
+        status.error_code = common_pb2.ErrorCode.IllegalArgument if wrong else common_pb2.ErrorCode.UnexpectedError
         status.reason = f"{type(error).__name__}: {error}"
         if wrong:
             status.extra_info["is_input_error"] = "true"
@@ -127,9 +125,7 @@ class SearchParameters:
         """Parse key-value pairs. Raises InvalidParameter for invalid parameters."""
         self._pairs = {pair.key: pair.value for pair in pairs}
         self._inner = _parsed(self._pairs.get(_PARAMS))
-        strength, profile = (
-            self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE)
-        )
+        strength, profile = (self._pairs.pop(name, None) or self._inner.pop(name, None) for name in (STRENGTH, PROFILE))
         self.overrides = Overrides.parsed(strength, profile)
 
     @property
@@ -219,9 +215,7 @@ def _number(name: str, value: Any) -> float:
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 STRENGTH_HEADER, PROFILE_HEADER = "hubness-strength", "hubness-profile"
-_OF_THE_CONNECTION = frozenset(
-    {"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER}
-)
+_OF_THE_CONNECTION = frozenset({"user-agent", "te", "content-type", "date", "server", STRENGTH_HEADER, PROFILE_HEADER})
 
 
 def passed_on(metadata: Iterable[Any] | None) -> Metadata:
@@ -261,8 +255,7 @@ def columns_out(cached: CachedState, message: Any, fields: FieldRequest) -> None
 
 
 def index_out(cached: CachedState, indexes: Any) -> None:
-    """Convert index descriptions to the user's metrics, without the index of a second vector field, in
-    place."""
+    """Convert index descriptions to the user's metrics, without the index of a second vector field, in place."""
     ours = {name for state in cached.states.values() for name in state.codec.hidden_fields}
     put_all(indexes, [each for each in indexes if each.field_name not in ours])
     for index in indexes:

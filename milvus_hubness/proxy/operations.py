@@ -62,8 +62,7 @@ def create_index(operations: Operations, request: Any) -> Operation[Any]:
         metric = pairs_of(request.extra_params).get("metric_type", state.metric).upper()
         if metric != state.metric:
             raise InvalidParameter(
-                f"field {request.field_name!r} was corrected for {state.metric}: "
-                f"its index cannot take {metric}"
+                f"field {request.field_name!r} was corrected for {state.metric}: its index cannot take {metric}"
             )
         put_pair(request.extra_params, "metric_type", "IP")
     return (yield Send("CreateIndex", request))
@@ -72,9 +71,7 @@ def create_index(operations: Operations, request: Any) -> Operation[Any]:
 def load(operations: Operations, method: str, request: Any) -> Operation[Any]:
     """Answer LoadCollection or LoadPartitions; load_fields need not name the hidden fields."""
     if request.load_fields:
-        fields = yield from operations.catalog.fields_loaded(
-            request.collection_name, list(request.load_fields)
-        )
+        fields = yield from operations.catalog.fields_loaded(request.collection_name, list(request.load_fields))
         request.load_fields[:] = fields
     return (yield Send(method, request))
 

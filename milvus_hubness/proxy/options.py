@@ -67,9 +67,7 @@ class ProxyOptions:
         return f"{'https' if self.upstream_tls else 'http'}://{self.upstream}"
 
     def channel_options(self) -> list[tuple[str, int]]:
-        """Return options of gRPC's channel to the upstream: its message size, and a reconnection at least
-        every second.
-        """
+        """Return gRPC options of the upstream's channel: its message size, a reconnection at least every second."""
         return [
             *self._limits(),
             ("grpc.initial_reconnect_backoff_ms", 100),

@@ -15,13 +15,7 @@ from pymilvus.grpc_gen import common_pb2
 
 from milvus_hubness.client import ranking
 from milvus_hubness.client.candidates import rewrite_of
-from milvus_hubness.client.messages import (
-    GROUPED,
-    ORDERED,
-    Question,
-    SearchRequest,
-    expect_whole_hits,
-)
+from milvus_hubness.client.messages import GROUPED, ORDERED, Question, SearchRequest, expect_whole_hits
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.rewrite import Rewrite
 from milvus_hubness.client.state_cache import CachedState
@@ -98,11 +92,7 @@ def send_for_rows(method: str, cached: CachedState, sent: Any) -> Operation[Any]
 
 
 def _question(
-    operations: Operations,
-    cached: CachedState,
-    state: CollectionState,
-    request: Any,
-    overrides: Overrides,
+    operations: Operations, cached: CachedState, state: CollectionState, request: Any, overrides: Overrides
 ) -> Operation[Question]:
     params = SearchParameters(request.search_params)
     if request.search_by_primary_keys:
@@ -258,9 +248,7 @@ def queries_in(group: bytes, state: CollectionState) -> Floats:
         raise InvalidInput(f"field {state.field!r} is searched with queries of type {named}")
     size = state.dim * BYTES[state.dtype]
     if wrong := [len(value) for value in values if len(value) != size]:
-        raise DimensionMismatch(
-            f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}"
-        )
+        raise DimensionMismatch(f"vector dimension mismatch: expected vector size(byte) {size}, actual {wrong[0]}")
     if state.dtype == "float32":
         return np.frombuffer(b"".join(values), "<f4").reshape(-1, state.dim)
     return decode(values, state.dtype)
@@ -294,9 +282,7 @@ def rewritten(request: Any, rewrite: Rewrite, search_request: SearchRequest) -> 
 
 def _of(overrides: Overrides, state: CollectionState | None) -> Overrides:
     """Return the overrides for one of several fields, without a profile that the field does not have."""
-    return Overrides(
-        overrides.strength, overrides.profile if state and overrides.profile in state.profiles else None
-    )
+    return Overrides(overrides.strength, overrides.profile if state and overrides.profile in state.profiles else None)
 
 
 def _alone(part: Any, request: Any) -> Any:

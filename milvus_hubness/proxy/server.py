@@ -86,13 +86,9 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._sessions.forget()
         return response
 
-    async def _streamed(
-        self, path: str, messages: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[bytes]:
+    async def _streamed(self, path: str, messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         call = self._channel.stream_stream(path)(
-            messages,
-            metadata=passed_on(context.invocation_metadata()),
-            timeout=context.time_remaining(),
+            messages, metadata=passed_on(context.invocation_metadata()), timeout=context.time_remaining()
         )
         first: list[Ending] = []
         call.add_done_callback(lambda it: first.append(_at_hand(_ending(it))))
@@ -112,9 +108,7 @@ class ProxyHandler(grpc.GenericRpcHandler):  # type: ignore[misc]
         if path not in self._unary:
             self._unary[path] = self._channel.unary_unary(path)
         return self._unary[path](
-            message,
-            metadata=passed_on(context.invocation_metadata()),
-            timeout=context.time_remaining(),
+            message, metadata=passed_on(context.invocation_metadata()), timeout=context.time_remaining()
         )
 
     # -- rewritten --------------------------------------------------------------------------------------

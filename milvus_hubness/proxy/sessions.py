@@ -78,8 +78,7 @@ class Caller:
         seconds = self._deadline - monotonic()
         if self._cancelled or seconds <= 0:
             raise CallEnded(
-                grpc.StatusCode.DEADLINE_EXCEEDED,
-                "the caller's deadline has passed, or the call was cancelled",
+                grpc.StatusCode.DEADLINE_EXCEEDED, "the caller's deadline has passed, or the call was cancelled"
             )
         return None if seconds == inf else seconds
 
@@ -238,9 +237,7 @@ class Session:
         if isinstance(step, LearnSchema):
             return self._learn_schema(step.collection)
         if isinstance(step, Ask) and step.method == "describe_collection":
-            request = milvus_pb2.DescribeCollectionRequest(
-                collection_name=step.args[0], db_name=self._database
-            )
+            request = milvus_pb2.DescribeCollectionRequest(collection_name=step.args[0], db_name=self._database)
             return CollectionSchema(raw=await send("DescribeCollection", request)).dict()
         return await pool.run(caller, lambda: self._run(step))
 

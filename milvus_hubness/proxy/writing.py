@@ -53,9 +53,7 @@ def write(operations: Operations, method: str, request: Any) -> Operation[Any]:
     def as_write() -> Write:
         """Return the write in the form of HubnessClient's operations."""
         if adds:
-            raise UnsupportedOperation(
-                "field_ops while a refresh or a migration is at work on the collection"
-            )
+            raise UnsupportedOperation("field_ops while a refresh or a migration is at work on the collection")
         options = {"partial_update": True} if getattr(request, "partial_update", False) else {}
         rows = rows_of(request.fields_data, request.num_rows)
         return Write(method.lower(), collection, rows, None, request.partition_name, options=options)

@@ -1,10 +1,9 @@
 """Checks of a bank: signs of an unfit bank, coverage of the gallery, and drift of recent queries.
 
-The drift statistic is the unbiased estimate of the squared maximum mean discrepancy under a Gaussian kernel
-whose width is the median distance. Its p-value comes from permutations of the rows of the two samples
-(Gretton et al., JMLR 2012, eq. 3 and section 8). With enough queries any shift becomes significant, so the
-shift must also be large: a minimum share of the variance of both samples in the kernel's space, with equal
-weights, must be between the samples.
+The drift statistic is the unbiased estimate of the squared maximum mean discrepancy under a Gaussian kernel whose width
+is the median distance. Its p-value comes from permutations of the rows of the two samples (Gretton et al., JMLR 2012,
+eq. 3 and section 8). With enough queries any shift becomes significant, so the shift must also be large: a minimum
+share of the variance of both samples in the kernel's space, with equal weights, must be between the samples.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ SAMPLE = 10_000
 class Reach(NamedTuple):
     """The number of items that are the nearest item of some query.
 
-    reached: that number. share: `reached` as a share of the number that as many queries would reach if all
-    items were equally likely, N·(1 − exp(−n/N)). once: the share of queries whose nearest item is not the
-    nearest of another query; it estimates the probability that the next query reaches a new item (Good,
-    Biometrika 1953).
+    reached: that number. share: `reached` as a share of the number that as many queries would reach if all items were
+    equally likely, N·(1 − exp(−n/N)). once: the share of queries whose nearest item is not the nearest of another
+    query; it estimates the probability that the next query reaches a new item (Good, Biometrika 1953).
     """
 
     queries: int
@@ -56,9 +54,7 @@ def reach(queries: Vectors, gallery: Vectors) -> Reach:
     nearest = topk(queries, gallery, 1).indices[:, 0]
     counts = np.bincount(nearest, minlength=len(gallery))
     n, items, reached = len(queries), len(gallery), int((counts > 0).sum())
-    return Reach(
-        n, items, reached, float(reached / (-items * np.expm1(-n / items))), float((counts == 1).sum() / n)
-    )
+    return Reach(n, items, reached, float(reached / (-items * np.expm1(-n / items))), float((counts == 1).sum() / n))
 
 
 def shift(bank: Vectors, queries: Vectors) -> float:
@@ -70,9 +66,7 @@ def shift(bank: Vectors, queries: Vectors) -> float:
     return float(max(0.0, apart @ apart - by_chance) / max(sum(spreads) / 2, 1e-30))
 
 
-def suspicions(
-    bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0
-) -> list[Suspicion]:
+def suspicions(bank: Vectors, gallery: Vectors, queries: Vectors | None = None, *, seed: int = 0) -> list[Suspicion]:
     """Return the signs that a bank is unfit; none for a good bank. queries: real queries, if known.
 
     A bank is narrow if its queries reach fewer than `NARROW` of the items that evenly spread queries would
@@ -211,8 +205,7 @@ def drift_between(
     permutations: int = PERMUTATIONS,
     seed: int = 0,
 ) -> Drift:
-    """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at
-    random.
+    """Compare recent queries (m, d) with the bank's queries (n, d), with at most `at_most` of each, drawn at random.
 
     With fewer than 50 of either, drift never fires. Raises DimensionMismatch, InvalidInput, NonFiniteVectors,
     InvalidParameter.
@@ -228,9 +221,7 @@ def drift_between(
         few = f"{len(second)} recent queries and {len(first)} in the bank; {AT_LEAST} of each are needed"
         return Drift(few, len(first), len(second))
     if first.shape[1] != second.shape[1]:
-        raise DimensionMismatch(
-            f"{second.shape[1]}-d queries cannot be held against a {first.shape[1]}-d bank"
-        )
+        raise DimensionMismatch(f"{second.shape[1]}-d queries cannot be held against a {first.shape[1]}-d bank")
     mmd2, statistic, p = _compared(first, second, permutations, rng)
     reason = (
         f"{statistic:.2%} of the variance lies between bank and recent queries (p {p:.2g}); "

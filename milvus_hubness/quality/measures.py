@@ -36,14 +36,10 @@ def confidence_interval(values: npt.ArrayLike, *, resamples: int = 2000, seed: i
     return bootstrap(_checked(values)[None], resamples=resamples, seed=seed)[0]
 
 
-def paired_difference(
-    before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0
-) -> Interval:
-    """Return the mean of `after` minus that of `before`, for two systems on the same queries, with joint
-    resampling.
+def paired_difference(before: npt.ArrayLike, after: npt.ArrayLike, *, resamples: int = 2000, seed: int = 0) -> Interval:
+    """Return the mean of `after` minus that of `before`, for two systems on the same queries, with joint resampling.
 
-    before, after: per-query values (n,) in the same order. Raises as `confidence_interval`, and
-    DimensionMismatch.
+    before, after: per-query values (n,) in the same order. Raises as `confidence_interval`, and DimensionMismatch.
     """
     first, second = _checked(before), _checked(after)
     if len(first) != len(second):
@@ -52,8 +48,7 @@ def paired_difference(
 
 
 def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> list[Interval]:
-    """Return the mean of each row of values (m, n) with its 95% interval; all rows share the draws of
-    queries."""
+    """Return the mean of each row of values (m, n) with its 95% interval; all rows share the draws of queries."""
     n, rng = values.shape[1], np.random.default_rng(seed)
     means = np.empty((whole_number("resamples", resamples), len(values)))
     rows = max(1, CHUNK // n)
@@ -70,9 +65,7 @@ def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> 
 def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or len(array) < 2:
-        raise InvalidInput(
-            f"an interval needs one value each of at least two queries, not shape {array.shape}"
-        )
+        raise InvalidInput(f"an interval needs one value each of at least two queries, not shape {array.shape}")
     if not np.isfinite(array).all():
         raise InvalidInput("the per-query values have NaN or infinity")
     return array
@@ -94,9 +87,7 @@ def nearest(
     return indices
 
 
-def with_bias(
-    queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None
-) -> tuple[Vectors, Vectors]:
+def with_bias(queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLike | None) -> tuple[Vectors, Vectors]:
     """Return <q, −1> and <r, b>, whose inner products are the corrected scores; without a bias return the
     vectors unchanged."""
     query_vectors, stored = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
@@ -109,9 +100,7 @@ def with_bias(
     if np.shape(bias) != (len(stored),):
         raise DimensionMismatch(f"biases must have shape ({len(stored)},) and have {np.shape(bias)}")
     column = as_vectors(np.reshape(bias, (-1, 1)), "the biases")
-    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack(
-        [stored, column]
-    )
+    return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack([stored, column])
 
 
 def first_k(retrieved: npt.NDArray[Any], k: int) -> npt.NDArray[Any]:
@@ -155,8 +144,7 @@ def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items:
 
 
 def skewness(counts: npt.ArrayLike) -> float:
-    """Return E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are
-    equal."""
+    """Return E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are equal."""
     return _standardised_moment(counts, 3)
 
 
@@ -268,8 +256,7 @@ def _in_order(places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> n
 def checked_positives(
     positives: Positives, n_queries: int, n_items: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return all positives, sorted by query and without duplicates, and the start of each query's
-    positives."""
+    """Return all positives, sorted by query and without duplicates, and the start of each query's positives."""
     if len(positives) != n_queries:
         raise InvalidInput(f"positives are given for {len(positives)} queries and there are {n_queries}")
     if n_queries == 0 or n_items == 0:
@@ -328,20 +315,17 @@ def reciprocal_ranks(ranks: PositiveRanks) -> PerQuery:
 def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
     """Return (n_queries,) AP@k; the mean is mAP@k.
 
-    AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, …, ordered by rank, that are
-    among the first k: the sum of the precision at each (Manning et al., Introduction to Information
-    Retrieval, 2008, 8.4).
+    AP@k = Σ (i / rank_i) / min(p, k) over those of the p positives i = 1, 2, …, ordered by rank, that are among the
+    first k: the sum of the precision at each (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
     """
     k = whole_number("k", k)
     return _per_query(ranks, _nth(ranks) / ranks.ranks * (ranks.ranks <= k)) / _reachable(ranks, k)
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
-    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002, with log2(1 +
-    rank)).
+    """Return (n_queries,) nDCG@k with gain 1 for a positive (Järvelin and Kekäläinen, 2002, with log2(1 + rank)).
 
-    It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all positives
-    in front.
+    It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all positives in front.
     """
     k = whole_number("k", k)
     gained = _per_query(ranks, (ranks.ranks <= k) / np.log2(1 + ranks.ranks))
@@ -349,11 +333,8 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
     return gained / best[_reachable(ranks, k) - 1]
 
 
-def retrieval_summary(
-    ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10
-) -> dict[str, float]:
-    """Return R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR, and mAP and nDCG at
-    `depth`."""
+def retrieval_summary(ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10) -> dict[str, float]:
+    """Return R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR, and mAP and nDCG at `depth`."""
     return {
         **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
         "MdR": float(np.median(ranks.best)),

@@ -42,12 +42,11 @@ Scores = npt.NDArray[np.float64]
 class RecallGate:
     """recall@k, with its 95% interval over the queries, of r (raw) and of <r, b − c> (stored).
 
-    rows, queries: numbers measured. index_params: parameters of the measured index, with nlist in proportion
-    to the rows. measured_as: the kind of the measured index if it is not index_type itself. search_parameter,
-    value: the search parameter and its value in both measurements; both None if the index has none. needed:
-    the least value, from the present one to LIMIT times that and at most nlist, at which the stored recall is
-    at most one standard error of the paired difference below the raw recall; None if there is no such value
-    or no search parameter.
+    rows, queries: numbers measured. index_params: parameters of the measured index, with nlist in proportion to the
+    rows. measured_as: the kind of the measured index if it is not index_type itself. search_parameter, value: the
+    search parameter and its value in both measurements; both None if the index has none. needed: the least value, from
+    the present one to LIMIT times that and at most nlist, at which the stored recall is at most one standard error of
+    the paired difference below the raw recall; None if there is no such value or no search parameter.
     """
 
     rows: int
@@ -85,8 +84,7 @@ def measure_recall(
     graph_hint: bool = True,
     locality_hints: npt.ArrayLike | None = None,
 ) -> RecallGate:
-    """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall
-    again.
+    """Measure recall@10 of the index in each form, and the ef or nprobe at which it equals the raw recall again.
 
     vectors (n, d) as the user inserted them; biases (n,) b − c; queries (m, d), m ≥ 2. Rows and queries
     without a usable direction are left out. rows_total: rows of the collection, n by default. at_most: number
@@ -112,9 +110,7 @@ def measure_recall(
     chosen = _drawn(np.flatnonzero(~layout.invalid(rows)), min(limit, ROWS), rng)
     query_vectors = query_vectors[_drawn(np.flatnonzero(~layout.invalid(query_vectors)), QUERIES, rng)]
     if len(chosen) < 2 or len(query_vectors) < 2:
-        raise InvalidInput(
-            f"recall needs two valid rows and queries, got {len(chosen)} and {len(query_vectors)}"
-        )
+        raise InvalidInput(f"recall needs two valid rows and queries, got {len(chosen)} and {len(query_vectors)}")
     total = max(len(rows), whole_number("rows_total", len(rows) if rows_total is None else rows_total))
     spec = spec.for_sample(len(chosen), total)
     rows, subtracted = rows[chosen], subtracted[chosen]
@@ -166,13 +162,7 @@ class _Form:
     """One form of the stored items, with its exact scores (m, n), which are the reference for its index."""
 
     def __init__(
-        self,
-        items: Floats,
-        queries: Floats,
-        metric: Literal["IP", "L2"],
-        scores: Scores,
-        k: int,
-        spec: IndexSpec,
+        self, items: Floats, queries: Floats, metric: Literal["IP", "L2"], scores: Scores, k: int, spec: IndexSpec
     ) -> None:
         self.index = AnnIndex(items, spec, metric=metric)
         self.queries, self.scores, self.k = queries, scores, k
@@ -181,8 +171,7 @@ class _Form:
         self.least = np.partition(scores, -k, axis=1)[:, -k] - ROUNDING * magnitude
 
     def recalls(self, value: int | None) -> Scores:
-        """Return (m,) the recall of each query; answers as good as the k-th best count, up to float32
-        rounding."""
+        """Return (m,) the recall of each query; answers as good as the k-th best count, up to float32 rounding."""
         retrieved = self.index.search(self.queries, self.k, value)
         good = np.take_along_axis(self.scores, np.maximum(retrieved, 0), 1) >= self.least[:, None]
         recalls: Scores = (good & (retrieved >= 0)).mean(axis=1)

@@ -177,11 +177,10 @@ def diagnose(
     """Search queries (n_queries, d) in a gallery (n_items, d) by s(q, r) − w·b(r) for every strength w, and
     report the hubs.
 
-    s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the
-    current w, that of all values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage.
-    positives: as for `ranks`. keys and fields, one per item, and query_texts, one per query, are read only
-    for shown items, so lazy sequences work. verdict: {"verdict", "reason"} of a tuning. Memory: that of
-    `nearest` and `ranks`.
+    s is the inner product: reduce vectors of other metrics first. bias (n_items,) is b(r). strength: the current w,
+    that of all values named "after"; it and 0 join `strengths`. bank (m, d): for its coverage. positives: as for
+    `ranks`. keys and fields, one per item, and query_texts, one per query, are read only for shown items, so lazy
+    sequences work. verdict: {"verdict", "reason"} of a tuning. Memory: that of `nearest` and `ranks`.
 
     Raises InvalidInput, DimensionMismatch, NonFiniteVectors and, for strengths and k, InvalidParameter.
     """
@@ -209,9 +208,7 @@ def diagnose(
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
         strengths=[Point(w, hubness_summary(one.counts), one.recall()) for w, one in searches.items()],
-        gain=paired_difference(hits(before.ranks, 1), hits(after.ranks, 1))
-        if before.ranks and after.ranks
-        else None,
+        gain=paired_difference(hits(before.ranks, 1), hits(after.ranks, 1)) if before.ranks and after.ranks else None,
         retrieval_before=before.ranks and retrieval_summary(before.ranks),
         retrieval_after=after.ranks and retrieval_summary(after.ranks),
         coverage=None if bank is None else pair.reach(QueryBank.of(bank), stored[:, :-1]),

@@ -34,9 +34,8 @@ DEPTH = 10
 class Outcome(NamedTuple):
     """The outcome of searches under several biases.
 
-    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `quality.ranks`; (n_biases, 0)
-    without positives. found: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery
-    has fewer.
+    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `quality.ranks`; (n_biases, 0) without
+    positives. found: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery has fewer.
     """
 
     ranks: npt.NDArray[np.int32]
@@ -97,8 +96,7 @@ LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 
 
 def raw_places(queries: Vectors, items: Vectors, biases: Vectors) -> npt.NDArray[np.int64]:
-    """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in
-    its favour.
+    """Return (m, 10) the raw rank, from 1, of each item of a query's exact corrected top 10; ties count in its favour.
 
     queries (m, d) and items (n, d) are float32 with the score as their inner product; biases (n,) at full
     strength. There are fewer columns if there are fewer items. Memory: a tile of at least one row of scores.
@@ -144,20 +142,14 @@ class Trial(NamedTuple):
 
 
 def sweep(
-    bank: QueryBank,
-    gallery: Vectors,
-    target_bank: QueryBank | None = None,
-    *,
-    progress: Progress = silent,
+    bank: QueryBank, gallery: Vectors, target_bank: QueryBank | None = None, *, progress: Progress = silent
 ) -> list[Trial]:
-    """Return the trials on a gallery (n, d): those of `default_blend` come last, with full strength at the
-    very end.
+    """Return the trials on a gallery (n, d): those of `default_blend` come last, with full strength at the very end.
 
-    NNN runs over `ALPHAS` and, for k, over all powers of two up to 512 and |bank|, from one top-k pass; ½ of
-    a mean is CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms run over
-    `TEMPERATURES`, in units of `score_spread`; these and Blend run at `STRENGTHS`. Sinkhorn uses nearest
-    pairs if there are more than `DENSE_SCORES` scores. progress: called with the step, the number of fitted
-    estimators, and their total.
+    NNN runs over `ALPHAS` and, for k, over all powers of two up to 512 and |bank|, from one top-k pass; ½ of a mean is
+    CSLS. Inverted Softmax, Sinkhorn and, with a target bank, their dual forms run over `TEMPERATURES`, in units of
+    `score_spread`; these and Blend run at `STRENGTHS`. Sinkhorn uses nearest pairs if there are more than
+    `DENSE_SCORES` scores. progress: called with the step, the number of fitted estimators, and their total.
 
     Raises InvalidInput if all items score alike.
     """
@@ -206,10 +198,7 @@ def _fitted_one_by_one(
         if target_bank is not None:
             dual = _neighbors(len(bank) * (n + len(target_bank)))
             yield (
-                DualInvertedSoftmax(
-                    temperature_query=temperature,
-                    temperature_target=TARGET_SHARE * temperature,
-                ),
+                DualInvertedSoftmax(temperature_query=temperature, temperature_target=TARGET_SHARE * temperature),
                 STRENGTHS,
             )
             yield DualBankSinkhorn(temperature=temperature, neighbors=dual), STRENGTHS

@@ -90,22 +90,18 @@ def cross_fitted_hits(
     uneven = unevenness(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
     mixes = [
-        _mean_bias([trials[member] for member in pick(uneven, outcome.ranks[:, fold != this])])
-        for this in range(FOLDS)
+        _mean_bias([trials[member] for member in pick(uneven, outcome.ranks[:, fold != this])]) for this in range(FOLDS)
     ]
     hits = assess(queries, gallery, mixes, positives).hits
     own_fold: Values = hits[fold, np.arange(len(queries))]
     return own_fold
 
 
-def judge_labelled(
-    raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0
-) -> Judgement:
+def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
     """Return the verdict: "apply" if the expected gain in R@1 is above 0.
 
-    raw, cross_fitted: (n_queries,) hits. The expected gain combines the measured gain with a prior of 4
-    points and a standard deviation of 4 points; the label-free sign, `fall`, decides whether the prior is
-    positive or negative.
+    raw, cross_fitted: (n_queries,) hits. The expected gain combines the measured gain with a prior of 4 points and a
+    standard deviation of 4 points; the label-free sign, `fall`, decides whether the prior is positive or negative.
     """
     interval = paired_difference(raw, cross_fitted, seed=seed)
     n = len(raw)
@@ -128,9 +124,8 @@ def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) 
     """Return the verdict: "apply" if the answers to queries that the biases have not seen spread more evenly
     over the items.
 
-    raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full
-    strength. Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the
-    strength applies.
+    raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength.
+    Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the strength applies.
     """
     result = (
         f"on held-out queries, excess answers taken by hubs go from {100 * raw:.1f}% to "
@@ -177,12 +172,11 @@ class Row(NamedTuple):
 class Tuning:
     """The trials, and the decision.
 
-    verdict: "apply", "apply weakly" (at a strength below 0.6, or at half strength for lack of evidence) or
-    "leave it alone". choice: the estimator to apply, fitted on the whole bank. strength: the share of it. For
-    "leave it alone", they are None and 0, and candidate is the estimator that would otherwise apply.
-    interval: 95% interval of the cross-validated gain in R@1 over the raw search; None without labels.
-    warnings: signs of an unfit bank; any warning means "leave it alone". rows: the raw search, then all
-    trials, best first.
+    verdict: "apply", "apply weakly" (at a strength below 0.6, or at half strength for lack of evidence) or "leave it
+    alone". choice: the estimator to apply, fitted on the whole bank. strength: the share of it. For "leave it alone",
+    they are None and 0, and candidate is the estimator that would otherwise apply. interval: 95% interval of the
+    cross-validated gain in R@1 over the raw search; None without labels. warnings: signs of an unfit bank; any warning
+    means "leave it alone". rows: the raw search, then all trials, best first.
     """
 
     verdict: Verdict
@@ -295,8 +289,7 @@ def _checked_queries(
     bank.expect_dim(query_vectors.shape[1], "a query")
     if len(query_vectors) < FEWEST_QUERIES:
         raise InvalidInput(
-            f"a correction cannot be judged by fewer than {FEWEST_QUERIES} queries; given: "
-            f"{len(query_vectors)}"
+            f"a correction cannot be judged by fewer than {FEWEST_QUERIES} queries; given: {len(query_vectors)}"
         )
     if positives is None:
         return query_vectors, None
@@ -319,17 +312,12 @@ def _apart(
     queries = {row.tobytes() for row in query_vectors}
     other = np.array([row.tobytes() not in queries for row in bank.vectors])
     if not other.any():
-        raise InvalidInput(
-            "the bank holds nothing but the queries: a bias must not be judged by what it was fitted on"
-        )
+        raise InvalidInput("the bank holds nothing but the queries: a bias must not be judged by what it was fitted on")
     return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, answers
 
 
-def _some_items(
-    items: Vectors, answers: Answers | None, rng: np.random.Generator
-) -> tuple[Vectors, Answers | None]:
-    """Return at most `MOST_ITEMS` items, or all positives if they are more, and the new positions of the
-    positives."""
+def _some_items(items: Vectors, answers: Answers | None, rng: np.random.Generator) -> tuple[Vectors, Answers | None]:
+    """Return at most `MOST_ITEMS` items, or all positives if they are more, and the new positions of the positives."""
     if len(items) <= MOST_ITEMS:
         return items, answers
     needed = np.unique(np.concatenate(answers)) if answers is not None else np.empty(0, np.int64)

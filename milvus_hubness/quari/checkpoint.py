@@ -54,16 +54,13 @@ def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: tor
     return tensors
 
 
-def restore_training(
-    tensors: Tensors, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device
-) -> None:
+def restore_training(tensors: Tensors, network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
     """Restore the network, its optimizer and torch's generators from a `training_state`."""
     network.load_state_dict(_part(tensors, LAST))
     for name, parameter in network.named_parameters():
         if f"{OPTIMIZER[0]}.{name}" in tensors:
             optimizer.state[parameter] = {
-                part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True)
-                for part in OPTIMIZER
+                part: tensors[f"{part}.{name}"].to("cpu" if part == "step" else device, copy=True) for part in OPTIMIZER
             }
     torch.set_rng_state(tensors[RNG])
     if CUDA_RNG in tensors and device.type == "cuda":
@@ -74,9 +71,8 @@ def restore_training(
 class Checkpoint:
     """A network and the record of its training.
 
-    encoder: name of the encoder of the vectors, if given. trained_on: fingerprint of the pairs. pairs: number
-    of pairs. history: all epochs, 0 first. weights: those of the best epoch. resumption: the
-    `training_state` to continue from.
+    encoder: name of the encoder of the vectors, if given. trained_on: fingerprint of the pairs. pairs: number of pairs.
+    history: all epochs, 0 first. weights: those of the best epoch. resumption: the `training_state` to continue from.
     """
 
     config: QuariConfig

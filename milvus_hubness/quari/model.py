@@ -9,19 +9,17 @@ For each query q the network predicts a map T of rank r for the items, and an ad
     T           Σ_j u_j v_jᵀ
     q'          decoder of the control token's output at step L
 
-The paper leaves some details open; here they are as follows. Positions are fixed sinusoids over the 2r
-tokens, added at each step. The transformer normalizes before attention and before its MLP, and its output is
-normalized. Queries enter at unit length times √d, and the outputs of the decoders are divided by √d, so that
-all coordinates inside are of the order of 1 and a step of the optimizer is small compared with the query that
-it moves.
+The paper leaves some details open; here they are as follows. Positions are fixed sinusoids over the 2r tokens, added at
+each step. The transformer normalizes before attention and before its MLP, and its output is normalized. Queries enter
+at unit length times √d, and the outputs of the decoders are divided by √d, so that all coordinates inside are of the
+order of 1 and a step of the optimizer is small compared with the query that it moves.
 
-The start of T. With zero tokens and random decoders, T = Σ u_j v_jᵀ begins as a random matrix of rank r: it
-projects the gallery onto r random directions, and the network must learn again what the encoder knew. The
-forms "residual" and "anchored" add I to T and q to q', or S and W q with S = W = I at first; and the last
-layers of the decoders of u and q' begin at zero. T is then the identity and q' is the query: the network
-begins with the encoder's own ranking and learns where to depart from it. The anchored form learns S and W
-first, the two linear maps that are best for all queries, so that the tokens express only the differences
-between queries. benchmarks/quari.py measures the value of each form.
+The start of T. With zero tokens and random decoders, T = Σ u_j v_jᵀ begins as a random matrix of rank r: it projects
+the gallery onto r random directions, and the network must learn again what the encoder knew. The forms "residual" and
+"anchored" add I to T and q to q', or S and W q with S = W = I at first; and the last layers of the decoders of u and q'
+begin at zero. T is then the identity and q' is the query: the network begins with the encoder's own ranking and learns
+where to depart from it. The anchored form learns S and W first, the two linear maps that are best for all queries, so
+that the tokens express only the differences between queries. benchmarks/quari.py measures the value of each form.
 
 The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query:
 
@@ -216,13 +214,7 @@ class Quari(nn.Module):
         self.step_embedding = nn.Embedding(config.steps, width)
         nn.init.normal_(self.step_embedding.weight, std=0.02)
         layer = nn.TransformerEncoderLayer(
-            width,
-            config.heads,
-            inside,
-            config.dropout,
-            activation="gelu",
-            batch_first=True,
-            norm_first=True,
+            width, config.heads, inside, config.dropout, activation="gelu", batch_first=True, norm_first=True
         )
         self.transformer = nn.TransformerEncoder(
             layer, config.layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
@@ -247,8 +239,7 @@ class Quari(nn.Module):
         return [each for each in (self.query_map, self.item_map) if each is not None]
 
     def static(self) -> Static | None:
-        """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode with `config.anchors` axes, computed
-        once."""
+        """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode with `config.anchors` axes, computed once."""
         if self.item_map is None:
             is_sum = self.config.form == "published" and self.config.adapt_gallery
             return None if is_sum else identity(self.step_embedding.weight)
@@ -279,9 +270,7 @@ class Quari(nn.Module):
         """Return (m, d) the errors that the anchors leave between queries (m, d) and the items (m, d) that
         answer them."""
         targets = items if self.item_map is None else items @ self.item_map.T
-        return functional.normalize(targets, dim=1) - functional.normalize(
-            self.anchored(queries).query, dim=1
-        )
+        return functional.normalize(targets, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
         """Return the adaptation to queries (m, d) of any length above 0; only their direction counts. hidden:

@@ -29,9 +29,7 @@ class Pairs:
     an answer is no item, or no pair is left.
     """
 
-    def __init__(
-        self, queries: npt.ArrayLike, gallery: npt.ArrayLike, answers: npt.ArrayLike | None = None
-    ) -> None:
+    def __init__(self, queries: npt.ArrayLike, gallery: npt.ArrayLike, answers: npt.ArrayLike | None = None) -> None:
         query_vectors, items = as_vectors(queries, "the queries"), as_vectors(gallery, "the gallery")
         if query_vectors.shape[1] != items.shape[1]:
             raise DimensionMismatch(
@@ -182,9 +180,7 @@ class TrainingSettings:
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
         if self.least_rate > self.learning_rate:
-            raise InvalidParameter(
-                f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}"
-            )
+            raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 
     def rate(self, step: int, steps_an_epoch: int) -> float:
         """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate. The

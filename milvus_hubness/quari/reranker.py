@@ -14,23 +14,10 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
-from milvus_hubness.kernels.operands import (
-    as_tensor,
-    finite_number,
-    full_precision,
-    resolve_device,
-    whole_number,
-)
+from milvus_hubness.kernels.operands import as_tensor, finite_number, full_precision, resolve_device, whole_number
 from milvus_hubness.operations.corrections import QUERY_COLUMN, read_gallery, read_pairs
 from milvus_hubness.operations.progress import Progress, silent
-from milvus_hubness.quality.measures import (
-    PositiveRanks,
-    hits,
-    nearest,
-    paired_difference,
-    ranks,
-    retrieval_summary,
-)
+from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
 from milvus_hubness.quari.checkpoint import Checkpoint
 from milvus_hubness.quari.model import Adaptation, Quari, cosines, transformed_queries
 from milvus_hubness.quari.pairs import Pairs, unit
@@ -66,17 +53,13 @@ class QuariReranker:
         object.__setattr__(self, "network", self.network.to(resolve_device(self.device)).eval())
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any
-    ) -> QuariReranker:
+    def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> QuariReranker:
         """Return a re-ranker with the network of a file that `train` wrote. encoder: name of the encoder of
         the searched vectors. options: the other fields, by name. Raises UnreadableFile, EncoderMismatch if
         the network is for another encoder, InvalidParameter."""
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
-            trained = (
-                f"was trained for {checkpoint.encoder!r}" if checkpoint.encoder else "does not say for which"
-            )
+            trained = f"was trained for {checkpoint.encoder!r}" if checkpoint.encoder else "does not say for which"
             raise EncoderMismatch(f"the network {trained}, and is to be used with vectors of {encoder!r}")
         return cls(checkpoint.network(), **options)
 
@@ -102,9 +85,7 @@ class QuariReranker:
         for part, adaptation in self._adaptations(queries):
             for which, own in enumerate(items[part]):
                 one = slice(which, which + 1)
-                alone = adaptation._replace(
-                    query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one]
-                )
+                alone = adaptation._replace(query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one])
                 candidates = as_tensor(own, torch.float32, adaptation.query.device)
                 scores_of_queries.append(cosines(alone, candidates)[0].cpu().numpy())
         return scores_of_queries

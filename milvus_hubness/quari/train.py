@@ -19,23 +19,12 @@ from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParame
 from milvus_hubness.kernels.operands import resolve_device
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quari.checkpoint import Checkpoint, Epoch, restore_training, training_state, weights_of
-from milvus_hubness.quari.model import (
-    STRENGTHS,
-    TEMPERATURES,
-    Adaptation,
-    Memory,
-    Quari,
-    QuariConfig,
-    cosines,
-)
+from milvus_hubness.quari.model import STRENGTHS, TEMPERATURES, Adaptation, Memory, Quari, QuariConfig, cosines
 from milvus_hubness.quari.pairs import Pairs, TrainingSettings, mine
 
 
 def contrastive_loss(
-    cosines: torch.Tensor,
-    items: torch.Tensor,
-    weights: torch.Tensor,
-    temperature: float,
+    cosines: torch.Tensor, items: torch.Tensor, weights: torch.Tensor, temperature: float
 ) -> torch.Tensor:
     """Return the loss of a batch, a scalar.
 
@@ -46,9 +35,8 @@ def contrastive_loss(
         queries → items   mean over queries i of  −Σ_j ω_j log softmax_j(cos_ij / τ) / Σ_j ω_j,  j of i's own
         items → queries   mean over items j, weighted by ω_j, of  −log softmax_i(cos_ij / τ) at j's own query
 
-    and the loss is the mean of both. The paper leaves two details open: here semi-positives count in both
-    directions, and an item that occurs twice in a batch is no wrong answer to a query of which it is a right
-    one.
+    and the loss is the mean of both. The paper leaves two details open: here semi-positives count in both directions,
+    and an item that occurs twice in a batch is no wrong answer to a query of which it is a right one.
     """
     count, own = items.shape
     columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
@@ -91,11 +79,10 @@ def train(
     encoder: a name for the encoder of the vectors, which is compared when the file is loaded. on_epoch:
     called after each epoch. progress: called with "training", steps done, and steps of all epochs.
 
-    Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number of
-    threads. Noise on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. The paper does
-    not give the scale of the queries: here the noise at u = 1 is as long as the query, times
-    `settings.noise`. A last batch with fewer pairs is left out, unless it is the only one; every epoch draws
-    another order.
+    Equal pairs, settings and seed give equal weights on the CPU of one machine with the same number of threads. Noise
+    on queries follows the paper, u·N(0, 1) with u from U[0, 1] for each query. The paper does not give the scale of the
+    queries: here the noise at u = 1 is as long as the query, times `settings.noise`. A last batch with fewer pairs is
+    left out, unless it is the only one; every epoch draws another order.
 
     A memory (`config.memory`, an addition to the paper) is filled with that many of the pairs, drawn by the
     seed, after the anchor epochs; it keeps the strength and temperature that are best on the validation
@@ -144,9 +131,8 @@ def train(
 def validate(
     network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return (n,) the rank, from 1, of each query's answer in the pairs' gallery by cos(q', T r); items with
-    the same score rank before it. adapt: a part of the network to use in its place. The network is left in
-    evaluation mode."""
+    """Return (n,) the rank, from 1, of each query's answer in the pairs' gallery by cos(q', T r); items with the same
+    score rank before it. adapt: a part of the network to use in its place. The network is left in evaluation mode."""
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()
@@ -259,9 +245,7 @@ class _Run:
             else:
                 own = (answers[:, None] == self.answers[self.remembered]).to(device)
                 adaptation = self.network(queries, own)
-        full = adaptation._replace(
-            query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float()
-        )
+        full = adaptation._replace(query=adaptation.query.float(), U=adaptation.U.float(), V=adaptation.V.float())
         scores = cosines(full, self.gallery[columns])
         loss = contrastive_loss(scores, items, weights, settings.temperature)
         if not torch.isfinite(loss):

@@ -72,13 +72,7 @@ class RefreshEvaluation:
 
 
 def judge(
-    layout: Layout,
-    sample: Floats,
-    old: Standing,
-    new: Standing,
-    labelled: Labelled | None = None,
-    *,
-    seed: int = 0,
+    layout: Layout, sample: Floats, old: Standing, new: Standing, labelled: Labelled | None = None, *, seed: int = 0
 ) -> RefreshEvaluation | None:
     """Evaluate old and new biases on a sample (n, d) of the gallery. Hold out a fifth of the new bank, fit
     both without it, and use it as queries. Labels decide if given, else the skewness decides.
@@ -104,9 +98,7 @@ def judge(
     if labelled is not None:
         result = assess(layout.reduce_queries(labelled.queries), items, biases, labelled.positives)
         r1 = dict(zip(("raw", "old", "new"), result.hits.mean(axis=1).round(4).tolist(), strict=True))
-        gains = {
-            name: paired_difference(result.hits[i], result.hits[2]) for i, name in ((0, "raw"), (1, "old"))
-        }
+        gains = {name: paired_difference(result.hits[i], result.hits[2]) for i, name in ((0, "raw"), (1, "old"))}
     return RefreshEvaluation(
         items=len(sample),
         queries=len(query_vectors),

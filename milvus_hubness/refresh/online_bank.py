@@ -104,9 +104,8 @@ def start_online_bank(
 def stop_online_bank(
     store: Store, collection: str, *, field: str | None = None, profile: str | None = None
 ) -> OnlineBank | None:
-    """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries in the
-    bank. Return the former settings of the online bank; None if the bank was not online. Raises NotCorrected,
-    InvalidInput."""
+    """Stop the sampling of the profile's queries. Drop the samples that wait, and keep the queries in the bank. Return
+    the former settings of the online bank; None if the bank was not online. Raises NotCorrected, InvalidInput."""
     with leasing(store, collection) as (lease, _):
         store = lease.store
         info, state, name = _found(store, collection, field, profile)
@@ -134,15 +133,11 @@ def list_online_banks(store: Store, collection: str) -> list[OnlineBankStatus]:
     ]
 
 
-def absorbed(
-    store: Store, collection: str, *, field: str | None = None, profile: str | None = None
-) -> Absorbed | None:
-    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not
-    online.
+def absorbed(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Absorbed | None:
+    """Merge the samples into the profile's bank, see `banks.online.merge`; return None if the bank is not online.
 
-    This writes nothing: pass `bank` to a refresh, and pass the result to `settled` after the refresh. A
-    second call before that, for example after a crash, gives the same result. Raises NotCorrected,
-    InvalidInput, DimensionMismatch.
+    This writes nothing: pass `bank` to a refresh, and pass the result to `settled` after the refresh. A second call
+    before that, for example after a crash, gives the same result. Raises NotCorrected, InvalidInput, DimensionMismatch.
     """
     info, state, name = _found(store, collection, field, profile)
     online_bank = info.online_bank_of(state.field, name)
@@ -217,15 +212,8 @@ LOOKED_AT = 2 * AT_MOST
 """Maximum number of samples that drift reads; it compares those that differ from each other."""
 
 
-def drift(
-    store: Store,
-    collection: str,
-    *,
-    field: str | None = None,
-    profile: str | None = None,
-) -> Drift:
-    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see
-    `quality.bank_checks`.
+def drift(store: Store, collection: str, *, field: str | None = None, profile: str | None = None) -> Drift:
+    """Compare the waiting samples with the profile's bank, as the field's metric sees them; see `quality.bank_checks`.
 
     Equal samples count once, as in the bank. Only the bank's places that samples may take count: a bank that
     has taken in all it can does not show the same drift again. Call this before the samples are taken in. If
@@ -249,14 +237,11 @@ def drift(
     if (~safe).sum() >= AT_LEAST:
         bank = bank[~safe]
     return drift_between(
-        state.layout.reduce_queries(bank)[:, : state.dim],
-        state.layout.reduce_queries(recent)[:, : state.dim],
+        state.layout.reduce_queries(bank)[:, : state.dim], state.layout.reduce_queries(recent)[:, : state.dim]
     )
 
 
-def live_queries(
-    store: Store, collection: str, options: RefreshOptions
-) -> tuple[Drift | None, Absorbed | None]:
+def live_queries(store: Store, collection: str, options: RefreshOptions) -> tuple[Drift | None, Absorbed | None]:
     """Return the drift of the profile's queries, and the merge of the samples into its bank, as
     `options.live` requires; None for what it does not require."""
     moved = None

@@ -1,9 +1,8 @@
 """The options and the plan of a refresh, which chooses bank and estimator; and spare bank generations.
 
-A job notes the bank generations that may become spare. If it is killed, the next refresh of the collection
-drops the noted generations. A job drops only generations that its own collection noted and that no collection
-state names; if another job names a generation at the same time, the store restores its rows, see
-Store.drop_bank_generation.
+A job notes the bank generations that may become spare. If it is killed, the next refresh of the collection drops the
+noted generations. A job drops only generations that its own collection noted and that no collection state names; if
+another job names a generation at the same time, the store restores its rows, see Store.drop_bank_generation.
 """
 
 from __future__ import annotations
@@ -63,20 +62,19 @@ class Labels(NamedTuple):
 class RefreshOptions:
     """Options of a refresh.
 
-    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last
-    refresh, else the current one (Blend() for a new profile). field: the corrected field, if there are
-    several. profile: the bias profile to refresh, by default the active one; a new name adds a profile, from
-    the given bank, in spare columns of the stored vectors. refit: run a full refresh even if nothing changed,
-    for estimators that learn from a gallery that has changed. revert: return to the biases before the last
-    full refresh. force: use new biases even if they are worse than the old ones. labels: labelled queries for
-    the evaluation. live: when sampled queries enter the bank, if no other bank is given. rebuild_share: if at
-    least this share of 50,000 rows or more must be written, and the collection is named by an alias, make a
-    copy with the new biases, which takes over the alias. plan: only return the plan. tolerance: the
-    difference, in units of the score, from which on a bias is written again. client_ttl: seconds until every
-    client has read a new collection state; the refresh waits this long before it writes the first row.
-    throttle: limits the rows per second. engine: computes the written biases: "server" uses the database's
-    own search over the bank (NNN and CSLS); "ray" uses the workers of a Ray cluster, which also fit
-    (milvus_hubness.distributed). stop: an event; once it is set, Cancelled is raised between two batches.
+    bank, target_bank: by default the stored ones. estimator: by default the choice of tuning since the last refresh,
+    else the current one (Blend() for a new profile). field: the corrected field, if there are several. profile: the
+    bias profile to refresh, by default the active one; a new name adds a profile, from the given bank, in spare columns
+    of the stored vectors. refit: run a full refresh even if nothing changed, for estimators that learn from a gallery
+    that has changed. revert: return to the biases before the last full refresh. force: use new biases even if they are
+    worse than the old ones. labels: labelled queries for the evaluation. live: when sampled queries enter the bank, if
+    no other bank is given. rebuild_share: if at least this share of 50,000 rows or more must be written, and the
+    collection is named by an alias, make a copy with the new biases, which takes over the alias. plan: only return the
+    plan. tolerance: the difference, in units of the score, from which on a bias is written again. client_ttl: seconds
+    until every client has read a new collection state; the refresh waits this long before it writes the first row.
+    throttle: limits the rows per second. engine: computes the written biases: "server" uses the database's own search
+    over the bank (NNN and CSLS); "ray" uses the workers of a Ray cluster, which also fit (milvus_hubness.distributed).
+    stop: an event; once it is set, Cancelled is raised between two batches.
 
     Raises InvalidParameter, and as QueryBank does.
     """
@@ -242,11 +240,7 @@ def ready_state(info: CollectionInfo, field: str | None) -> CollectionState:
     """Return the state of the field if it is ready. Raises NotCorrected, UnfinishedMigration."""
     state = require_state(info.state_of(field), info.name)
     if state.phase != "ready":
-        what = (
-            "filled only in part: enable it again"
-            if state.codec.leaves_vectors
-            else f"a copy of {state.source!r}"
-        )
+        what = "filled only in part: enable it again" if state.codec.leaves_vectors else f"a copy of {state.source!r}"
         raise UnfinishedMigration(f"{info.name!r} is unfinished, {what}")
     return state
 
@@ -262,9 +256,7 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
         return state.model_copy(update={"active": name}), False
     if state.incoming is not None and state.incoming.name == name:
         begun = state.incoming.profile
-        draft = begun.model_copy(
-            update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1}
-        )
+        draft = begun.model_copy(update={"slot": begun.standby, "standby": begun.slot, "epoch": begun.epoch - 1})
         return state.with_profile(draft, name).model_copy(update={"active": name}), True
     if not name:
         raise InvalidParameter("a profile needs a name")
@@ -291,8 +283,7 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
 
 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
-    """Return the state with this number of slots, and with the graph hint and locality hint columns that
-    still fit."""
+    """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
     bare = {"slots": slots, "anchor": 0.0, "pull": 0.0, "locality_hints": "", "reach": 0.0}
     found = state.model_copy(update=bare)
     spare = found.layout.spare

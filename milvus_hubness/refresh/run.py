@@ -18,36 +18,16 @@ from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.corrections import (
-    NONE_READ,
-    Banks,
-    keep_nearest,
-    load_correction,
-    read_gallery,
-)
+from milvus_hubness.operations.corrections import NONE_READ, Banks, keep_nearest, load_correction, read_gallery
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events
 from milvus_hubness.operations.row_writer import RowWriter
 from milvus_hubness.operations.write_intents import rewriting
 from milvus_hubness.quality.bank_checks import Drift
-from milvus_hubness.refresh.evaluate import (
-    RefreshEvaluation,
-    changed_share,
-    evaluate,
-    fit,
-    sampled,
-    steady_mean,
-)
+from milvus_hubness.refresh.evaluate import RefreshEvaluation, changed_share, evaluate, fit, sampled, steady_mean
 from milvus_hubness.refresh.online_bank import live_queries, settled
-from milvus_hubness.refresh.plan import (
-    RefreshOptions,
-    RefreshPlan,
-    SpareBanks,
-    plan_refresh,
-    ready_state,
-    with_profile,
-)
+from milvus_hubness.refresh.plan import RefreshOptions, RefreshPlan, SpareBanks, plan_refresh, ready_state, with_profile
 from milvus_hubness.refresh.write import (
     Renewal,
     Waiting,
@@ -71,14 +51,13 @@ Action = Literal["none", "pending", "full", "rebuilt", "refused"]
 class RefreshResult:
     """The result of a refresh.
 
-    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all
-    rows, "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged
-    worse and nothing changed. reason: why. rows: number of rows of the collection. pending: number of rows
-    without a bias before. scanned, written: numbers of rows that were read and written. bias_age_seconds:
-    time since the biases were last known to be up to date. judged: the evaluation of the new biases on
-    held-out queries; None if there are no new biases, or too little data. drift, online_banks: None and empty
-    if they were not measured. planned: whether this is only a plan. write_intents: number of rows that a
-    killed job had left in the write-intent log.
+    action: "none" if nothing was due, "pending" if only rows without a bias were written, "full" for all rows,
+    "rebuilt" if a copy, `collection`, took over the alias, "refused" if the new biases were judged worse and nothing
+    changed. reason: why. rows: number of rows of the collection. pending: number of rows without a bias before.
+    scanned, written: numbers of rows that were read and written. bias_age_seconds: time since the biases were last
+    known to be up to date. judged: the evaluation of the new biases on held-out queries; None if there are no new
+    biases, or too little data. drift, online_banks: None and empty if they were not measured. planned: whether this is
+    only a plan. write_intents: number of rows that a killed job had left in the write-intent log.
     """
 
     collection: str
@@ -104,8 +83,7 @@ class RefreshResult:
 
     @property
     def skewness(self) -> dict[str, float]:
-        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an
-        evaluation."""
+        """The skewness of N_10 over held-out bank queries, by "raw", "old" and "new"; empty without an evaluation."""
         return self.judged.skewness if self.judged else {}
 
     @property
@@ -120,16 +98,13 @@ class RefreshResult:
         return vars(self) | {"skipped": self.skipped} | plain
 
 
-def refresh(
-    store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any
-) -> RefreshResult:
+def refresh(store: Store, collection: str, options: RefreshOptions | None = None, **changes: Any) -> RefreshResult:
     """Compute missing or outdated biases under one lease, and write only the rows whose bias changes.
 
-    A full refresh writes the standby slot of every row whose bias there differs by more than the tolerance.
-    It then exchanges the slots, so that no search mixes old and new biases. If it is killed or stopped before
-    that, the next refresh continues it. Before it begins, it evaluates the new biases against the old ones
-    and against none, on held-out queries and on labelled ones if given. If the new biases are worse, it
-    changes nothing, unless `force`.
+    A full refresh writes the standby slot of every row whose bias there differs by more than the tolerance. It then
+    exchanges the slots, so that no search mixes old and new biases. If it is killed or stopped before that, the next
+    refresh continues it. Before it begins, it evaluates the new biases against the old ones and against none, on
+    held-out queries and on labelled ones if given. If the new biases are worse, it changes nothing, unless `force`.
 
     changes: fields of `RefreshOptions`, in place of those of `options`.
 
@@ -214,9 +189,8 @@ def _refreshed(
 class Refreshing:
     """Carries out a refresh plan.
 
-    requested: the collection name or alias that the caller used. state: with the profile to refresh as the
-    active one. active: the profile that searches use. is_new: whether the collection lacks the profile to
-    refresh so far.
+    requested: the collection name or alias that the caller used. state: with the profile to refresh as the active one.
+    active: the profile that searches use. is_new: whether the collection lacks the profile to refresh so far.
     """
 
     store: Store
@@ -317,16 +291,12 @@ class Refreshing:
 
     def _rebuilt(self, plan: RefreshPlan, migration: Migration) -> RefreshResult:
         options = MigrationOptions(
-            client_ttl=self.options.client_ttl,
-            throttle=self.options.throttle,
-            events=as_events(self.options.progress),
+            client_ttl=self.options.client_ttl, throttle=self.options.throttle, events=as_events(self.options.progress)
         )
         done = carry_out(migration, options, self.lease)
         rows = (done.verified or {}).get("rows", 0)
         epoch = done.corrected().profile.epoch
-        return self._result(
-            "rebuilt", plan.reason, scanned=rows, written=rows, collection=done.target, epoch=epoch
-        )
+        return self._result("rebuilt", plan.reason, scanned=rows, written=rows, collection=done.target, epoch=epoch)
 
     def _fresh(self, plan: RefreshPlan, correction: Correction | None, mean_bias: float) -> Profile:
         """Save the bank, and return the profile as it will be after the refresh."""
@@ -335,9 +305,7 @@ class Refreshing:
             self.lease.check()
             bank = StoredBank(plan.bank.queries, correction.fitted.potentials, plan.bank.targets)
             reference = self._spare.save(bank, old.bank, self.state.metric)
-        former = Former(
-            estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank
-        )
+        former = Former(estimator=old.estimator, mean_bias=old.mean_bias, strength=old.strength, bank=old.bank)
         return old.model_copy(
             update={
                 "estimator": to_dict(correction.fitted.estimator if correction else plan.estimator),
@@ -388,8 +356,7 @@ class Refreshing:
         return self._result("full", plan.reason, scanned=scanned, written=written + filled, epoch=fresh.epoch)
 
     def _without_outgoing(self, state: CollectionState) -> CollectionState:
-        """Wait until all clients have read the new state, then write and return a state without the former
-        biases."""
+        """Wait until all clients have read the new state, then write and return a state without the former biases."""
         if state.outgoing is None or self.options.stop.wait(self.options.client_ttl):
             return state
         renewed = state.model_copy(update={"outgoing": None})
@@ -415,10 +382,7 @@ class Refreshing:
     @contextmanager
     def _rewriting(self) -> Iterator[RowWriter]:
         ttl, stop = self.options.client_ttl, self.options.stop
-        with (
-            rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer,
-            self.lease.explained(),
-        ):
+        with rewriting(self.lease, self.info, self.state, client_ttl=ttl, stop=stop) as writer, self.lease.explained():
             yield writer
 
     def _renewal(self, writer: RowWriter, banks: Banks = NONE_READ) -> Renewal:
@@ -437,8 +401,7 @@ class Refreshing:
         self.store.write_property(self.info.name, state.property_name, self._searchable(state))
 
     def _searchable(self, state: CollectionState) -> CollectionState:
-        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use
-        one."""
+        """Return the state to write: it lists no profile that has no biases yet, so searches cannot use one."""
         profiles = dict(state.profiles)
         if self.is_new and state.incoming is not None:
             profiles.pop(state.incoming.name, None)

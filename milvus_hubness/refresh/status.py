@@ -19,13 +19,12 @@ from milvus_hubness.stores.records import CollectionInfo
 class Status:
     """The status of a collection.
 
-    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias.
-    where: "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the
-    collection `side`. candidates, missed: see state.CandidateReranking. profiles: the field's bias profiles;
-    the status describes the active one. fields: all corrected fields. age_seconds: time since the last
-    refresh. write_intents: number of rows in the write-intent log. open_batches: number of batch records of a
-    job that is running or was killed. If nothing is corrected, only the first four fields, write_intents and
-    open_batches are set.
+    phase: "ready", or "copying" for a copy that was never verified. pending: number of rows without a bias. where:
+    "vectors" (in the second field `second_vector`, if there is one), "fields", or "side", in the collection `side`.
+    candidates, missed: see state.CandidateReranking. profiles: the field's bias profiles; the status describes the
+    active one. fields: all corrected fields. age_seconds: time since the last refresh. write_intents: number of rows in
+    the write-intent log. open_batches: number of batch records of a job that is running or was killed. If nothing is
+    corrected, only the first four fields, write_intents and open_batches are set.
     """
 
     collection: str
@@ -113,11 +112,7 @@ def repair(store: Store, collection: str, *, client_ttl: float | None = None) ->
 
 
 def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:
-    """Return the rows in the write-intent log and the batch records of jobs that are running or were
-    killed."""
+    """Return the rows in the write-intent log and the batch records of jobs that are running or were killed."""
     if info.intent_log is None:
         return {}
-    return {
-        "write_intents": store.count_notes(info.intent_log),
-        "open_batches": len(open_batches(store, info.name)),
-    }
+    return {"write_intents": store.count_notes(info.intent_log), "open_batches": len(open_batches(store, info.name))}

@@ -50,8 +50,7 @@ def waiting_rows(store: Store, info: CollectionInfo, state: CollectionState) -> 
 
 
 class _Reached(FrozenModel):
-    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by
-    partition."""
+    """The progress of a refresh. bank, slot: identify the refresh. after: the last finished key, by partition."""
 
     bank: BankReference
     slot: int
@@ -78,9 +77,8 @@ class Renewal:
         return self.lease.store
 
     def fill_pending(self, waiting: Waiting | None = None) -> int:
-        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias;
-        return the number of rows. waiting: the keys of these rows, if they were read already. Raises
-        Cancelled, LeaseLost."""
+        """Write the biases of all profiles, and those of an unfinished refresh, to the rows without a bias; return the
+        number of rows. waiting: the keys of these rows, if they were read already. Raises Cancelled, LeaseLost."""
         bias_location = BiasBackend(self.store, self.info, self.state, self.writer)
         if waiting is None:
             waiting = waiting_rows(self.store, self.info, self.state)
@@ -116,11 +114,7 @@ class Renewal:
         return scanned, written
 
     def _renew(
-        self,
-        keys: Sequence[Key],
-        partition: str | None,
-        coming: Profile,
-        corrections: Mapping[int, Correction],
+        self, keys: Sequence[Key], partition: str | None, coming: Profile, corrections: Mapping[int, Correction]
     ) -> int:
         """Write the new biases to rows where they differ, and all biases to rows without any. Return the
         number of written rows."""
@@ -128,9 +122,7 @@ class Renewal:
         bias_location = BiasBackend(self.store, self.info, self.state, self.writer)
         biased_rows = bias_location.read(keys, partition)
         wanted = corrections[coming.slot].centred(biased_rows.vectors)
-        off = (
-            np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.options.tolerance
-        ) & ~biased_rows.pending
+        off = (np.abs(wanted - biased_rows.biases[:, coming.slot]) > self.options.tolerance) & ~biased_rows.pending
         if off.any():
             moved = biased_rows.only(off)
             self._admit(len(moved.batch))
@@ -157,9 +149,7 @@ class Renewal:
     @cached_property
     def _corrections(self) -> dict[int, Correction]:
         # A refresh replaces the biases of the active profile, whose bank may have been edited by hand.
-        return load_corrections(
-            self.store, self.state, self.options.engine, self.banks, unchecked=[self.state.active]
-        )
+        return load_corrections(self.store, self.state, self.options.engine, self.banks, unchecked=[self.state.active])
 
     @staticmethod
     def forget(store: Store, collection: str) -> None:
@@ -248,9 +238,7 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
 
 
-def _columns(
-    store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]
-) -> dict[str, Any]:
+def _columns(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> dict[str, Any]:
     """Return the layout constants of the copy's index hint columns, which depend on the bank. A source
     without these columns, for example a copy by an earlier version, gets them too. some: chunks whose vector
     lengths are typical of all rows."""

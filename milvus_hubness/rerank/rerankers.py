@@ -50,8 +50,7 @@ def gate(
 ) -> list[Hits]:
     """Return for each query the corrected hits if its raw best item is activated, else the raw hits."""
     return [
-        after if best in activated else before
-        for before, after, best in zip(raw, corrected, raw_best, strict=True)
+        after if best in activated else before for before, after, best in zip(raw, corrected, raw_best, strict=True)
     ]
 
 
@@ -109,9 +108,7 @@ class GloballyCorrected:
     def __post_init__(self) -> None:
         object.__setattr__(self, "candidates", whole_number("candidates", self.candidates))
 
-    def order(
-        self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike
-    ) -> npt.NDArray[np.int64]:
+    def order(self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return (c,) the order of one query's candidates, best first.
 
         scores (c,) s(q, r) of the candidates; items (c, d) and bank (m, d) with s as their inner product.
@@ -147,8 +144,7 @@ class Adaptive(Protocol):
         """Check that it handles vectors of this dimension. Raises DimensionMismatch."""
 
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
-        """Return for each query (m, d) the scores (c_i,) of its own items, m arrays (c_i, d); higher is
-        better."""
+        """Return for each query (m, d) the scores (c_i,) of its own items, m arrays (c_i, d); higher is better."""
 
     def direct_queries(self, queries: Floats) -> Floats:
         """Return (m, d) the vectors to search for in place of queries (m, d)."""

@@ -12,15 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from apscheduler.triggers.base import BaseTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 from cronsim import CronSim, CronSimError
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import Estimator, from_dict
@@ -166,12 +158,11 @@ class CollectionTable(_Table):
     """A bias profile to keep up to date.
 
     name: of the collection, or an alias. field, profile, tolerance, target_bank, live, client_ttl: as in
-    `RefreshOptions`. bank, target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method,
-    params: None for the current estimator. rows_per_second: maximum rate of written rows; None for no limit.
-    pairs: a file of labelled queries for the evaluation. schedule: when rows without a bias get one.
-    full_schedule: when the bank is checked; if the bank or the method has changed, all biases are computed.
-    This check also runs at the start. pending_share: between these times, rows without a bias get one as
-    soon as they are at least this share of all rows.
+    `RefreshOptions`. bank, target_bank: a file, or collection:NAME; bank_column: as in `read_bank`. method, params:
+    None for the current estimator. rows_per_second: maximum rate of written rows; None for no limit. pairs: a file of
+    labelled queries for the evaluation. schedule: when rows without a bias get one. full_schedule: when the bank is
+    checked; if the bank or the method has changed, all biases are computed. This check also runs at the start.
+    pending_share: between these times, rows without a bias get one as soon as they are at least this share of all rows.
     """
 
     name: Name

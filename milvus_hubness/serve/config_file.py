@@ -37,11 +37,7 @@ KeyPath = Sequence[str | int]
 """Keys of tables and positions in arrays, from the top of the file."""
 UNNAMED = "(no name)"
 SECRETS = ("token", "password", "user", "api_key")
-_TABLES: dict[str, type[BaseModel]] = {
-    "server": ServerTable,
-    "http": HttpTable,
-    "collection": CollectionTable,
-}
+_TABLES: dict[str, type[BaseModel]] = {"server": ServerTable, "http": HttpTable, "collection": CollectionTable}
 _AT_LINE = re.compile(r"\s*\(at (?:line (\d+), column \d+|end of document)\)")
 
 
@@ -219,8 +215,7 @@ def _banks(table: CollectionTable) -> Iterator[tuple[str, str, str | None]]:
 
 
 def database_faults(file: ConfigFile, store: Store) -> list[Fault]:
-    """Return faults for names that the database lacks, and for banks that do not fit it. Raises
-    ServerUnavailable."""
+    """Return faults for names that the database lacks, and for banks that do not fit it. Raises ServerUnavailable."""
     return [
         Fault(("collection", number, key), message)
         for number, table in enumerate(file.config.collection)

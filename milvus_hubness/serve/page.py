@@ -49,16 +49,11 @@ def _policy() -> str:
     style = re.search("<style>(.*?)</style>", page, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256((style[1] if style else "").encode()).digest()).decode()
     return (
-        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
 
 
-HEADERS = {
-    "Content-Security-Policy": _policy(),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+HEADERS = {"Content-Security-Policy": _policy(), "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 
 
 def render(view: ServiceView) -> str:
@@ -123,9 +118,7 @@ def _runs(outcomes: Sequence[Reconciliation]) -> list[dict[str, Any]]:
     return [
         {
             "last": group[0],
-            "what": ACTIONS.get(group[0].action, group[0].action)
-            if group[0].result == "ok"
-            else group[0].result,
+            "what": ACTIONS.get(group[0].action, group[0].action) if group[0].result == "ok" else group[0].result,
             "tone": "bad" if group[0].result == "failed" else "weak" if group[0].action == "refused" else "",
             "times": len(group),
             "rows": [sum(map(attrgetter(name), group)) for name in ("scanned", "written", "skipped")],
@@ -159,9 +152,7 @@ def skewness_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Marku
 def age_chart(outcomes: Sequence[Reconciliation], until: datetime) -> Markup | None:
     """Return a chart of the age of the biases before and after each reconciliation; if there are very many,
     only before. Return None if the age is not known."""
-    measured = [
-        (outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None
-    ]
+    measured = [(outcome, outcome.bias_age_seconds) for outcome in outcomes if outcome.bias_age_seconds is not None]
     if not measured:
         return None
     points: list[tuple[datetime, float]] = []

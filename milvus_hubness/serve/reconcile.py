@@ -118,9 +118,7 @@ class Reconciler:
     """Runs reconciliations. open_store: called at the first reconciliation, and again after the database
     failed. stop: set it to end a reconciliation soon."""
 
-    def __init__(
-        self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event
-    ) -> None:
+    def __init__(self, table: CollectionTable, open_store: OpenStore, refresh: Refresh, stop: threading.Event) -> None:
         self.table = table
         self._open_store, self._refresh, self._stop = open_store, refresh, stop
         self._opened: Store | None = None
@@ -266,8 +264,7 @@ class History:
             self._unchecked = 0
 
     def _has_similar(self, outcome: Reconciliation) -> bool:
-        """Return whether a similar result is already stored, less than ten minutes ago and after the last
-        change."""
+        """Return whether a similar result is already stored, less than ten minutes ago and after the last change."""
         for stored in reversed(self.stored):
             if stored.is_eventful or outcome.at - stored.at >= QUIET:
                 return False

@@ -165,8 +165,7 @@ class Service:
         self._scheduler = Scheduler(self._workers, ZoneInfo(file.config.timezone), self._missed)
 
     def stop(self) -> None:
-        """Have `run` or `once` return soon: reconciliations end after their current batch. Call it from any
-        thread."""
+        """Have `run` or `once` return soon: reconciliations end after their current batch. Call it from any thread."""
         if not self._stop.is_set():
             self._events.report("stopping")
             self._stop.set()
@@ -206,10 +205,7 @@ class Service:
             waiting_for=self._waiting_for(),
             collections=tuple(
                 CollectionView(
-                    worker.table,
-                    worker.standing(),
-                    self._scheduler.next_run(worker),
-                    worker.history.outcomes,
+                    worker.table, worker.standing(), self._scheduler.next_run(worker), worker.history.outcomes
                 )
                 for worker in self._workers
             ),
@@ -253,11 +249,6 @@ class Service:
 
     def _heard(self, event: Event) -> None:
         """Report `ready` after the last of the first reconciliations."""
-        if (
-            event.name == "reconciled"
-            and not self._was_ready
-            and self._is_keeping
-            and not self._waiting_for()
-        ):
+        if event.name == "reconciled" and not self._was_ready and self._is_keeping and not self._waiting_for():
             self._was_ready = True
             self._events.report("ready")

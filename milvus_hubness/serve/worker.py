@@ -9,14 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic_core import to_jsonable_python
 
 from milvus_hubness.errors import HubnessError
@@ -51,16 +44,12 @@ class ServiceMetrics:
         self._registry = CollectorRegistry()
         self._lock = threading.Lock()
         self._ages: dict[tuple[str, ...], tuple[float, datetime]] = {}
-        self._ready = Gauge(
-            "milvus_hubness_ready", "Whether every collection was reconciled.", registry=self._registry
-        )
+        self._ready = Gauge("milvus_hubness_ready", "Whether every collection was reconciled.", registry=self._registry)
         gauge, counter = partial(self._metric, Gauge), partial(self._metric, Counter)
         self._success = gauge("last_success_timestamp_seconds", "Time of the last success.")
         self._rows = gauge("rows", "Rows of the collection.")
         self._pending = gauge("pending_rows", "Rows without a bias at the last run.")
-        self._intents = gauge(
-            "write_intents", "Rows in the write-intent log of a killed job at the last run."
-        )
+        self._intents = gauge("write_intents", "Rows in the write-intent log of a killed job at the last run.")
         self._age = gauge("bias_age_seconds", "Age of the biases.")
         self._skewness = gauge("skewness", "Skewness of N_10 over held-out bank queries.", "biases")
         self._overlap = gauge("overlap_ratio", "Mean share of the old top tens in the new ones.")
@@ -192,9 +181,7 @@ class Worker:
         self._woken = threading.Event()
         self._standing = Standing()
         self._owes_full = False
-        self._thread = threading.Thread(
-            target=self._serve, name=f"milvus-hubness {self.table.label}", daemon=True
-        )
+        self._thread = threading.Thread(target=self._serve, name=f"milvus-hubness {self.table.label}", daemon=True)
         metrics.watch(self.table)
 
     def start(self) -> None:
@@ -221,8 +208,7 @@ class Worker:
         return self._thread.is_alive()
 
     def reconcile(self, task: Task, *, alone: bool = False) -> Reconciliation | None:
-        """Reconcile now, in this thread; return None if nothing was checked. alone: hold the lease of the
-        service."""
+        """Reconcile now, in this thread; return None if nothing was checked. alone: hold the lease of the service."""
         with self._one_at_a_time:
             if self._stop.is_set():
                 self._stand(running=None)
@@ -347,9 +333,7 @@ class ServiceView:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that JSON can carry."""
         return {
-            **to_jsonable_python(
-                {name: value for name, value in vars(self).items() if name != "collections"}
-            ),
+            **to_jsonable_python({name: value for name, value in vars(self).items() if name != "collections"}),
             "ready": not self.waiting_for,
             "collections": [view.to_dict() for view in self.collections],
         }

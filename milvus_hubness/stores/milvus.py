@@ -12,19 +12,8 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.fields import SIDE_FIELD
-from milvus_hubness.errors import (
-    BankTooSmall,
-    CannotMigrate,
-    CollectionExists,
-    StoreError,
-    redacted,
-)
-from milvus_hubness.job_properties import (
-    DualWrite,
-    OnlineBanks,
-    TuningRecord,
-    WriteIntentLog,
-)
+from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StoreError, redacted
+from milvus_hubness.job_properties import DualWrite, OnlineBanks, TuningRecord, WriteIntentLog
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between

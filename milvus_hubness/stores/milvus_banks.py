@@ -96,9 +96,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
     bank_field = "vector"
 
     def _make_bank(self, collection: str, dim: int) -> None:
-        schema = MilvusClient.create_schema(
-            description="query bank of milvus_hubness", enable_dynamic_field=True
-        )
+        schema = MilvusClient.create_schema(description="query bank of milvus_hubness", enable_dynamic_field=True)
         schema.add_field("id", DataType.VARCHAR, is_primary=True, max_length=LONGEST_ID)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
         schema.add_field("generation", DataType.VARCHAR, max_length=LONGEST_ID)
@@ -139,9 +137,7 @@ class MilvusBanks(OwnCollections, BankGenerations):
             schema = self.client.describe_collection(reference.collection)
             keys: list[Key] = []
             by_key: dict[Key, Row] = {}
-            for page_keys, page in self._pages(
-                reference.collection, "id", ["*"], QUERIES_PER_PAGE, where=where
-            ):
+            for page_keys, page in self._pages(reference.collection, "id", ["*"], QUERIES_PER_PAGE, where=where):
                 keys += page_keys
                 by_key |= page
                 if len(keys) == counting.result():  # The empty page after the last one need not be read.
@@ -177,9 +173,7 @@ class Sample:
     vector: Floats
 
 
-def put_samples(
-    client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float
-) -> None:
+def put_samples(client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float) -> None:
     """Write samples, each into its slot. Raises as the client does."""
     rows = {
         f"{each.profile}/{each.place}": {
@@ -209,9 +203,7 @@ class MilvusQuerySamples(OwnCollections):
         described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples")
         [stored] = [int(f["params"]["dim"]) for f in described["fields"] if f["name"] == "vector"]
         if stored != dim:
-            raise DimensionMismatch(
-                f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}"
-            )
+            raise DimensionMismatch(f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}")
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         if not self.exists(samples_collection):
@@ -242,8 +234,7 @@ class MilvusLedger(MilvusBanks):
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         self._ensure_ledger(ledger)
         rows = [
-            {"key": each.key, "belongs_to": each.group, "body": each.body, "vector": [0.0, 0.0]}
-            for each in records
+            {"key": each.key, "belongs_to": each.group, "body": each.body, "vector": [0.0, 0.0]} for each in records
         ]
         for part in in_parts(rows, _RECORDS_PER_REQUEST):
             self._upsert(ledger, part)

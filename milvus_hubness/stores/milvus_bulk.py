@@ -87,9 +87,7 @@ class MilvusBulk(MilvusLedger):
             if not _is_written(field)
         ]
 
-    def write_import_file(
-        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
-    ) -> str | None:
+    def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
         writer = self.import_writer(collection, folder, ONE_FILE)
         form = milvus_schema.form_of(writer.described, field)
         for batch in batches:
@@ -175,8 +173,7 @@ def _is_written(field: dict[str, Any]) -> bool:
 def _conversions(described: dict[str, Any]) -> Callable[[str, Any], Any]:
     """Return a function that converts a field's value from pymilvus's insert form to its bulk-writer form.
 
-    The bulk writer takes arrays in place of the bytes of these vectors, and reads the text of a JSON field as
-    JSON.
+    The bulk writer takes arrays in place of the bytes of these vectors, and reads the text of a JSON field as JSON.
     """
     dtypes = {
         DataType.FLOAT16_VECTOR: np.dtype(np.float16),

@@ -95,8 +95,7 @@ class MilvusRequests:
             self.client.drop_collection(collection)
 
     def _send(self, collection: str, write: Callable[..., T]) -> T:
-        """Return `write(name, **options)`: one request of pymilvus, through the fencing alias if there is
-        one.
+        """Return `write(name, **options)`: one request of pymilvus, through the fencing alias if there is one.
 
         pymilvus repeats a failed request, and the first one may arrive after the second and after later
         writes. So a fenced write is sent again only when the first cannot arrive any more. Raises pymilvus's
@@ -177,9 +176,7 @@ class MilvusRequests:
         last one is empty or ends with `upto`.
         """
         while True:
-            rows = self._fitting_page(
-                collection, key_field, output_fields, size, after, upto, partition, where
-            )
+            rows = self._fitting_page(collection, key_field, output_fields, size, after, upto, partition, where)
             by_key = {row[key_field]: row for row in rows}
             keys = sorted(by_key)
             if keys and after is not None and keys[0] <= after:
@@ -208,10 +205,7 @@ class MilvusRequests:
         """Return the number of rows that `where` picks."""
         with translated(collection):
             rows = self.client.query(
-                collection,
-                filter=where,
-                output_fields=["count(*)"],
-                consistency_level=consistency_level,
+                collection, filter=where, output_fields=["count(*)"], consistency_level=consistency_level
             )
         return int(rows[0]["count(*)"]) if rows else 0
 
@@ -243,9 +237,7 @@ class MilvusRequests:
             methods = chain([self.client.insert], repeat(self.client.upsert))
             return self._send(
                 collection,
-                lambda name, **_: next(methods)(
-                    name, list(part), partition_name=partition or "", retry_times=0
-                ),
+                lambda name, **_: next(methods)(name, list(part), partition_name=partition or "", retry_times=0),
             )
 
         try:
@@ -254,9 +246,7 @@ class MilvusRequests:
         except StoreError:
             self._upsert(collection, rows, partition)
 
-    def _to_be_stored(
-        self, collection: str, batch: Batch, field: str
-    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    def _to_be_stored(self, collection: str, batch: Batch, field: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Return the rows as pymilvus takes them, and the collection's schema."""
         with translated(collection):
             schema = self.client.describe_collection(collection)
@@ -269,9 +259,7 @@ class MilvusRequests:
             # By ids, pymilvus would not escape text keys.
             self._delete_in(collection, self._key_field(collection), keys, partition)
 
-    def _delete_in(
-        self, collection: str, field: str, values: Sequence[Key], partition: str | None = None
-    ) -> None:
+    def _delete_in(self, collection: str, field: str, values: Sequence[Key], partition: str | None = None) -> None:
         """Delete the rows with these values of a field."""
         with translated(collection):
             for part in in_parts(values):
@@ -280,9 +268,7 @@ class MilvusRequests:
     def _delete(self, collection: str, chosen: str, partition: str | None = None) -> None:
         self._send(
             collection,
-            lambda name, **options: self.client.delete(
-                name, filter=chosen, partition_name=partition, **options
-            ),
+            lambda name, **options: self.client.delete(name, filter=chosen, partition_name=partition, **options),
         )
 
     def _key_field(self, collection: str) -> str:
@@ -305,9 +291,7 @@ class MilvusRequests:
                 return sorted({row[key_field] for row in few})
             # Pages have the collection's consistency level, not that of the request: they show what the
             # request before them has seen.
-            pages = self._pages(
-                collection, key_field, [key_field], KEYS_PER_PAGE, partition=partition, where=where
-            )
+            pages = self._pages(collection, key_field, [key_field], KEYS_PER_PAGE, partition=partition, where=where)
             return [key for keys, _ in pages for key in keys]
 
     def _fitting_page(
@@ -321,9 +305,7 @@ class MilvusRequests:
         partition: str | None,
         where: str,
     ) -> list[dict[str, Any]]:
-        """Return the first rows with after < key ≤ upto; the limit is halved until the page fits the message
-        limit.
-        """
+        """Return the first rows with after < key ≤ upto; the limit is halved until the page fits the message limit."""
         bounds = [
             f"{key_field} > {literal(after)}" if after is not None else "",
             f"{key_field} <= {literal(upto)}" if upto is not None else "",
@@ -347,9 +329,7 @@ class MilvusRequests:
             limit //= 2
 
     @staticmethod
-    def _batch(
-        schema: dict[str, Any], field: str, keys: list[Key], by_key: dict[Key, dict[str, Any]]
-    ) -> Batch:
+    def _batch(schema: dict[str, Any], field: str, keys: list[Key], by_key: dict[Key, dict[str, Any]]) -> Batch:
         form = milvus_schema.form_of(schema, field)
         rows = [by_key[key] for key in keys]
         vectors = np.empty((len(keys), form.width), np.float32)
@@ -425,8 +405,7 @@ class MilvusRequests:
         # After a restart, Milvus 2.3 loses the latest change of a collection's properties, and only that.
         for _ in range(1 if self.is_lite else 2):
             self._send(
-                collection,
-                lambda name, **options: self.client.alter_collection_properties(name, properties, **options),
+                collection, lambda name, **options: self.client.alter_collection_properties(name, properties, **options)
             )
 
     def _ensure_loaded(self, collection: str) -> None:

@@ -102,10 +102,7 @@ def as_written(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[d
             return value[0]
         return value.tolist() if isinstance(value, np.ndarray) else value
 
-    return [
-        {name: taken(name, value) for name, value in row.items() if name not in written_by_server}
-        for row in rows
-    ]
+    return [{name: taken(name, value) for name, value in row.items() if name not in written_by_server} for row in rows]
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
@@ -181,9 +178,7 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
 
 
 def remarks(source: CollectionInfo, field: str) -> list[str]:
-    """Return remarks for the user about changes that a copy brings. source: with the planned index of the
-    copy's field.
-    """
+    """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
     remarks = []
     if TTL_PROPERTY in source.schema.get("properties", {}):
         remarks.append("time to live: the copied rows start theirs anew")
@@ -244,9 +239,7 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
     """
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(description=f"biases of {source.name}", enable_dynamic_field=False)
-    schema.add_field(
-        key["name"], DataType(key["type"]), is_primary=True, **{**key.get("params", {}), "auto_id": False}
-    )
+    schema.add_field(key["name"], DataType(key["type"]), is_primary=True, **{**key.get("params", {}), "auto_id": False})
     schema.add_field(SIDE_FIELD, DataType.FLOAT_VECTOR, dim=len(SLOT_FIELDS))
     schema.add_field(EPOCH_FIELD, DataType.INT64)
     return schema
@@ -254,19 +247,8 @@ def side_schema(source: CollectionInfo) -> CollectionSchema:
 
 def facts(source: CollectionInfo) -> dict[str, Any]:
     """Return the facts that a copy is made from, sorted: servers describe fields in any order."""
-    facts = (
-        "name",
-        "type",
-        "params",
-        "is_primary",
-        "auto_id",
-        "is_partition_key",
-        "nullable",
-        "default_value",
-    )
-    fields = [
-        {name: str(field[name]) for name in facts if field.get(name)} for field in source.schema["fields"]
-    ]
+    facts = ("name", "type", "params", "is_primary", "auto_id", "is_partition_key", "nullable", "default_value")
+    fields = [{name: str(field[name]) for name in facts if field.get(name)} for field in source.schema["fields"]]
     return {
         "fields": sorted(fields, key=lambda field: field["name"]),
         "functions": sorted(str(each["name"]) for each in source.schema.get("functions", [])),

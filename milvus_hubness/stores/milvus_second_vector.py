@@ -35,9 +35,7 @@ class MilvusSecondField(MilvusRequests):
         return "there" if names.issuperset(_wanted(source, field, suffix)) else "can be added"
 
     def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
-        remarks = [
-            "clients other than HubnessClient must name the field in their searches, now that there are two"
-        ]
+        remarks = ["clients other than HubnessClient must name the field in their searches, now that there are two"]
         ours = {name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)}
         bare = [
             each["name"]
@@ -45,9 +43,7 @@ class MilvusSecondField(MilvusRequests):
             if each["name"] in ours and not each.get("nullable") and each.get("default_value") is None
         ]
         if bare:
-            remarks.append(
-                f"neither nullable nor with a default, so their inserts must set: {', '.join(bare)}"
-            )
+            remarks.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(bare)}")
         else:
             remarks.append("rows that they insert are found by corrected searches after the next refresh")
         if not supports(self._version, "partial updates"):

@@ -69,9 +69,7 @@ class PlainClient(EscapedKeys, MilvusClient):  # type: ignore[misc]
     """MilvusClient with escaped keys."""
 
 
-def connect(
-    uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any
-) -> MilvusClient:
+def connect(uri: str, token: str = "", db_name: str = "", *, timeout: float = 10.0, **options: Any) -> MilvusClient:
     """Connect a plain MilvusClient; options are its further arguments.
 
     Raises ServerUnavailable, which names the address without its user and password, and never the token;
@@ -185,12 +183,7 @@ def is_one_of(field: str, keys: Sequence[int | str]) -> str:
 
 
 Feature = Literal[
-    "function chains",
-    "new fields",
-    "new vector fields",
-    "dropped fields",
-    "partial updates",
-    "Parquet imports",
+    "function chains", "new fields", "new vector fields", "dropped fields", "partial updates", "Parquet imports"
 ]
 NEVER = (99,)
 _SINCE: dict[Feature, tuple[tuple[int, ...], tuple[int, ...]]] = {
@@ -266,10 +259,7 @@ def _integers(low: int, high: int) -> range:
 
 
 BOOL = ("TRUE", "FALSE")
-REFINE: dict[str, Rule] = {
-    "refine": BOOL,
-    "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT"),
-}
+REFINE: dict[str, Rule] = {"refine": BOOL, "refine_type": ("SQ4U", "SQ6", "SQ8", "BF16", "FP16", "FP32", "FLAT")}
 CELLS: dict[str, Rule] = {"nlist": _integers(1, 65_536)}
 GRAPH: dict[str, Rule] = {"M": _integers(2, 2_048), "efConstruction": _integers(1, INT_MAX)}
 PRODUCT: dict[str, Rule] = {"m": _integers(1, 65_536), "nbits": _integers(1, 24)}

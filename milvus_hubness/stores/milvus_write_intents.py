@@ -57,9 +57,7 @@ def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
     return (partition or DEFAULT_PARTITION) if intent_log.by_partition else ""
 
 
-def line(
-    intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()
-) -> Row:
+def line(intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()) -> Row:
     """Return the note of a row as the write-intent log stores it.
 
     name: of the noted row; empty for a deletion. changed: see Note.
@@ -91,10 +89,7 @@ class MilvusWriteIntents(MilvusRequests):
                 return left.model_copy(update=facts)
         intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
         with translated(source.name):
-            indexes = [
-                self.client.describe_index(source.name, each)
-                for each in self.client.list_indexes(source.name)
-            ]
+            indexes = [self.client.describe_index(source.name, each) for each in self.client.list_indexes(source.name)]
         parts = {
             intent_log.collection: (_lines_schema(source), milvus_schema.flat_index("vector", "IP")),
             intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
@@ -159,9 +154,7 @@ class MilvusWriteIntents(MilvusRequests):
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
             if WRITE_INTENTS_OF_PROPERTY not in properties:
-                raise CollectionExists(
-                    f"{collection!r} is there already and is no write-intent log: rename it"
-                )
+                raise CollectionExists(f"{collection!r} is there already and is no write-intent log: rename it")
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
         check()
         for collection in collections:
@@ -243,12 +236,7 @@ class MilvusWriteIntents(MilvusRequests):
         return other + gone
 
     def _as_written(
-        self,
-        collection: str,
-        schema: dict[str, Any],
-        field: str,
-        values: Sequence[Any],
-        partition: str | None,
+        self, collection: str, schema: dict[str, Any], field: str, values: Sequence[Any], partition: str | None
     ) -> dict[Any, Row]:
         """Return the rows with these values of a unique field, by value."""
         if not values:
@@ -298,9 +286,7 @@ def picked(intent_log: WriteIntentLog, keys: Sequence[Key], partition: str | Non
 def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     key = milvus_schema.key_field(source.schema)
     limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
-    schema = MilvusClient.create_schema(
-        description=f"write-intent log of {source.name}", enable_dynamic_field=False
-    )
+    schema = MilvusClient.create_schema(description=f"write-intent log of {source.name}", enable_dynamic_field=False)
     schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
     schema.add_field("made", DataType.VARCHAR, max_length=64)
     schema.add_field("key", DataType(key["type"]), **limits)
@@ -326,9 +312,7 @@ def _rows_schema(source: CollectionInfo) -> CollectionSchema:
 
 
 def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
-    """Return an index for each vector field: one that costs nothing if there is one, or else that of the
-    source.
-    """
+    """Return an index for each vector field: one that costs nothing if there is one, or else that of the source."""
     kinds = {field["name"]: field["type"] for field in schema["fields"]}
     computed = milvus_schema.function_outputs(schema)
     params = MilvusClient.prepare_index_params()

@@ -15,15 +15,7 @@ from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import UnsupportedOperation
 from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel
-from milvus_hubness.stores.records import (
-    CollectionInfo,
-    Fences,
-    ImportJob,
-    Note,
-    QuerySamples,
-    Record,
-    VectorField,
-)
+from milvus_hubness.stores.records import CollectionInfo, Fences, ImportJob, Note, QuerySamples, Record, VectorField
 
 
 class Collections(Protocol):
@@ -101,9 +93,8 @@ class Schemas(Protocol):
     def create_copy(self, source: CollectionInfo, target: str, state: CollectionState) -> None:
         """Create an empty `target` with the fields, indexes, partitions and properties of `source`.
 
-        Its vector field is for augmented vectors, and it has the hidden fields. If an interrupted call left a
-        part of it, the rest is created. Raises CollectionExists if `target` is not an unfilled copy of
-        `source`.
+        Its vector field is for augmented vectors, and it has the hidden fields. If an interrupted call left a part of
+        it, the rest is created. Raises CollectionExists if `target` is not an unfilled copy of `source`.
         """
 
     def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
@@ -366,9 +357,7 @@ class BulkImport(Protocol):
     def import_obstacles(self, source: CollectionInfo) -> list[str]:
         """Return the reasons why rows of `source` cannot be written to import files; empty if they can."""
 
-    def write_import_file(
-        self, collection: str, batches: Iterable[Batch], field: str, folder: Path
-    ) -> str | None:
+    def write_import_file(self, collection: str, batches: Iterable[Batch], field: str, folder: Path) -> str | None:
         """Write rows, in the format of `collection`, to a file somewhere in `folder`, which is created.
 
         Returns the path relative to the folder; None if there are no rows.

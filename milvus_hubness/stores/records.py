@@ -26,8 +26,7 @@ def is_fence(alias: str) -> bool:
 
 _INTENT_LOG = re.compile(r"__write_intents_[0-9a-f]{8}$")
 _LONGEST_NAME = 200
-"""Length of a collection's name within the name of its write-intent log: Milvus allows 255 characters in
-all."""
+"""Length of a collection's name within the name of its write-intent log: Milvus allows 255 characters in all."""
 
 
 def intent_log_name(collection: str) -> str:
@@ -36,9 +35,7 @@ def intent_log_name(collection: str) -> str:
 
 
 def intent_logs_among(names: Iterable[str], collection: str) -> list[str]:
-    """Return the names of a collection's write-intent logs, complete or not, from the names of all
-    collections.
-    """
+    """Return the names of a collection's write-intent logs, complete or not, from the names of all collections."""
     logs = {name.removesuffix("_rows") for name in names}
     stem = collection[:_LONGEST_NAME]
     return sorted(n for n in logs if (end := _INTENT_LOG.search(n)) and n[: end.start()] == stem)
@@ -75,13 +72,12 @@ class VectorField:
 class CollectionInfo:
     """Description of a collection for the jobs.
 
-    name: the real name, even if an alias was requested. rows: the database's count, including duplicates.
-    partitions: names that rows must be copied into, or that separate keys without a common order; (None,) if
-    the database places rows itself and all keys have one order. states: of the corrected vector fields, by
-    name. schema: the database's own description, opaque to the jobs. dual_write: the dual writes of a
-    migration. intent_log: the write-intent log of a refresh. online_banks: the banks that take in live
-    queries. identity: separates the collection from another one of the same name; empty if the database has
-    no such id.
+    name: the real name, even if an alias was requested. rows: the database's count, including duplicates. partitions:
+    names that rows must be copied into, or that separate keys without a common order; (None,) if the database places
+    rows itself and all keys have one order. states: of the corrected vector fields, by name. schema: the database's own
+    description, opaque to the jobs. dual_write: the dual writes of a migration. intent_log: the write-intent log of a
+    refresh. online_banks: the banks that take in live queries. identity: separates the collection from another one of
+    the same name; empty if the database has no such id.
     """
 
     name: str
@@ -102,11 +98,7 @@ class CollectionInfo:
     @property
     def users_fields(self) -> dict[str, VectorField]:
         """The vector fields without second vector fields, which hold augmented vectors."""
-        return {
-            name: each
-            for name, each in self.vector_fields.items()
-            if not name.startswith(SECOND_VECTOR_FIELD)
-        }
+        return {name: each for name, each in self.vector_fields.items() if not name.startswith(SECOND_VECTOR_FIELD)}
 
     @property
     def state(self) -> CollectionState | None:
@@ -135,8 +127,7 @@ class CollectionInfo:
             return self.states.get(field)
         if len(self.states) > 1:
             raise InvalidInput(
-                f"{self.name!r} has several corrected fields: choose one with --field: "
-                f"{', '.join(self.states)}"
+                f"{self.name!r} has several corrected fields: choose one with --field: {', '.join(self.states)}"
             )
         return next(iter(self.states.values()), None)
 

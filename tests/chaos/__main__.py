@@ -29,9 +29,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=seed, help="of the first trial; the next has one more")
     parser.add_argument("--backend", choices=BACKENDS, default="lite")
     parser.add_argument("--plan", choices=PLANS, default="")
-    parser.add_argument(
-        "--call", default="", help='that is held, as a line shows it: "request of Upsert 2 _src"'
-    )
+    parser.add_argument("--call", default="", help='that is held, as a line shows it: "request of Upsert 2 _src"')
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="in benchmarks/results/chaos.json")
     chosen = parser.parse_args()
@@ -78,9 +76,7 @@ def _summary(outcomes: list[Outcome]) -> dict[str, object]:
     return {
         "trials": len(outcomes),
         "failed": len(failed),
-        "failures": [
-            {"kind": each.trial.kind, "seed": each.trial.seed, "problem": each.problem} for each in failed
-        ],
+        "failures": [{"kind": each.trial.kind, "seed": each.trial.seed, "problem": each.problem} for each in failed],
         "reached": sum(each.reached for each in outcomes),
         "plans": dict(Counter(each.plan for each in outcomes)),
         "held": dict(Counter(each.held.partition(" of ")[2].split(" ")[0] for each in outcomes if each.held)),

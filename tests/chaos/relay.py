@@ -233,9 +233,7 @@ class Relay(grpc.GenericRpcHandler):
         """Deliver this call so many seconds later."""
         return self.add(Hold(method, collection, nth, "request", seconds))
 
-    def duplicate(
-        self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None
-    ) -> Duplicate:
+    def duplicate(self, method: str, collection: str = "", nth: int = 1, *, seconds: float | None = None) -> Duplicate:
         """Deliver this call twice: again after so many seconds, or when released."""
         return self.add(Duplicate(method, collection, nth, seconds=seconds))
 

@@ -107,9 +107,7 @@ class Scene:
         for name, (kind, _) in (extra or {}).items():
             schema.add_field(name, **kind)
         index = self.plain.prepare_index_params("vec", index_type="FLAT", metric_type=self.metric)
-        self.plain.create_collection(
-            self.source, schema=schema, index_params=index, consistency_level="Strong"
-        )
+        self.plain.create_collection(self.source, schema=schema, index_params=index, consistency_level="Strong")
         rows = self._rows(range(ROWS))
         self._extra = {name: value for name, (_, value) in (extra or {}).items()}
         self.plain.insert(self.source, [{**row, **self._extra} for row in rows])
@@ -216,9 +214,7 @@ class Scene:
         wrong += [
             key
             for key, rows in self.uncertain.items()
-            if not any(
-                key not in found if row is None else key in found and _same(found[key], row) for row in rows
-            )
+            if not any(key not in found if row is None else key in found and _same(found[key], row) for row in rows)
         ]
         result = {"updates undone": undone, "rows back": revert, "rows lost": lost, "rows wrong": wrong}
         problems = [f"{len(keys)} {what}, {sorted(keys)[:3]} say" for what, keys in result.items() if keys]
@@ -228,11 +224,7 @@ class Scene:
         client = HubnessClient(self.uri, state_ttl=0.0)
         try:
             rows = client.query(
-                self.name,
-                filter="pk >= 0",
-                output_fields=["*"],
-                limit=16_000,
-                consistency_level="Strong",
+                self.name, filter="pk >= 0", output_fields=["*"], limit=16_000, consistency_level="Strong"
             )
         finally:
             client.close()

@@ -83,10 +83,7 @@ class Outcome:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self.trial),
-            **{name: value for name, value in vars(self).items() if name != "trial"},
-        }
+        return {**asdict(self.trial), **{name: value for name, value in vars(self).items() if name != "trial"}}
 
 
 @cache
@@ -141,10 +138,7 @@ def run_part(trials: list[Trial]) -> list[Outcome]:
     """Run these trials, all of one backend, on a server of their own; print a line for each."""
     be_quiet()
     outcomes = []
-    with (
-        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
-        milvus(trials[0].backend, Path(folder)) as uri,
-    ):
+    with tempfile.TemporaryDirectory(prefix="chaos-") as folder, milvus(trials[0].backend, Path(folder)) as uri:
         for trial in trials:
             outcomes.append(run_trial(trial, uri, Path(folder)))
             sys.stdout.write(outcomes[-1].line + "\n")
@@ -159,12 +153,7 @@ def _line_of(error: BaseException) -> str:
 
 class _Run:
     def __init__(
-        self,
-        trial: Trial,
-        outcome: Outcome,
-        scene: Scene,
-        rng: random.Random,
-        calls: tuple[tuple[str, str, int], ...],
+        self, trial: Trial, outcome: Outcome, scene: Scene, rng: random.Random, calls: tuple[tuple[str, str, int], ...]
     ) -> None:
         self._outcome, self._scene, self._rng, self._calls = outcome, scene, rng, calls
         self._kind: Kind = KINDS[trial.kind]
@@ -319,9 +308,7 @@ class _Run:
         )
         refreshes = [job.result["refresh"] for job in done if "refresh" in job.result]
         epochs = [each["epoch"] for each in refreshes if each["action"] in ("full", "rebuilt")]
-        assert len(set(epochs)) == len(epochs), (
-            f"two refreshes say that they made the same epoch: {refreshes}"
-        )
+        assert len(set(epochs)) == len(epochs), f"two refreshes say that they made the same epoch: {refreshes}"
         state = self._scene.state() if epochs else None
         if state is not None and len(made) == len(refreshes):
             now = state.profile.epoch

@@ -13,7 +13,5 @@ def test_it_needs_writers_that_rest(files, run):
 
 def test_milvus_lite_imports_no_files(files, run):
     for command in ("run", "rehearse"):
-        assert_fails(
-            run("migrate", command, *QUERY_SCALE[2:], "--no-writers"), 1, "Milvus Lite imports no files"
-        )
+        assert_fails(run("migrate", command, *QUERY_SCALE[2:], "--no-writers"), 1, "Milvus Lite imports no files")
     assert collections(files) <= {"products", LEDGER}

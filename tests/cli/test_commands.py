@@ -62,17 +62,7 @@ def test_banks_of_every_kind(run, files, bank, column):
 
 
 def test_a_gate_with_two_sets(run, files):
-    asked = [
-        "run",
-        "products",
-        "--bank",
-        "bank.npz",
-        "--bank-column",
-        "queries",
-        "--gate",
-        "1",
-        "--no-writers",
-    ]
+    asked = ["run", "products", "--bank", "bank.npz", "--bank-column", "queries", "--gate", "1", "--no-writers"]
     assert_fails(run("migrate", *asked, "--gate-targets", "2"), 1, "give a target bank")
     done = run("migrate", *asked, "--gate-targets", "2", "--target-bank", "bank.npy", "--json")
     assert done.returncode == 0, done.stderr
@@ -105,11 +95,7 @@ def test_tune_then_diagnose(run, files):
     assert_fails(run(*asked), 1, "cannot write /dev/full: No space left on device")
     np.savez("short.npz", query=queries, key=np.arange(29))
     np.savez("keyless.npz", query=queries)
-    for pairs, said in (
-        ("short.npz", "29 keys for 30"),
-        ("keyless.npz", "'key'"),
-        ("missing.npz", "missing"),
-    ):
+    for pairs, said in (("short.npz", "29 keys for 30"), ("keyless.npz", "'key'"), ("missing.npz", "missing")):
         assert_fails(run("tune", "products", "--bank", "bank.npy", "--pairs", pairs), 1, said)
     assert_fails(run("tune", "products"), 1, "not corrected")
     np.save("asked.npy", queries)
@@ -164,17 +150,9 @@ FAILURES = [
     (["migrate", "run", "products"], 1, ["no migration of 'products'", "--bank", *README]),
     (["diagnose", "products", "--queries", "bank.npy"], 1, ["'products' is not corrected", *README]),
     (["tune", "products"], 1, ["'products' is not corrected", *README]),
-    (
-        ["tune", "products", "--bank", "bank.npy", "--pairs", "objects.npz"],
-        1,
-        ["cannot read 'key' of"],
-    ),
+    (["tune", "products", "--bank", "bank.npy", "--pairs", "objects.npz"], 1, ["cannot read 'key' of"]),
     (["tune", "products", "--bank", "bank.npy", "--pairs", "floats.npz"], 1, ["'key' of floats.npz", "0.0"]),
-    (
-        ["diagnose", "products", "--output", "nowhere/page.html", *QUERY_SCALE],
-        1,
-        ["nowhere/page.html: No such"],
-    ),
+    (["diagnose", "products", "--output", "nowhere/page.html", *QUERY_SCALE], 1, ["nowhere/page.html: No such"]),
     (["diagnose", "products", "--output", "bank.npy/page.html", *QUERY_SCALE], 1, ["Not a directory"]),
     (["diagnose", "products", "--output", ".", *QUERY_SCALE], 1, ["cannot write .: Is a directory"]),
     (["proxy", "--upstream", "localhost:99999"], 2, ["the upstream must be HOST:PORT"]),
@@ -223,18 +201,7 @@ def test_what_is_wrong_is_told_in_one_line_and_nothing_is_left(run, files):
 
 def test_profiles_that_cannot_be_leave_those_that_are(run, files):
     spoiled(files)
-    asked = (
-        "migrate",
-        "run",
-        "products",
-        "--bank",
-        "bank.npy",
-        "--k",
-        "8",
-        "--alias",
-        "live",
-        "--no-writers",
-    )
+    asked = ("migrate", "run", "products", "--bank", "bank.npy", "--k", "8", "--alias", "live", "--no-writers")
     assert run(*asked).returncode == 0
     before = connect("shop.db").describe_collection("products_hubness")["properties"]
     for arguments, code, said in (
@@ -348,9 +315,7 @@ def test_a_page_is_not_spoiled_by_looking_whether_it_can_be_written(run, files):
     done = run("diagnose", "products", *QUERY_SCALE, "--output", "page.html")
     assert_fails(done, 1, "nobody-reads-this.npy")
     assert (files / "page.html").read_text() == "former"
-    assert_fails(
-        run("diagnose", "products", *QUERY_SCALE, "--output", "new.html"), 1, "nobody-reads-this.npy"
-    )
+    assert_fails(run("diagnose", "products", *QUERY_SCALE, "--output", "new.html"), 1, "nobody-reads-this.npy")
     assert not (files / "new.html").exists()
 
 
@@ -382,9 +347,7 @@ def test_shares_add_up():
 
 def test_refresh_says_what_it_would_write_and_what_k_is_of(run, files):
     assert run("migrate", "run", "products", "--bank", "bank.npy", "--no-writers").returncode == 0
-    planned = run(
-        "refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan"
-    )
+    planned = run("refresh", "products_hubness", "--bank", "bank.npy", "--method", "nnn", "--k", "4", "--plan")
     assert planned.returncode == 0, planned.stderr
     assert "rows to write" in planned.stdout
     assert "rows written" not in planned.stdout
@@ -425,11 +388,7 @@ def test_enable_plans_then_does_and_disable_takes_it_back(files, run):
 
 
 def test_enable_refuses_what_it_cannot_do(files, run):
-    assert_fails(
-        run("enable", "products", "--bank", "bank.npy", "--max-miss-rate", "2"), 2, "max_miss_rate", "2"
-    )
+    assert_fails(run("enable", "products", "--bank", "bank.npy", "--max-miss-rate", "2"), 2, "max_miss_rate", "2")
     assert_fails(run("enable", "nothing", "--bank", "bank.npy"), 1, "nothing")
-    assert_fails(
-        run("enable", "products", "--bank", "bank.npy", "--where", "fields"), 1, "side collection", "products"
-    )
+    assert_fails(run("enable", "products", "--bank", "bank.npy", "--where", "fields"), 1, "side collection", "products")
     assert run("enable", "products").returncode == 2

@@ -82,10 +82,7 @@ def test_from_a_rehearsal_to_the_switch_and_back(run, live, files):
     assert (lines[-1]["facts"]["phase"], lines[-1]["facts"]["verified"]["rows"]) == ("switched", 60)
     assert behind(live, "live") == "products_hubness"
     for options, said in (
-        (
-            ["--index-type", "HNSW"],
-            "--index-type: the migration of 'products' to",
-        ),
+        (["--index-type", "HNSW"], "--index-type: the migration of 'products' to"),
         (["--index-param", "nlist=3"], "--index-param nlist"),
         (["--gate", "1"], "--gate"),
         (["--profiles", "3"], "--profiles"),
@@ -270,9 +267,7 @@ def test_the_token_of_a_file_is_told_to_nobody(run, files, capsys):
 def test_a_control_file_is_written(run, tmp_path):
     path = str(tmp_path / "control.json")
     assert run("migrate", "pause", "--control", path).returncode == 0
-    rates = run(
-        "migrate", "set-rate", "--control", path, "--rows-per-second", "500", "--bytes-per-second", "0"
-    )
+    rates = run("migrate", "set-rate", "--control", path, "--rows-per-second", "500", "--bytes-per-second", "0")
     assert "rows_per_second 500.0, bytes_per_second free" in rates.stdout
     assert run("migrate", "resume", "--control", path).returncode == 0
     told = json.loads(run("migrate", "release", "--control", path, "--json").stdout)["control"]

@@ -35,9 +35,7 @@ def test_a_network_is_trained_shown_and_judged(run, folder):
     assert (folder / "net.svg").read_text().startswith("<svg xmlns")
     shown = run("quari", "show", "net.safetensors")
     assert f"{told['parameters']:,} parameters" in " ".join(shown.stdout.split())
-    assert (
-        json.loads(run("quari", "show", "net.safetensors", "--json").stdout)["quari"]["best"] == told["best"]
-    )
+    assert json.loads(run("quari", "show", "net.safetensors", "--json").stdout)["quari"]["best"] == told["best"]
     judged = run("quari", "eval", "net.safetensors", "--pairs", "pairs.npz", "--json")
     found = json.loads(judged.stdout)["quari"]
     assert found["queries"] == 40

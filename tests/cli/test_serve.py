@@ -46,9 +46,7 @@ def insert_pending(count, first=1_000):
     client = HubnessClient("shop.db")
     rows = vectors(np.random.default_rng(first), count, DIM)
     client.insert(
-        "products_hubness",
-        [{"id": first + n, "vector": row, "group": 1} for n, row in enumerate(rows)],
-        bias="pending",
+        "products_hubness", [{"id": first + n, "vector": row, "group": 1} for n, row in enumerate(rows)], bias="pending"
     )
     client.close()
 
@@ -166,11 +164,7 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
     told, complained = process.communicate(timeout=30)
     assert (process.returncode, complained) == (0, "")
     events = [json.loads(line) for line in told.splitlines()]
-    assert [event["name"] for event in events if event["name"] != "missed"] == [
-        "stopping",
-        "reconciled",
-        "stopped",
-    ]
+    assert [event["name"] for event in events if event["name"] != "missed"] == ["stopping", "reconciled", "stopped"]
     assert [event["facts"]["result"] for event in events if event["name"] == "reconciled"] == ["stopped"]
     left = pending()
     assert 0 < left < 6_000
@@ -181,9 +175,7 @@ def test_told_to_stop_it_ends_in_the_middle_of_a_refresh_and_the_next_one_carrie
 
 
 @pytest.mark.long
-def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(
-    served, tmp_path, monkeypatch, started
-):
+def test_a_second_service_started_by_mistake_changes_nothing_for_a_minute(served, tmp_path, monkeypatch, started):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MILVUS_HUBNESS_URI", served.uri)
     rng, name = np.random.default_rng(6), served.name("served")

@@ -172,9 +172,7 @@ class Alias:
         width = self.DIM if name == "plain" else self.width
         if sent != width:
             found = len(step.args[1]) * sent // width
-            raise MilvusException(
-                1100, f"the num_rows ({found}) of field (vector) is not equal to passed num_rows"
-            )
+            raise MilvusException(1100, f"the num_rows ({found}) of field (vector) is not equal to passed num_rows")
         self.written[name] += [row["id"] for row in step.args[1]]
         return {"ids": [row["id"] for row in step.args[1]]}
 

@@ -26,10 +26,7 @@ from tests.galleries import METRICS, as_distance, similarity, vectors
 
 ITEMS, QUERIES, DIM = 40, 3, 20
 KINDS = {"float16": DataType.FLOAT16_VECTOR, "bfloat16": DataType.BFLOAT16_VECTOR}
-PLACEHOLDERS = {
-    "float16": PlaceholderType.FLOAT16_VECTOR,
-    "bfloat16": PlaceholderType.BFLOAT16_VECTOR,
-}
+PLACEHOLDERS = {"float16": PlaceholderType.FLOAT16_VECTOR, "bfloat16": PlaceholderType.BFLOAT16_VECTOR}
 
 
 class Field:
@@ -149,9 +146,7 @@ def test_rows_are_packed_alike_however_they_are_given(field):
         assert field.packed(given)["vector"] == columns["vector"]
     if field.dtype == "float16":
         assert field.packed(field.items.astype(np.float16))["vector"] == columns["vector"]
-    stored = field.numbers(
-        getattr(columns["vector"].vectors, f"{field.dtype}_vector"), field.state.codec.form.width
-    )
+    stored = field.numbers(getattr(columns["vector"].vectors, f"{field.dtype}_vector"), field.state.codec.form.width)
     if field.metric != "COSINE":
         assert np.array_equal(stored[:, :DIM], field.items)
 
@@ -170,9 +165,7 @@ def test_answers_have_corrected_scores_and_the_vectors_that_were_given(field, st
         for number, hits in enumerate(results):
             keys = [hit["id"] for hit in hits]
             atol = coarse[field.dtype]
-            np.testing.assert_allclose(
-                hits.distances, as_distance(wanted[number, keys], field.metric), atol=atol
-            )
+            np.testing.assert_allclose(hits.distances, as_distance(wanted[number, keys], field.metric), atol=atol)
             np.testing.assert_allclose(
                 [hit["raw_score"] for hit in hits], as_distance(raw[number, keys], field.metric), atol=atol
             )
@@ -216,8 +209,7 @@ def test_beside_its_biases_a_field_is_asked_for_as_it_is(metric):
 
 
 @pytest.mark.parametrize(
-    ("given", "refusal"),
-    [(b"12", DimensionMismatch), (b"123", InvalidInput), ([0.5] * (DIM + 1), DimensionMismatch)],
+    ("given", "refusal"), [(b"12", DimensionMismatch), (b"123", InvalidInput), ([0.5] * (DIM + 1), DimensionMismatch)]
 )
 def test_what_is_no_vector_of_the_field_is_refused(given, refusal):
     field = Field("bfloat16", "IP")

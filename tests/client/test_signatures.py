@@ -40,9 +40,7 @@ def test_a_call_of_theirs_is_a_call_of_ours(ours, theirs, name):
     assert any(each.kind == further for each in mine.values()) or not any(
         each.kind == further for each in other.values()
     )
-    assert inspect.iscoroutinefunction(getattr(ours, name)) == inspect.iscoroutinefunction(
-        getattr(theirs, name)
-    )
+    assert inspect.iscoroutinefunction(getattr(ours, name)) == inspect.iscoroutinefunction(getattr(theirs, name))
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)

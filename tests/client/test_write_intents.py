@@ -126,11 +126,7 @@ SIGNS = {"in": lambda held, wanted: held in wanted, "==": operator.eq, ">": oper
 
 def matches(row, filter):
     """Of the filters that are asked here."""
-    found = [
-        re.fullmatch(r"\(?(\w+) (in|==|>|<) (.+?)\)?", part).groups()
-        for part in filter.split(" and ")
-        if part
-    ]
+    found = [re.fullmatch(r"\(?(\w+) (in|==|>|<) (.+?)\)?", part).groups() for part in filter.split(" and ") if part]
     return all(SIGNS[sign](row.get(field), json.loads(value)) for field, sign, value in found)
 
 
@@ -306,11 +302,7 @@ def test_a_partial_update_builds_on_what_another_client_wrote_and_the_job_undid(
 def test_a_later_write_of_a_client_that_notes_nothing_is_kept():
     """Point 6: v = 100 was noted and written, then another client wrote v = 200, or deleted the row, or
     inserted a deleted one again."""
-    for before, after in (
-        (row(1, "100"), row(1, "200")),
-        (row(1, "100"), None),
-        (None, row(1, "inserted again")),
-    ):
+    for before, after in ((row(1, "100"), row(1, "200")), (row(1, "100"), None), (None, row(1, "inserted again"))):
         database = Database()
         job, operations = Job(database), client(database)
         batch = job.get(HERE, [1], "vector")
@@ -440,11 +432,7 @@ def test_a_key_may_lie_in_several_partitions():
     requested(database, operations, delete([1]))
     noted = sorted((each["key"], each["partition"]) for each in database.tables[JOURNAL].values())
     assert noted == [(1, "_default"), (1, "other")]
-    requested(
-        database,
-        operations,
-        lambda each: each.dual_writes.delete(Deletion(HERE, [2], partition_name="other")),
-    )
+    requested(database, operations, lambda each: each.dual_writes.delete(Deletion(HERE, [2], partition_name="other")))
     assert len(database.tables[JOURNAL]) == 3
 
 
@@ -469,9 +457,7 @@ def test_what_cannot_be_noted_is_not_written(name):
     operations = client(database)
     before = json.dumps(database.tables[HERE])
     database.failing["upsert", JOURNAL] = MilvusException(message="read only")
-    with pytest.raises(
-        WriteIntentFailed, match=r"nothing was written to 'here'.*'here__write_intents'.*read only"
-    ):
+    with pytest.raises(WriteIntentFailed, match=r"nothing was written to 'here'.*'here__write_intents'.*read only"):
         requested(database, operations, WRITES[name][0])
     del database.tables[JOURNAL]
     database.failing.clear()

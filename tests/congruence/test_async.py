@@ -9,14 +9,7 @@ from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
-from pymilvus import (
-    AnnSearchRequest,
-    AsyncMilvusClient,
-    DataType,
-    MilvusClient,
-    RRFRanker,
-    WeightedRanker,
-)
+from pymilvus import AnnSearchRequest, AsyncMilvusClient, DataType, MilvusClient, RRFRanker, WeightedRanker
 from pymilvus.exceptions import DataTypeNotMatchException, MilvusException, ParamError
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_fixed
 
@@ -83,11 +76,7 @@ SEARCHES = [
 @pytest.mark.parametrize("question", SEARCHES, ids=str)
 def test_strength_zero_is_the_plain_search(pair, question):
     expected, got = asyncio.run(
-        of_both(
-            pair,
-            lambda client, name: client.search(name, data=list(pair.queries), **question),
-            strength=0,
-        )
+        of_both(pair, lambda client, name: client.search(name, data=list(pair.queries), **question), strength=0)
     )
     assert type(got) is type(expected)
     assert_same_hits(hits_of(expected), hits_of(got))
@@ -100,9 +89,7 @@ def test_strength_zero_is_the_plain_search(pair, question):
 def test_scores_and_ranking_are_the_oracles(pair, strength):
     async def search():
         async with opened(pair.backend) as client:
-            return await client.search(
-                pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength
-            )
+            return await client.search(pair.corrected, data=list(pair.queries), limit=ITEMS, strength=strength)
 
     wanted = pair.oracle(pair.queries, pair.items, strength)
     for scores, hits in zip(wanted, asyncio.run(search()), strict=True):
@@ -128,9 +115,7 @@ def test_searches_are_those_of_the_sync_client(pair):
         assert hits_of(got) == hits_of(pair.client.search(pair.corrected, **question))
 
 
-@pytest.mark.parametrize(
-    "ranker", [RRFRanker(), WeightedRanker(0.3, 0.7)], ids=lambda each: type(each).__name__
-)
+@pytest.mark.parametrize("ranker", [RRFRanker(), WeightedRanker(0.3, 0.7)], ids=lambda each: type(each).__name__)
 def test_hybrid_searches_are_those_of_the_sync_client(pair, ranker):
     if not pair.backend.is_lite:
         pytest.skip("this server has no hybrid search")
@@ -206,9 +191,7 @@ def test_descriptions_speak_the_original(pair):
 
     (expected, _), (got, index) = asyncio.run(of_both(pair, describe))
     ignored = {"collection_name", "collection_id", "created_timestamp", "update_timestamp", "schema_version"}
-    assert {k: v for k, v in got.items() if k not in ignored} == {
-        k: v for k, v in expected.items() if k not in ignored
-    }
+    assert {k: v for k, v in got.items() if k not in ignored} == {k: v for k, v in expected.items() if k not in ignored}
     assert index["metric_type"] == pair.metric
 
     async def state():
@@ -404,9 +387,7 @@ def test_tasks_search_and_write_at_once(pair):
         await asyncio.sleep(random.random() / 50)
         for row in data[3:]:
             await client.upsert(pair.corrected, row)
-        [hits] = await client.search(
-            pair.corrected, data=[query], filter=f"group == {group}", strength=number / tasks
-        )
+        [hits] = await client.search(pair.corrected, data=[query], filter=f"group == {group}", strength=number / tasks)
         read = await client.get(pair.corrected, keys, output_fields=["vector"])
         await client.delete(pair.corrected, ids=keys[:2])
         left = await client.query(pair.corrected, filter=f"group == {group}", output_fields=["id"])
@@ -673,9 +654,7 @@ def test_a_collection_is_born_corrected(backend):
 
 ADDED = {"hubness_state", "hubness_samples", "write_import_files"}
 OVERRIDDEN = sorted(
-    name
-    for name in vars(AsyncHubnessClient)
-    if not name.startswith("_") and name not in {*ADDED, "query_iterator"}
+    name for name in vars(AsyncHubnessClient) if not name.startswith("_") and name not in {*ADDED, "query_iterator"}
 )
 
 

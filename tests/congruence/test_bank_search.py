@@ -215,9 +215,7 @@ def test_a_vector_without_a_direction_has_none_here_either(lite):
     operations = here.backend.hubness_client(bank_budget=0)
     state = here.store.info(here.name).state
     vectors = np.r_[here.new, np.zeros((1, DIM), np.float32)]
-    steps = operations._operations.biases._by_search(
-        here.name, state, state.profile, vectors, None, are_new=False
-    )
+    steps = operations._operations.biases._by_search(here.name, state, state.profile, vectors, None, are_new=False)
     biases = drive(steps, operations._answer)
     assert biases[-1] == 0
     assert (biases[:-1] != 0).all()

@@ -94,9 +94,7 @@ def test_named_partitions_keep_their_rows(served, tmp_path):
     client.insert(name, others, partition_name="other")
     migration = migrate(served.store(), planned(served, name, 8), by_files(tmp_path))
     assert counted(client, migration.target) == 200
-    found = client.query(
-        migration.target, filter="", limit=500, partition_names=["other"], consistency_level="Strong"
-    )
+    found = client.query(migration.target, filter="", limit=500, partition_names=["other"], consistency_level="Strong")
     assert {row["id"] for row in found} == {row["id"] for row in others}
 
 
@@ -109,9 +107,7 @@ def test_named_partitions_keep_their_rows(served, tmp_path):
         pytest.param("recording", False, marks=pytest.mark.long),
     ],
 )
-def test_an_interrupted_import_is_neither_lost_nor_done_twice(
-    served, tmp_path, monkeypatch, moment, names_files
-):
+def test_an_interrupted_import_is_neither_lost_nor_done_twice(served, tmp_path, monkeypatch, moment, names_files):
     """names_files: whether the server tells, of an import, which file it is of."""
 
     class Interrupted(MilvusStore):
@@ -206,9 +202,7 @@ def test_milvus_lite_imports_no_files(lite, tmp_path):
 
 
 def test_the_extra_must_be_installed(served, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "milvus_hubness.stores.milvus_bulk.find_spec", lambda name: None if name == "minio" else True
-    )
+    monkeypatch.setattr("milvus_hubness.stores.milvus_bulk.find_spec", lambda name: None if name == "minio" else True)
     refused(served, by_files(tmp_path), CannotMigrate, r"minio: pip install 'milvus-hubness\[bulk\]'")
 
 

@@ -53,9 +53,7 @@ def with_bias_fields(client, name, items, metric, **further):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type=metric)
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     none = {**dict.fromkeys(SLOT_FIELDS, 0.0), EPOCH_FIELD: 0}
-    rows = [
-        {"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **none} for i, vector in enumerate(items)
-    ]
+    rows = [{"id": i, "vector": vector, "group": i % 5, "note": f"n{i}", **none} for i, vector in enumerate(items)]
     client.insert(name, rows)
 
 
@@ -107,9 +105,7 @@ class Enabled:
             assert list(hits.distances) == distances
 
 
-@pytest.fixture(
-    scope="module", params=[(metric, place) for metric in METRICS for place in PLACES], ids=" ".join
-)
+@pytest.fixture(scope="module", params=[(metric, place) for metric in METRICS for place in PLACES], ids=" ".join)
 def enabled(shared_backend, request):
     metric, place = request.param
     return Enabled(shared_backend, metric, place)
@@ -125,10 +121,7 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
     mean_bias = enabled.biases - enabled.state.profile.mean_bias
     measured = similarity(enabled.bank, enabled.items, enabled.metric)
     missed = np.mean(
-        [
-            ~np.isin(np.argsort(-(raw - mean_bias))[:10], np.argsort(-raw)[: enabled.done.candidates])
-            for raw in measured
-        ]
+        [~np.isin(np.argsort(-(raw - mean_bias))[:10], np.argsort(-raw)[: enabled.done.candidates]) for raw in measured]
     )
     assert enabled.done.missed == pytest.approx(missed, abs=1e-9)
     assert enabled.done.missed <= 0.01
@@ -141,9 +134,7 @@ def test_enabling_says_where_the_biases_lie_and_what_candidates_miss(enabled):
 
 @pytest.mark.parametrize("strength", [1.0, 0.5, -0.7])
 def test_scores_and_ranking_are_the_oracles(enabled, strength):
-    results = enabled.client.search(
-        enabled.name, data=list(enabled.queries), strength=strength, output_fields=["note"]
-    )
+    results = enabled.client.search(enabled.name, data=list(enabled.queries), strength=strength, output_fields=["note"])
     enabled.assert_found(results, strength)
     assert set(results[0][0]["entity"]) == {"note"}
 

@@ -24,12 +24,7 @@ from milvus_hubness import (
     plan_migration,
     refresh,
 )
-from milvus_hubness.job_properties import (
-    DUAL_WRITE_PROPERTY,
-    WRITE_INTENTS_PROPERTY,
-    DualWrite,
-    WriteIntentLog,
-)
+from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, DualWrite, WriteIntentLog
 from milvus_hubness.operations.lease import Lease
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import with_second_field
@@ -46,9 +41,7 @@ def made(backend, seed=1, **options):
     """A collection that is corrected from its first row on, with some rows."""
     client, name = backend.hubness_client(), backend.name("whole")
     hubness = CorrectionConfig(bank_of(seed), NNN(K), **options)
-    client.create_collection(
-        name, dimension=DIM, metric_type="IP", consistency_level="Strong", hubness=hubness
-    )
+    client.create_collection(name, dimension=DIM, metric_type="IP", consistency_level="Strong", hubness=hubness)
     rows = vectors(np.random.default_rng(2), ITEMS, DIM)
     client.insert(name, [{"id": i, "vector": vector} for i, vector in enumerate(rows)])
     return client, name
@@ -154,9 +147,7 @@ def test_nothing_is_done_to_a_collection_on_which_a_job_works(shared_lite, corre
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(
-    shared_lite, corrected, called, call
-):
+def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(shared_lite, corrected, called, call):
     client, name = corrected
     copy = f"{name}__bank"
     dual_write = {DUAL_WRITE_PROPERTY: DualWrite(collection=copy).model_dump_json()}
@@ -169,9 +160,7 @@ def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(
             with pytest.raises(UnsupportedOperation, match=reason):
                 CALLS[call](client, name)
         client.alter_collection_properties(name, dict.fromkeys(properties, ""))
-    client.alter_collection_properties(
-        name, {DUAL_WRITE_PROPERTY: DualWrite(collection="gone").model_dump_json()}
-    )
+    client.alter_collection_properties(name, {DUAL_WRITE_PROPERTY: DualWrite(collection="gone").model_dump_json()})
     CALLS["drop_partition"](client, name)
     assert called.pop()[0] == "drop_partition"
     client.alter_collection_properties(name, {DUAL_WRITE_PROPERTY: ""})
@@ -182,10 +171,7 @@ def test_nothing_is_done_that_a_migration_or_a_stopped_refresh_would_undo(
 def test_a_side_collection_is_emptied_with_its_owner(side_biases, called):
     client, name = side_biases
     client.truncate_collection(name, timeout=7)
-    assert called == [
-        ("truncate_collection", (name, 7), {}),
-        ("truncate_collection", (f"{name}__bias", 7), {}),
-    ]
+    assert called == [("truncate_collection", (name, 7), {}), ("truncate_collection", (f"{name}__bias", 7), {})]
 
 
 def test_corrected_collections_stay_in_their_database(corrected, side_biases, called):
@@ -263,15 +249,12 @@ def test_a_new_collection_with_namespaces_is_not_corrected(shared_lite):
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     with pytest.raises(InvalidInput, match="namespaces"):
-        client.create_collection(
-            name, schema=schema, index_params=index, hubness=CorrectionConfig(bank_of(1), NNN(K))
-        )
+        client.create_collection(name, schema=schema, index_params=index, hubness=CorrectionConfig(bank_of(1), NNN(K)))
     assert name not in client.list_collections()
 
 
 @pytest.mark.parametrize(
-    ("metric", "location"),
-    [("COSINE", "vector"), ("L2", "vector"), ("COSINE", "second_vector"), ("IP", "fields")],
+    ("metric", "location"), [("COSINE", "vector"), ("L2", "vector"), ("COSINE", "second_vector"), ("IP", "fields")]
 )
 def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path, metric, location):
     """Milvus Lite imports no files: what they hold is inserted by a plain client, and compared."""
@@ -280,9 +263,7 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
     name, old = shared_lite.name("files"), vectors(rng, ITEMS, DIM)
     if location == "vector":
         plain_collection(plain, name, old, metric)
-        name = migrate(
-            store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True
-        ).target
+        name = migrate(store, plan_migration(store, name, bank_of(4), estimator=NNN(K)), no_writers=True).target
     else:
         if location == "fields":
             with_bias_fields(plain, name, old, metric)
@@ -290,9 +271,7 @@ def test_rows_in_files_are_the_rows_that_an_insert_stores(shared_lite, tmp_path,
             with_second_field(plain, name, old, metric, 16)
         where = "vectors" if location == "second_vector" else "fields"
         enable(store, plan_enable(store, name, bank_of(4), estimator=NNN(K), where=where))
-    new = [
-        {"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"} for i, v in enumerate(vectors(rng, 7, DIM))
-    ]
+    new = [{"id": 100 + i, "vector": v, "group": i, "note": f"n{i}"} for i, v in enumerate(vectors(rng, 7, DIM))]
     files = client.write_import_files(name, iter(new), tmp_path)
     rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     for row in rows:

@@ -86,9 +86,7 @@ def ids(hits):
 def assert_same_hits(plain, corrected):
     for expected, got in zip(plain, corrected, strict=True):
         assert ids(got) == ids(expected)
-        np.testing.assert_allclose(
-            [hit["distance"] for hit in got], [hit["distance"] for hit in expected], atol=1e-5
-        )
+        np.testing.assert_allclose([hit["distance"] for hit in got], [hit["distance"] for hit in expected], atol=1e-5)
         for a, b in zip(expected, got, strict=True):
             assert a.keys() == b.keys()
             assert a["entity"].keys() == b["entity"].keys()
@@ -143,13 +141,9 @@ def test_hidden_columns_show_only_when_named(pair):
     mean_bias = pair.client.hubness_state(pair.corrected).profile.mean_bias
     assert row["hubness_bias"] == pytest.approx(pair.biases(pair.items[3:4])[0] - mean_bias, abs=1e-5)
     assert row["hubness_epoch"] == 1
-    [[hit]] = pair.client.search(
-        pair.corrected, data=[pair.queries[0]], limit=1, output_fields=["hubness_bias"]
-    )
+    [[hit]] = pair.client.search(pair.corrected, data=[pair.queries[0]], limit=1, output_fields=["hubness_bias"])
     assert "hubness_bias" in hit["entity"]
-    strongest = pair.client.query(
-        pair.corrected, filter="hubness_bias > 0", output_fields=["hubness_bias"], limit=5
-    )
+    strongest = pair.client.query(pair.corrected, filter="hubness_bias > 0", output_fields=["hubness_bias"], limit=5)
     assert all(row["hubness_bias"] > 0 for row in strongest)
 
 
@@ -201,9 +195,7 @@ def test_partial_upsert_leaves_vector_and_bias(pair):
 
 def test_range_search_is_in_corrected_scores(pair):
     scores = np.sort(pair.oracle(pair.queries[:1], pair.items, 1.0)[0])
-    bound = (
-        float(scores[40] + scores[41]) / 2 if pair.metric == "L2" else float(scores[-40] + scores[-41]) / 2
-    )
+    bound = float(scores[40] + scores[41]) / 2 if pair.metric == "L2" else float(scores[-40] + scores[-41]) / 2
     hits = pair.client.search(
         pair.corrected, data=[pair.queries[0]], limit=100, search_params={"params": {"radius": bound}}
     )[0]
@@ -308,9 +300,7 @@ def test_a_hubness_client_is_a_milvus_client_and_leaves_ordinary_collections_alo
 @pytest.mark.parametrize("mean", [100.0, 10_000.0])
 def test_an_l2_gallery_far_from_zero_is_searched_and_read_as_before(backend, mean):
     rng = np.random.default_rng(5)
-    items, queries, bank, new = (
-        (mean + rng.normal(size=(count, 64))).astype(np.float32) for count in (400, 40, 60, 5)
-    )
+    items, queries, bank, new = ((mean + rng.normal(size=(count, 64))).astype(np.float32) for count in (400, 40, 60, 5))
     items[7] = 0
     plain, name, store = backend.client(), backend.name("far"), backend.store()
     plain_collection(plain, name, items, "L2")

@@ -135,9 +135,7 @@ def test_an_index_that_cannot_be_is_refused_before_anything_is_written(backend):
     refused("index type 'IVF_RABITQ' is unknown to this server", "IVF_RABITQ", {})
     if not backend.is_lite:
         refused("index type IVF_FLAT needs nlist on this server .* give a whole number", "IVF_FLAT", {})
-    plan = plan_migration(
-        store, name, bank, estimator=NNN(4), index_type="ivf_flat", index_params={"nlist": "9"}
-    )
+    plan = plan_migration(store, name, bank, estimator=NNN(4), index_type="ivf_flat", index_params={"nlist": "9"})
     assert plan.to_dict()["index_type"] == "IVF_FLAT"
     wrong = replace(plan, index={"index_type": "BOGUS", "index_params": {}})
     with pytest.raises(InvalidParameter, match="'BOGUS'"):
@@ -230,9 +228,7 @@ def test_the_copys_index_is_verified(backend):
     client.drop_index(plan.target, "vector")
     with pytest.raises(VerificationFailed, match=r"has no index, planned was IVF_FLAT \{'nlist': 8\}"):
         verify(backend.store(), name)
-    index = client.prepare_index_params(
-        "vector", index_type="IVF_FLAT", metric_type="IP", params={"nlist": 9}
-    )
+    index = client.prepare_index_params("vector", index_type="IVF_FLAT", metric_type="IP", params={"nlist": 9})
     client.create_index(plan.target, index)
     client.load_collection(plan.target)
     if not backend.is_lite:

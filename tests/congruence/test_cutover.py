@@ -29,9 +29,7 @@ class Live:
         self.assert_raw()
 
     def switch(self):
-        plan = plan_migration(
-            self.store, self.source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias
-        )
+        plan = plan_migration(self.store, self.source, QueryBank(self.bank), estimator=NNN(K), alias=self.alias)
         migrate(self.store, plan)
         mean_bias = self.store.info(self.alias).state.profile.mean_bias
         self.biases = nnn(self.bank, self.items, self.metric, K, 0.75) - mean_bias

@@ -67,9 +67,7 @@ class Moving:
 
     def held(self, name, *more):
         """By key, the rows as HubnessClient shows them, with `more` fields."""
-        read = self.client.query(
-            name, filter="", output_fields=["*", *more], limit=1_000, consistency_level="Strong"
-        )
+        read = self.client.query(name, filter="", output_fields=["*", *more], limit=1_000, consistency_level="Strong")
         return {row["id"]: {k: v for k, v in row.items() if k != "id"} for row in read}
 
     def biases(self, vectors):
@@ -152,9 +150,7 @@ def test_on_the_way_back_the_plain_one_gets_the_users_rows(backend, metric):
     moving.client.upsert(moving.target, rows)
     moving.client.delete(moving.target, ids=[8])
     moving.client.delete(moving.target, filter="group == 3")
-    held = {
-        row["id"]: row for row in moving.plain.query(moving.source, filter="id >= 0", output_fields=["*"])
-    }
+    held = {row["id"]: row for row in moving.plain.query(moving.source, filter="id >= 0", output_fields=["*"])}
     assert sorted(held) == sorted({*range(ITEMS), 100, 101} - {8} - set(range(3, ITEMS, 5)))
     for row in rows:
         np.testing.assert_array_equal(np.float32(held[row["id"]]["vector"]), row["vector"])
@@ -246,10 +242,7 @@ def test_a_copy_with_its_biases_in_a_side_collection(lite):
     reranking = lite.name("beside")
     plain_collection(moving.plain, reranking, moving.items, "IP")
     lite.made.append(f"{reranking}__bias")
-    enable(
-        moving.store,
-        plan_enable(moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"),
-    )
+    enable(moving.store, plan_enable(moving.store, reranking, QueryBank(moving.bank), estimator=NNN(K), where="side"))
     moving.dual_write(moving.source, reranking)
     rows = moving.rows([100, 101])
     moving.client.insert(moving.source, rows)
@@ -384,10 +377,7 @@ def test_the_alias_moves_while_rows_are_written(moving, alias, moment, required)
         client.search(alias, data=[moving.items[0]])
         client._operations.states.forget()
         client.search(alias, data=[moving.items[0]])
-    assert {row["id"]: row["note"] for row in moving.plain.get(moving.target, [3, 4])} == {
-        3: "new 3",
-        4: "new 4",
-    }
+    assert {row["id"]: row["note"] for row in moving.plain.get(moving.target, [3, 4])} == {3: "new 3", 4: "new 4"}
 
 
 @pytest.fixture

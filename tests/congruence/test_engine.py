@@ -35,9 +35,7 @@ def test_the_server_tells_the_biases(backend, monkeypatch, metric):
         return real(self, reference, rows, k)
 
     monkeypatch.setattr(type(here.store), "bank_scores", counted)
-    done = refresh(
-        here.store, here.name, bank=QueryBank(here.other), estimator=NNN(6), engine="server", force=True
-    )
+    done = refresh(here.store, here.name, bank=QueryBank(here.other), estimator=NNN(6), engine="server", force=True)
     assert (done.action, done.scanned) == ("full", ITEMS)
     assert sum(rows for rows, _ in asked) == ITEMS
     here.assert_scores(here.other, 6)
@@ -75,9 +73,7 @@ def test_a_migration_has_its_rows_biases_from_the_server(backend, monkeypatch):
     stored = store.get(done.target, keys, state.field)
     told = state.layout.biases(stored.vectors, state.profile.slot)
     kept = store.load_bank(state.profile.bank)
-    here = Correction.restore(
-        state.layout, NNN(6), kept.queries, kept.potentials, mean_bias=state.profile.mean_bias
-    )
+    here = Correction.restore(state.layout, NNN(6), kept.queries, kept.potentials, mean_bias=state.profile.mean_bias)
     np.testing.assert_allclose(told, here.centred(items[np.array(keys)]), rtol=0, atol=1e-5)
 
 

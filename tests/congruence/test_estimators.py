@@ -59,9 +59,7 @@ class Served:
         layout = self.plan.layout
         bank = QueryBank(layout.reduce_queries(self.bank))
         return estimator.fit(
-            bank,
-            gallery=layout.reduce_items(gallery),
-            target_bank=reduced_targets(layout, QueryBank(self.targets)),
+            bank, gallery=layout.reduce_items(gallery), target_bank=reduced_targets(layout, QueryBank(self.targets))
         )
 
     def scores(self, extra=0):
@@ -97,9 +95,7 @@ def test_without_an_estimator_the_blend_is_taken(served):
 )
 def test_scores_are_the_estimators_and_new_rows_need_no_gallery(served, estimator):
     reduce = served.plan.layout.reduce_items
-    refresh(
-        served.store, served.name, estimator=estimator, target_bank=QueryBank(served.targets), tolerance=0
-    )
+    refresh(served.store, served.name, estimator=estimator, target_bank=QueryBank(served.targets), tolerance=0)
     fitted = served.fitted(estimator, served.items)
     biases = fitted.bias(reduce(served.items))
     np.testing.assert_allclose(served.scores(), served.wanted(biases, served.items), atol=1e-4)
@@ -164,11 +160,7 @@ def test_the_tau_of_a_temperature_is_kept_shown_and_measured_anew(lite):
     client.insert(served.name, [{"id": ITEMS, "vector": served.fresh[0], "group": 0}])
     assert client.get(served.name, ITEMS, ["hubness_bias"])[0]["hubness_bias"] != 0
     kept = served.store.info(served.name).state.profile.estimator
-    assert kept == {
-        "name": "InvertedSoftmax",
-        "tau": pytest.approx(0.5 * spread, rel=1e-3),
-        "temperature": 0.5,
-    }
+    assert kept == {"name": "InvertedSoftmax", "tau": pytest.approx(0.5 * spread, rel=1e-3), "temperature": 0.5}
     absolute = EstimatorOptions(param=["tau=0.2"]).estimator(kept)
     assert refresh(served.store, served.name, estimator=absolute).reason.startswith("the parameters changed")
     assert served.store.info(served.name).state.profile.estimator == {"name": "InvertedSoftmax", "tau": 0.2}

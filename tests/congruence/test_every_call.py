@@ -19,13 +19,7 @@ STORED_WIDTH = 32
 PARTITIONS = {"_default": range(80), "autumn": range(80, 140), "spring": range(140, ITEMS)}
 ACCURACY = 1e-5
 """Of scores."""
-OF_THE_COLLECTION = {
-    "collection_name",
-    "collection_id",
-    "created_timestamp",
-    "update_timestamp",
-    "schema_version",
-}
+OF_THE_COLLECTION = {"collection_name", "collection_id", "created_timestamp", "update_timestamp", "schema_version"}
 BESIDE_THE_ITEMS = ("extra", "recalls", "agg_buckets", "ids", "distances")
 
 
@@ -218,11 +212,7 @@ SEARCHES = {
     "all dynamic fields": lambda g: {"output_fields": ["$meta"]},
     "a field that no row has": lambda g: {"output_fields": ["nowhere"]},
     "a partition": lambda g: {"partition_names": ["spring"]},
-    "two partitions": lambda g: {
-        "data": [g.queries[0]],
-        "partition_names": ["autumn", "_default"],
-        "limit": 90,
-    },
+    "two partitions": lambda g: {"data": [g.queries[0]], "partition_names": ["autumn", "_default"], "limit": 90},
     "no partitions named": lambda g: {"partition_names": []},
     "an offset": lambda g: {"offset": 5, "limit": 4},
     "no offset": lambda g: {"offset": None},
@@ -401,9 +391,7 @@ READS = {
     "a count": lambda c, n, g: c.query(n, output_fields=["count(*)"]),
     "a count of some": lambda c, n, g: c.query(n, filter="group == 2", output_fields=["count(*)"]),
     "a count of none": lambda c, n, g: c.query(n, filter="group == 99", output_fields=["count(*)"]),
-    "a count in a partition": lambda c, n, g: c.query(
-        n, partition_names=["spring"], output_fields=["count(*)"]
-    ),
+    "a count in a partition": lambda c, n, g: c.query(n, partition_names=["spring"], output_fields=["count(*)"]),
     "get one": lambda c, n, g: c.get(n, g.key(3)),
     "get some": lambda c, n, g: c.get(n, g.keys(3, 7, 150)),
     "get the same twice": lambda c, n, g: c.get(n, g.keys(3, 3)),
@@ -417,9 +405,7 @@ READS = {
         c.query_iterator(n, batch_size=50, partition_names=["spring"], output_fields=["*"]).next()
     ),
     "pages of hits": lambda c, n, g: list(
-        c.search_iterator(
-            n, data=[g.queries[0]], batch_size=9, partition_names=["spring"], output_fields=["*"]
-        ).next()
+        c.search_iterator(n, data=[g.queries[0]], batch_size=9, partition_names=["spring"], output_fields=["*"]).next()
     ),
     "the collection": lambda c, n, g: {
         name: value for name, value in c.describe_collection(n).items() if name not in OF_THE_COLLECTION
@@ -471,9 +457,7 @@ WRITES = {
     "insert numpy's numbers": [lambda c, n, g: c.insert(n, g.new(group=np.int64(3), price=np.float32(0.5)))],
     "insert further dynamic fields": [lambda c, n, g: c.insert(n, g.new(brand={"new": [1]}))],
     "insert without dynamic fields": [lambda c, n, g: c.insert(n, g.new_without("note"))],
-    "insert in another order": [
-        lambda c, n, g: c.insert(n, [dict(reversed(row.items())) for row in g.new()])
-    ],
+    "insert in another order": [lambda c, n, g: c.insert(n, [dict(reversed(row.items())) for row in g.new()])],
     "insert in time": [lambda c, n, g: c.insert(n, g.new(), timeout=20)],
     "insert into a partition": [
         lambda c, n, g: c.insert(n, g.new(), partition_name="spring"),
@@ -504,9 +488,7 @@ PARTIAL = {
     "a row that is missing": [lambda c, n, g: c.upsert(n, changed(g, title="new"), partial_update=True)],
     "different fields": [
         insert,
-        lambda c, n, g: c.upsert(
-            n, [changed(g, title="changed"), g.new_without("title")[2]], partial_update=True
-        ),
+        lambda c, n, g: c.upsert(n, [changed(g, title="changed"), g.new_without("title")[2]], partial_update=True),
     ],
 }
 
@@ -617,10 +599,7 @@ def test_keys_that_the_database_cannot_make_are_refused_as_there(lite):
     """Milvus Lite makes numbers only."""
     bank = QueryBank(vectors(np.random.default_rng(62), 20, DIM))
     form = {"dimension": DIM, "id_type": "string", "max_length": 40, "auto_id": True}
-    for client, further in (
-        (lite.client(), {}),
-        (lite.hubness_client(), {"hubness": CorrectionConfig(bank, NNN(K))}),
-    ):
+    for client, further in ((lite.client(), {}), (lite.hubness_client(), {"hubness": CorrectionConfig(bank, NNN(K))})):
         name = lite.name("auto")
         with pytest.raises(MilvusException, match="must be INT64"):
             client.create_collection(name, **form, **further)
@@ -642,10 +621,7 @@ def test_keys_are_made_by_the_database_as_there(lite):
         (told[0].keys(), 20, type(told[0]["ids"]))
     ] * 2
     found = [
-        [
-            [hit["entity"]["note"] for hit in hits]
-            for hits in c.search(n, data=items[:3], output_fields=["note"])
-        ]
+        [[hit["entity"]["note"] for hit in hits] for hits in c.search(n, data=items[:3], output_fields=["note"])]
         for c, n in sides
     ]
     assert found[1] == found[0]
@@ -664,9 +640,7 @@ def test_databases_are_left_and_entered_as_there(catalogue):
 
     refused = outcome(catalogue.plain.create_database, "elsewhere")
     try:
-        assert_lives_alike(
-            catalogue, [lambda c, n, g: c.use_database("nowhere"), *([] if refused else [move])]
-        )
+        assert_lives_alike(catalogue, [lambda c, n, g: c.use_database("nowhere"), *([] if refused else [move])])
     finally:
         if not refused:
             catalogue.plain.drop_database("elsewhere")

@@ -254,10 +254,7 @@ def test_buckets_are_of_corrected_scores_or_refused(world, location):
         refused = {"inner products": {"strength": 0}}
     elif location in STORED:
         world.search(location, **BUCKETS, output_fields=["group"], round_decimal=2)
-        refused = {
-            "no room for raw scores": {"with_raw_score": True},
-            "uncorrected": {"rerank": GloballyCorrected(20)},
-        }
+        refused = {"no room for raw scores": {"with_raw_score": True}, "uncorrected": {"rerank": GloballyCorrected(20)}}
     else:
         world.search(location, strength=0, **BUCKETS)
         refused = {"uncorrected scores": {}}
@@ -294,9 +291,8 @@ def test_buckets_come_as_the_server_sent_them(world, monkeypatch):
 CORRECTED, PASSED, INTERNAL = "corrected", "passed", "internal"
 REFUSED_CANDIDATES = "uncorrected scores"
 OUTCOMES = ("stored", "stored under L2", "candidates")
-"""Where the augmented form is searched, where that is done under L2, and where candidates are ranked by the
-client: fields and side_collection, at any strength but 0, at which all pass there that is not refused to
-everyone."""
+"""Where the augmented form is searched, where that is done under L2, and where candidates are ranked by the client:
+fields and side_collection, at any strength but 0, at which all pass there that is not refused to everyone."""
 EVERYWHERE = {
     # The question and the answer are decoded; filters, partitions and the like are the server's.
     **dict.fromkeys(("data", "limit", "output_fields", "search_params", "anns_field", "ids"), CORRECTED),
@@ -572,9 +568,7 @@ def test_every_parameter_of_query_does_what_the_table_says(world, location, monk
                 world.client.query(world.corrected[location], **asked)
             continue
         found = world.client.query(world.corrected[location], **asked)
-        assert [{**row, "vector": None} for row in found] == [{**row, "vector": None} for row in expected], (
-            name
-        )
+        assert [{**row, "vector": None} for row in found] == [{**row, "vector": None} for row in expected], name
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours["vector"], theirs["vector"], rtol=3e-7)
             assert type(ours["vector"][0]) is type(theirs["vector"][0]), name
@@ -640,9 +634,7 @@ def test_every_parameter_of_a_hybrid_search_does_what_the_table_says(world, loca
         for strength in (1, 0):
             sent.clear()
             calls.clear()
-            found = world.client.hybrid_search(
-                world.corrected[location], requests, strength=strength, **asked
-            )
+            found = world.client.hybrid_search(world.corrected[location], requests, strength=strength, **asked)
             if how == PASSED:
                 assert all(call[name] == asked[name] for call in [*sent, *calls])
             if strength == 0:

@@ -104,9 +104,7 @@ def assert_alike(found, plain, atol=2e-5):
 @pytest.mark.parametrize("field", DIMS)
 def test_every_field_is_searched_in_its_own_metric(shop, field):
     question = {"data": list(shop.queries[field]), "anns_field": field, "output_fields": ["note"]}
-    assert_alike(
-        shop.client.search(shop.corrected, strength=0, **question), shop.plain.search(shop.name, **question)
-    )
+    assert_alike(shop.client.search(shop.corrected, strength=0, **question), shop.plain.search(shop.name, **question))
     found = shop.client.search(shop.corrected, **question)
     for hits, scores in zip(found, shop.scores(field), strict=True):
         order = np.argsort(-scores)[:10]
@@ -260,9 +258,7 @@ def test_every_job_works_on_the_field_it_is_told(shop):
     assert set(told.fields) == {"text", "image"}
     assert not status(shop.store, shop.corrected, field="other").corrected
     for job in (status, refresh, disable):
-        with pytest.raises(
-            InvalidInput, match=r"has no float vector field 'nope': choose one of text, image, other"
-        ):
+        with pytest.raises(InvalidInput, match=r"has no float vector field 'nope': choose one of text, image, other"):
             job(shop.store, shop.corrected, field="nope")
     with pytest.raises(InvalidInput, match=r"several corrected fields.*(text|image)"):
         refresh(shop.store, shop.corrected)
@@ -306,9 +302,7 @@ def test_the_alias_goes_back_one_field_at_a_time(lite):
 
 def test_a_field_beside_one_that_is_corrected_in_its_vectors(lite):
     shop = Shop(lite, "IP", "COSINE")
-    plan = plan_enable(
-        shop.store, shop.corrected, QueryBank(shop.banks["other"]), estimator=NNN(K), field="other"
-    )
+    plan = plan_enable(shop.store, shop.corrected, QueryBank(shop.banks["other"]), estimator=NNN(K), field="other")
     lite.made += [plan.side, plan.bank_collection]
     enable(shop.store, plan)
     found = shop.client.search(shop.corrected, data=list(shop.queries["other"]), anns_field="other")

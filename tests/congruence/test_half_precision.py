@@ -52,9 +52,7 @@ class Goods:
 
     def fill(self):
         index = self.plain.prepare_index_params("vector", index_type="FLAT", metric_type=self.metric)
-        self.plain.create_collection(
-            self.name, schema=self.schema(), index_params=index, consistency_level="Strong"
-        )
+        self.plain.create_collection(self.name, schema=self.schema(), index_params=index, consistency_level="Strong")
         self.plain.insert(self.name, self.rows())
 
     def migrated(self, **options):
@@ -93,9 +91,7 @@ def goods(backend, request, metric):
 
 def test_a_migrated_field_is_searched_and_read_as_before(goods):
     target = goods.migrated()
-    field = next(
-        each for each in goods.plain.describe_collection(target)["fields"] if each["name"] == "vector"
-    )
+    field = next(each for each in goods.plain.describe_collection(target)["fields"] if each["name"] == "vector")
     assert field["type"] == KINDS[goods.dtype]
     client = goods.backend.hubness_client()
     corrected = goods.raw - (goods.biases - goods.mean_bias(target))

@@ -57,9 +57,7 @@ def shop(shared_backend, request):
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="IP")
     bank = QueryBank(vectors(np.random.default_rng(3), 20, DIM))
     hubness = CorrectionConfig(bank, NNN(4)) if request.param == "corrected" else None
-    client.create_collection(
-        name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
-    )
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness)
     client.insert(name, rows_of(INNOCENT))
     return client, name
 

@@ -1,5 +1,4 @@
-"""Collections whose index divides rows into cells, or links them: who writes a row fills its locality hint
-columns."""
+"""Collections whose index divides rows into cells, or links them: who writes a row fills its locality hint columns."""
 
 import numpy as np
 import pytest
@@ -190,9 +189,7 @@ def test_a_second_vector_field_has_them(backend):
     np.testing.assert_allclose(held(range(ITEMS)), correction.locality_hints(items), atol=1e-5)
     stored = np.vstack([items, new])
     wanted = similarity(items[:4], stored, "IP") - nnn(bank, stored, "IP", K, 0.75)
-    found = backend.hubness_client().search(
-        name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}}
-    )
+    found = backend.hubness_client().search(name, data=list(items[:4]), limit=10, search_params={"params": {"ef": ALL}})
     assert [hits.ids for hits in found] == np.argsort(-wanted, axis=1)[:, :10].tolist()
 
 
@@ -269,13 +266,9 @@ def test_a_collection_that_is_born_corrected_has_them(backend):
     schema = client.create_schema()
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=DIM)
-    index = client.prepare_index_params(
-        "vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS}
-    )
+    index = client.prepare_index_params("vector", index_type="IVF_FLAT", metric_type="COSINE", params={"nlist": CELLS})
     hubness = CorrectionConfig(bank, estimator=InvertedSoftmax(0.05))
-    client.create_collection(
-        name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness
-    )
+    client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong", hubness=hubness)
     client.insert(name, [{"id": i, "vector": row} for i, row in enumerate(items)])
     store = backend.store()
     state = store.info(name).state

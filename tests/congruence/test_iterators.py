@@ -142,10 +142,7 @@ ROWS = [
 
 @pytest.mark.parametrize("call", ROWS, ids=str)
 def test_query_iterator_is_the_plain_one(pair, call):
-    iterators = [
-        pair.plain.query_iterator(pair.name, **call),
-        pair.client.query_iterator(pair.corrected, **call),
-    ]
+    iterators = [pair.plain.query_iterator(pair.name, **call), pair.client.query_iterator(pair.corrected, **call)]
     while True:
         expected, got = (iterator.next() for iterator in iterators)
         assert type(got) is type(expected)
@@ -197,9 +194,7 @@ def test_a_page_of_what_was_switched_since_is_refused_as_milvus_refuses(lite):
     source, store, client = lite.name("switched"), lite.store(), lite.hubness_client()
     plain_collection(lite.client(), source, vectors(rng, 40, 16), "L2")
     alias = f"{source}_alias"
-    migrate(
-        store, plan_migration(store, source, QueryBank(vectors(rng, 20, 16)), estimator=NNN(K), alias=alias)
-    )
+    migrate(store, plan_migration(store, source, QueryBank(vectors(rng, 20, 16)), estimator=NNN(K), alias=alias))
     pages = client.query_iterator(alias, batch_size=10, output_fields=["vector"])
     assert len(pages.next()) == 10
     rollback(store, alias)
@@ -307,9 +302,7 @@ def test_a_gate_decides_by_the_raw_nearest_row(lite):
         for strength in (None, 0.0):
             hits = hits_of(
                 pages_of(
-                    client.search_iterator(
-                        f"{name}_hubness", data=[query], batch_size=10, limit=30, strength=strength
-                    )
+                    client.search_iterator(f"{name}_hubness", data=[query], batch_size=10, limit=30, strength=strength)
                 )
             )
             [found] = client.search(f"{name}_hubness", data=[query], limit=30, strength=strength)

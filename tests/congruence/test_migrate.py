@@ -192,9 +192,7 @@ def test_named_partitions_are_kept(backend):
     store = backend.store()
     migrate(store, plan_migration(store, name, QueryBank(items), estimator=NNN(4)))
     for partition, wanted in (("north", range(20, 45)), ("south", range(45, 60))):
-        rows = client.query(
-            f"{name}_hubness", filter="id >= 0", output_fields=["id"], partition_names=[partition]
-        )
+        rows = client.query(f"{name}_hubness", filter="id >= 0", output_fields=["id"], partition_names=[partition])
         assert sorted(row["id"] for row in rows) == list(wanted)
 
 
@@ -551,9 +549,7 @@ def test_writes_to_the_source_after_the_plan_arrive_too(backend):
 SPOILERS = {
     "field": lambda client, target, row: client.upsert(target, {**row, "group": 99}),
     "vector": lambda client, target, row: client.upsert(target, {**row, "vector": [0.0, *row["vector"][1:]]}),
-    "bias": lambda client, target, row: client.upsert(
-        target, {**row, "hubness_bias": row["hubness_bias"] + 1}
-    ),
+    "bias": lambda client, target, row: client.upsert(target, {**row, "hubness_bias": row["hubness_bias"] + 1}),
     "missing": lambda client, target, row: client.delete(target, ids=[17]),
     "extra": lambda client, target, row: client.insert(target, {**row, "id": 1_017}),
 }
@@ -616,10 +612,7 @@ def test_large_rows_go_in_fitting_parts_on_the_server(served):
     plain_collection(client, name, items[:1], "IP")
     text = "x" * 60_000
     for start in range(1, 1_150, 200):
-        rows = [
-            {"id": i, "vector": items[i], "group": 0, "long": text}
-            for i in range(start, min(1_150, start + 200))
-        ]
+        rows = [{"id": i, "vector": items[i], "group": 0, "long": text} for i in range(start, min(1_150, start + 200))]
         client.insert(name, rows)
     store = served.store()
     result = migrate(store, plan_migration(store, name, QueryBank(items[:50]), estimator=NNN(4)))

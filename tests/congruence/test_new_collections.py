@@ -111,8 +111,7 @@ def test_the_schema_form_with_two_fields(lite, rng):
         ],
     )
     client.insert(
-        name,
-        [{"pk": f"{i:03d}", "text": items["text"][i], "image": items["image"][i]} for i in range(ITEMS)],
+        name, [{"pk": f"{i:03d}", "text": items["text"][i], "image": items["image"][i]} for i in range(ITEMS)]
     )
     for field, metric, share in (("text", "COSINE", 0.5), ("image", "L2", 0.75)):
         queries = vectors(rng, 4, items[field].shape[1])
@@ -164,11 +163,7 @@ def test_without_hubness_it_is_pymilvus_own(lite):
     [
         (lambda bank: CorrectionConfig(bank, Blend()), InvalidInput, "Blend is fitted on a gallery"),
         (lambda bank: CorrectionConfig(bank, NNN(99)), BankTooSmall, "99"),
-        (
-            lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)),
-            DimensionMismatch,
-            "4",
-        ),
+        (lambda bank: CorrectionConfig(QueryBank(np.ones((3, 4), np.float32)), NNN(2)), DimensionMismatch, "4"),
         (lambda bank: CorrectionConfig(bank, DualInvertedSoftmax(0.1, 0.1)), InvalidInput, "target"),
         (lambda bank: CorrectionConfig(bank, InvertedSoftmax()), InvalidInput, "or one with an absolute tau"),
         (lambda bank: CorrectionConfig(bank, anns_field="nothing"), InvalidInput, "vector"),
@@ -194,10 +189,7 @@ def test_a_refused_index_leaves_nothing(backend, rng):
     index = client.prepare_index_params("vector", index_type="NO_SUCH_INDEX", metric_type="IP")
     with pytest.raises(MilvusException, match="NO_SUCH_INDEX"):
         client.create_collection(
-            name,
-            schema=schema,
-            index_params=index,
-            hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K)),
+            name, schema=schema, index_params=index, hubness=CorrectionConfig(QueryBank(vectors(rng, 30, DIM)), NNN(K))
         )
     assert not client.has_collection(name)
     assert not client.has_collection(f"{name}__bank")

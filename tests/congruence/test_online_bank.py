@@ -113,9 +113,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     client.search(corrected.name, data=asked[:1].tolist(), filter="group == 3", limit=2)
     for some in (asked[1:4], asked[4:8]):
         client.search(corrected.name, data=list(some), limit=3, output_fields=["group"], strength=0.5)
-    requests = [
-        AnnSearchRequest([asked[i]], "vector", {}, 5, expr="group < 4", expr_params={}) for i in (8, 9)
-    ]
+    requests = [AnnSearchRequest([asked[i]], "vector", {}, 5, expr="group < 4", expr_params={}) for i in (8, 9)]
     client.hybrid_search(corrected.name, requests, RRFRanker(), limit=3)
     client.search(corrected.name, ids=[1, 2], limit=2)
     with pytest.raises(MilvusException):

@@ -42,9 +42,7 @@ class Collection:
         self.client = backend.hubness_client()
 
     def add_images(self):
-        return refresh(
-            self.store, self.name, profile="image", bank=QueryBank(self.banks["image"]), estimator=CSLS(4)
-        )
+        return refresh(self.store, self.name, profile="image", bank=QueryBank(self.banks["image"]), estimator=CSLS(4))
 
     def biases(self, profile, items):
         k, share = (K, 0.75) if profile == "default" else (4, 0.5)
@@ -100,9 +98,7 @@ def test_raw_scores_come_beside_the_corrected(profiled):
             wanted = as_distance(own[[hit["id"] for hit in hits]], profiled.metric)
             np.testing.assert_allclose(given, wanted, atol=3e-5)
             assert set(hits[0]["entity"]) == set(options.get("output_fields", []))
-    rounded = profiled.client.search(
-        profiled.name, data=[profiled.queries[0]], round_decimal=2, with_raw_score=True
-    )
+    rounded = profiled.client.search(profiled.name, data=[profiled.queries[0]], round_decimal=2, with_raw_score=True)
     assert all(hit["raw_score"] == round(hit["raw_score"], 2) for hit in rounded[0])
 
 

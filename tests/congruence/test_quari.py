@@ -63,9 +63,7 @@ class World:
         self.raw = similarity(self.queries, self.items, metric)
         mean_bias = store.info(self.name).state.profile.mean_bias
         self.bias = nnn(self.bank, self.items, metric, 8, 0.75) - mean_bias
-        self.adapted = explicit.cosines(
-            self.network(torch.from_numpy(self.queries)), self.items.astype(float)
-        )
+        self.adapted = explicit.cosines(self.network(torch.from_numpy(self.queries)), self.items.astype(float))
 
     def reranker(self, **options):
         return QuariReranker(self.network, **{"candidates": CANDIDATES, **options})
@@ -152,9 +150,7 @@ def test_direct_asks_the_index_itself_with_the_biases_at_their_strength(world):
     for hits, own in zip(world.search(reranker, strength=0.5, offset=1), scores, strict=True):
         order = np.argsort(-own)[1:7]
         assert [hit["id"] for hit in hits] == order.tolist()
-        np.testing.assert_allclose(
-            [hit["distance"] for hit in hits], as_distance(own[order], world.metric), atol=3e-5
-        )
+        np.testing.assert_allclose([hit["distance"] for hit in hits], as_distance(own[order], world.metric), atol=3e-5)
 
 
 def test_tasks_share_an_async_client(world):
@@ -163,9 +159,7 @@ def test_tasks_share_an_async_client(world):
         try:
             return await asyncio.gather(
                 *(
-                    world.search(
-                        world.reranker(correction=beta, candidates=3), client=client, candidates=CANDIDATES
-                    )
+                    world.search(world.reranker(correction=beta, candidates=3), client=client, candidates=CANDIDATES)
                     for beta in (0.0, 0.6)
                 )
             )

@@ -45,9 +45,7 @@ class Live:
     def assert_found(self, bank):
         items = np.array(list(self.rows.values()))
         mean_bias = self.store.info(self.alias).state.profile.mean_bias
-        wanted = (
-            similarity(self.query, items, self.metric)[0] - nnn(bank, items, self.metric, K, 0.75) + mean_bias
-        )
+        wanted = similarity(self.query, items, self.metric)[0] - nnn(bank, items, self.metric, K, 0.75) + mean_bias
         [hits] = self.client.search(self.alias, data=list(self.query), limit=len(items) + 50)
         assert {hit["id"] for hit in hits} == set(self.rows)
         found = {hit["id"]: hit["distance"] for hit in hits}
@@ -127,11 +125,7 @@ def test_what_was_left_is_carried_on_with(live, asked_again):
     live.assert_found(live.bank)
     again = {"bank": QueryBank(live.other)} if asked_again else {}
     done = refresh(live.store, live.alias, **again)
-    assert (done.action, done.collection, done.reason) == (
-        "rebuilt",
-        f"{live.name}_r2",
-        "one was not finished",
-    )
+    assert (done.action, done.collection, done.reason) == ("rebuilt", f"{live.name}_r2", "one was not finished")
     live.assert_found(live.other)
 
 

@@ -238,8 +238,7 @@ def test_only_rows_that_moved_are_written(corrected):
     assert (unmoved.action, unmoved.written, unmoved.scanned) == ("full", 0, ITEMS)
     nudged = np.vstack([corrected.bank, corrected.items[:1] * 10])
     biases = {
-        name: nnn(bank, corrected.items, "COSINE", 8, 0.75)
-        for name, bank in (("old", corrected.bank), ("new", nudged))
+        name: nnn(bank, corrected.items, "COSINE", 8, 0.75) for name, bank in (("old", corrected.bank), ("new", nudged))
     }
     moved = int((np.abs(biases["new"] - biases["old"]) > 1e-3).sum())
     assert 0 < moved < ITEMS

@@ -114,9 +114,7 @@ def test_what_pymilvus_refuses_it_refuses_again(asked):
     ):
         for _ in range(2):
             with pytest.raises(MilvusException):
-                client.search(
-                    asked.name, **{"data": [query], "limit": LIMIT, "output_fields": ["id"], **wrong}
-                )
+                client.search(asked.name, **{"data": [query], "limit": LIMIT, "output_fields": ["id"], **wrong})
 
 
 def test_after_a_refresh_the_new_biases_are_asked_for(lite):

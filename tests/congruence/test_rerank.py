@@ -116,9 +116,7 @@ def test_a_refresh_of_any_profile_activates_pending_rows(lite):
         """Whether the answers to each query are corrected."""
         corrected = gated.backend.hubness_client().search(gated.name, data=list(asked), limit=9)
         raw = gated.backend.hubness_client().search(gated.name, data=list(asked), limit=9, strength=0)
-        return [
-            a[0]["distance"] != pytest.approx(b[0]["distance"]) for a, b in zip(corrected, raw, strict=True)
-        ]
+        return [a[0]["distance"] != pytest.approx(b[0]["distance"]) for a, b in zip(corrected, raw, strict=True)]
 
     gated.client.insert(gated.name, rows, bias="pending")
     assert are_corrected() == [False, False]
@@ -200,12 +198,7 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
     other = lite.name()
     plain_collection(lite.client(), other, gated.items[::-1].copy(), "IP")
     plan = plan_migration(
-        gated.store,
-        other,
-        QueryBank(gated.bank),
-        estimator=NNN(8),
-        gate=1,
-        bank_collection=f"{gated.source}__bank",
+        gated.store, other, QueryBank(gated.bank), estimator=NNN(8), gate=1, bank_collection=f"{gated.source}__bank"
     )
     migrate(gated.store, plan)
     references = [gated.store.info(name).state.profile.bank for name in (gated.name, plan.target)]
@@ -216,10 +209,7 @@ def test_collections_that_share_a_bank_have_their_own_gates(lite):
 
 
 def test_a_gate_over_targets_needs_a_gate_and_targets(gated):
-    for given, said in (
-        ({"gate_targets": 1}, "give gate"),
-        ({"gate": 1, "gate_targets": 1}, "a target bank"),
-    ):
+    for given, said in (({"gate_targets": 1}, "give gate"), ({"gate": 1, "gate_targets": 1}, "a target bank")):
         with pytest.raises(InvalidInput, match=said):
             plan_migration(gated.store, gated.source, QueryBank(gated.bank), **given)
 
@@ -227,11 +217,7 @@ def test_a_gate_over_targets_needs_a_gate_and_targets(gated):
 def test_globally_corrected_ranks_candidates_by_the_banks_view(gated):
     candidates, limit = 30, 6
     results = gated.client.search(
-        gated.name,
-        data=list(gated.queries),
-        limit=limit,
-        rerank=GloballyCorrected(candidates),
-        output_fields=["group"],
+        gated.name, data=list(gated.queries), limit=limit, rerank=GloballyCorrected(candidates), output_fields=["group"]
     )
     from_bank = similarity(gated.bank, gated.items, gated.metric)
     for hits, scores in zip(results, gated.raw, strict=True):

@@ -48,9 +48,7 @@ def with_second_field(client, name, items, metric, width, index_type="FLAT", par
     schema.add_field(SECOND_VECTOR_FIELD, DataType.FLOAT_VECTOR, dim=width)
     schema.add_field(BIAS_FIELD, DataType.FLOAT, default_value=0.0)
     schema.add_field(EPOCH_FIELD, DataType.INT64, default_value=0)
-    index = client.prepare_index_params(
-        "vector", index_type=index_type, metric_type=metric, params=params or {}
-    )
+    index = client.prepare_index_params("vector", index_type=index_type, metric_type=metric, params=params or {})
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
     none = np.zeros(width, np.float32)
     client.insert(
@@ -163,9 +161,7 @@ def test_one_vector_field_is_refused_with_the_versions(backend):
 @pytest.mark.parametrize("strength", [1.0, 0.4])
 def test_scores_and_ranking_are_the_oracles(placed, strength):
     for anns_field in (None, "vector"):
-        found = placed.client.search(
-            placed.name, data=list(placed.queries), strength=strength, anns_field=anns_field
-        )
+        found = placed.client.search(placed.name, data=list(placed.queries), strength=strength, anns_field=anns_field)
         placed.assert_found(found, placed.corrected(strength))
 
 
@@ -194,10 +190,7 @@ def test_filters_ranges_and_raw_scores(placed):
     bounds = as_distance(np.array([best[6] + best[7], best[1] + best[2]]) / 2, placed.metric)
     far, near = map(float, bounds)
     [hits] = placed.client.search(
-        placed.name,
-        data=[placed.queries[0]],
-        limit=20,
-        search_params={"params": {"radius": far, "range_filter": near}},
+        placed.name, data=[placed.queries[0]], limit=20, search_params={"params": {"radius": far, "range_filter": near}}
     )
     assert [hit["id"] for hit in hits] == np.argsort(-scores[0])[2:7].tolist()
 
@@ -211,9 +204,7 @@ def test_rows_search_for_their_like(placed):
 
 def test_candidates_can_be_ranked_by_the_banks_view(placed):
     candidates = 30
-    found = placed.client.search(
-        placed.name, data=list(placed.queries), limit=6, rerank=GloballyCorrected(candidates)
-    )
+    found = placed.client.search(placed.name, data=list(placed.queries), limit=6, rerank=GloballyCorrected(candidates))
     from_bank = similarity(placed.bank, placed.items, placed.metric)
     for hits, scores in zip(found, similarity(placed.queries, placed.items, placed.metric), strict=True):
         pool = np.argsort(-scores)[:candidates]
@@ -430,9 +421,7 @@ def test_what_clients_write_while_it_is_filled_is_kept(untouched, monkeypatch, u
     np.testing.assert_array_equal(np.float32(row["vector"]), new[0])
     untouched.items[20] = new[0]
     untouched.state = untouched.client.hubness_state(untouched.name)
-    untouched.assert_found(
-        untouched.client.search(untouched.name, data=list(untouched.queries)), untouched.corrected()
-    )
+    untouched.assert_found(untouched.client.search(untouched.name, data=list(untouched.queries)), untouched.corrected())
 
 
 def test_a_refresh_keeps_what_clients_write_meanwhile(fresh, monkeypatch):

@@ -67,9 +67,7 @@ class Shared:
         while not self.stop.is_set():
             keys = (first + rng.choice(60, 5, replace=False)).tolist()
             new = dict(zip(keys, vectors(rng, 5, DIM), strict=True))
-            self.client.upsert(
-                self.name, [{"id": key, "vector": row, "group": number} for key, row in new.items()]
-            )
+            self.client.upsert(self.name, [{"id": key, "vector": row, "group": number} for key, row in new.items()])
             rows |= new
             if rng.random() < 0.4:
                 gone = rng.choice(list(rows), 2).tolist()
@@ -101,8 +99,7 @@ def shared(backend):
 def test_eight_threads_search_and_write(shared, seconds):
     written = [{} for _ in range(THREADS // 2)]
     threads = shared.start(
-        *((shared.search, i) for i in range(THREADS // 2)),
-        *((shared.write, i, rows) for i, rows in enumerate(written)),
+        *((shared.search, i) for i in range(THREADS // 2)), *((shared.write, i, rows) for i, rows in enumerate(written))
     )
     shared.stop.wait(seconds)
     for _ in range(PATIENCE):

@@ -106,9 +106,7 @@ def test_advice_against_holds_until_forced(retrieval):
 
 def test_searches_take_the_tuned_strength_and_a_refresh_the_newer_finding(retrieval):
     store, bank = retrieval.store, QueryBank(retrieval.bank)
-    store.write_property(
-        retrieval.name, TUNING_PROPERTY, retrieval.tuned(choice={"name": "NNN", "k": 8}, strength=0.5)
-    )
+    store.write_property(retrieval.name, TUNING_PROPERTY, retrieval.tuned(choice={"name": "NNN", "k": 8}, strength=0.5))
     target = migrate(store, plan_migration(store, retrieval.name, bank)).target
     client = retrieval.backend.hubness_client()
     query = [retrieval.queries[0]]

@@ -82,9 +82,7 @@ def test_a_better_bank_is_adopted_and_a_worse_one_is_not(kept):
 
 @pytest.mark.lite_only
 def test_nothing_is_done_while_another_is_at_work(kept):
-    kept.backend.hubness_client().insert(
-        kept.name, {"id": 900, "vector": kept.items[0], "group": 0}, bias="pending"
-    )
+    kept.backend.hubness_client().insert(kept.name, {"id": 900, "vector": kept.items[0], "group": 0}, bias="pending")
     state = kept.state
     with Lease(kept.backend.store(), kept.name):
         with pytest.raises(LeaseHeld, match=kept.name):

@@ -12,16 +12,7 @@ import pytest
 from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
-from milvus_hubness import (
-    NNN,
-    CorrectionConfig,
-    HubnessClient,
-    QueryBank,
-    StoreError,
-    disable,
-    enable,
-    plan_enable,
-)
+from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
 from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.operations import write_intents
@@ -120,9 +111,7 @@ class Written:
 
     def intent_logs(self):
         """How many rows each collection of its write-intent logs holds."""
-        names = [
-            name for name in self.plain.list_collections() if name.startswith(f"{self.name}__write_intents")
-        ]
+        names = [name for name in self.plain.list_collections() if name.startswith(f"{self.name}__write_intents")]
         return {name: self.store.count(name) for name in names}
 
     @property
@@ -242,9 +231,7 @@ def test_rows_of_every_kind_are_put_right(backend):
         assert written.rewrite(writer, lambda: written.both("delete", filter=where)) == 5
         if backend.is_lite:
             change = [{"pk": rows[0]["pk"], "single": 2.5}, {"pk": rows[20]["pk"], "single": 3.5}]
-            assert written.rewrite(
-                writer, lambda: written.both("upsert", data=change, partial_update=True)
-            ) in (1, 2)
+            assert written.rewrite(writer, lambda: written.both("upsert", data=change, partial_update=True)) in (1, 2)
         written.assert_equal()
 
 
@@ -301,9 +288,7 @@ class InFields(Written):
     def make(self):
         plain_collection(self.plain, self.twin, self.items, self.metric)
         self.fill()
-        plan = plan_enable(
-            self.store, self.name, QueryBank(self.bank), estimator=NNN(K), where=self.where, force=True
-        )
+        plan = plan_enable(self.store, self.name, QueryBank(self.bank), estimator=NNN(K), where=self.where, force=True)
         enable(self.store, plan, client_ttl=0.0)
 
     def fill(self):
@@ -530,8 +515,7 @@ def test_a_client_that_still_notes_when_nobody_asks_it_to_writes_on(backend):
 
 
 def marked(written):
-    """Which of the write-intent logs' collections are those that were marked, and not others of their
-    names."""
+    """Which of the write-intent logs' collections are those that were marked, and not others of their names."""
     described = {name: written.plain.describe_collection(name) for name in written.intent_logs()}
     return {name for name, each in described.items() if each["properties"].get("mark")}
 

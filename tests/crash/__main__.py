@@ -49,16 +49,11 @@ def main() -> None:
         writing, rivalling = [], []
         if not chosen.only and "migrations" in suites:
             beside = [(backend, rename) for backend in backends for rename in _moves(backend)]
-            writing = [
-                pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside
-            ]
+            writing = [pool.submit(run_writers, name, WRITING_SECONDS, rename=rename) for name, rename in beside]
         if not chosen.only and "refreshes" in suites:
             shared = [backend for backend in backends if BACKENDS[backend].hosts]
             rivalling = [pool.submit(run_rivals, chosen.seed, backend) for backend in shared]
-        outcomes = {
-            suite: [outcome for each in parts for outcome in each.result()]
-            for suite, parts in running.items()
-        }
+        outcomes = {suite: [outcome for each in parts for outcome in each.result()] for suite, parts in running.items()}
         writers = [each.result() for each in writing]
         rivals = [pair for each in rivalling for pair in each.result()]
     found = {suite: SUITES[suite][1](outcomes[suite]) for suite in suites}

@@ -86,9 +86,7 @@ class Reader(_Client):
 
     pause = READ_PAUSE
 
-    def __init__(
-        self, corrected: Corrected, state_ttl: float, biases: Sequence[Biases], *, sure: bool
-    ) -> None:
+    def __init__(self, corrected: Corrected, state_ttl: float, biases: Sequence[Biases], *, sure: bool) -> None:
         super().__init__(corrected, state_ttl, sure=sure)
         self._biases = biases
         self._state = self._client.hubness_state(corrected.name, "vec")

@@ -68,21 +68,14 @@ def _assert_rows(database: Database, corrected: Corrected, wrote_on: bool) -> No
 
 
 def _assert_biases(
-    store: Store,
-    info: CollectionInfo,
-    state: CollectionState,
-    corrected: Corrected,
-    biases: Biases,
-    went_back: bool,
+    store: Store, info: CollectionInfo, state: CollectionState, corrected: Corrected, biases: Biases, went_back: bool
 ) -> None:
     bias_location, slot = BiasBackend(store, info, state), state.profile.slot
     got: dict[object, float] = {}
     differs: list[object] = []
     for partition in info.partitions:
         biased_rows = bias_location.read(store.keys(info.name, partition=partition), partition)
-        waiting = [
-            key for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True) if waits
-        ]
+        waiting = [key for key, waits in zip(biased_rows.batch.keys, biased_rows.pending, strict=True) if waits]
         assert not waiting, f"{len(waiting)} rows wait for a bias: {waiting[:5]}"
         got |= dict(zip(biased_rows.batch.keys, biased_rows.biases[:, slot].tolist(), strict=True))
         if corrected.bias_location in ("vectors", "second"):

@@ -56,9 +56,7 @@ class Biases(NamedTuple):
     def options(self) -> tuple[str, ...]:
         """Of the command line."""
         result = to_dict(self.estimator)
-        params = [
-            text for name in ("k", "alpha") if name in result for text in (f"--{name}", str(result[name]))
-        ]
+        params = [text for name in ("k", "alpha") if name in result for text in (f"--{name}", str(result[name]))]
         return ("--bank", str(self.bank), "--method", _METHODS[type(self.estimator)], *params)
 
     def oracle(self, state: CollectionState, items: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -76,8 +74,7 @@ _METHODS = {NNN: "nnn", CSLS: "csls", Blend: "blend"}
 class Corrected:
     """One collection at a place, and by `wanted` all that the application put into it.
 
-    name: of the collection that is refreshed. bias_location: of its biases. kept: others that are to be
-    there."""
+    name: of the collection that is refreshed. bias_location: of its biases. kept: others that are to be there."""
 
     def __init__(self, place: Place, stem: str, shape: Shape, bias_location: str, seed: int) -> None:
         self.place, self.shape, self.bias_location = place, shape, bias_location

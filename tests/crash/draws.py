@@ -87,11 +87,7 @@ class Trial:
         return LONG_TTL if self.again == "other" else SHORT_TTL
 
     def __str__(self) -> str:
-        how = [
-            self.again,
-            *(["reads"] if self.reads else []),
-            *([f"writes {self.writes}"] if self.writes else []),
-        ]
+        how = [self.again, *(["reads"] if self.reads else []), *([f"writes {self.writes}"] if self.writes else [])]
         what = f"{self.changes} {self.method} in {self.bias_location}"
         shape = f"{self.shape.key} {self.shape.metric} {self.shape.index} {self.shape.bias_location}"
         return f"{self.backend} {self.number:2} {self.kind} ({' '.join(how)}, {what}, {shape})"

@@ -28,10 +28,7 @@ from tests.galleries import AWKWARD, plain_collection, rich_rows, rich_schema
 from tests.servers import MilvusServer, lite_uri
 
 _STORED_WIDTH = 32
-_FLOAT, _EPOCH = (
-    {"datatype": DataType.FLOAT, "default_value": 0.0},
-    {"datatype": DataType.INT64, "default_value": 0},
-)
+_FLOAT, _EPOCH = ({"datatype": DataType.FLOAT, "default_value": 0.0}, {"datatype": DataType.INT64, "default_value": 0})
 _FURTHER_FIELDS: dict[str, dict[str, tuple[dict[str, Any], Any]]] = {
     "fields": {**dict.fromkeys(SLOT_FIELDS, (_FLOAT, 0.0)), EPOCH_FIELD: (_EPOCH, 0)},
     "second": {
@@ -64,9 +61,7 @@ class MilvusDatabase(Database):
         if shape.nullable:
             schema.add_field("maybe", DataType.INT64, nullable=True)
         params = {"HNSW": {"M": 8, "efConstruction": 64}, "FLAT": {}}[shape.index]
-        index = client.prepare_index_params(
-            "vec", index_type=shape.index, metric_type=shape.metric, params=params
-        )
+        index = client.prepare_index_params("vec", index_type=shape.index, metric_type=shape.metric, params=params)
         keyed = {"num_partitions": 4} if shape.bias_location == "partition key" else {}
         client.create_collection(name, schema=schema, index_params=index, **keyed)
         rows = rich_rows(np.random.default_rng(seed), count, shape.key, DIM)
@@ -116,22 +111,14 @@ class MilvusDatabase(Database):
 
     def biases(self, name: str) -> dict[Key, float]:
         found = self.client.query(
-            name,
-            filter="",
-            output_fields=["pk", "hubness_bias"],
-            limit=16_384,
-            consistency_level="Strong",
+            name, filter="", output_fields=["pk", "hubness_bias"], limit=16_384, consistency_level="Strong"
         )
         return {row["pk"]: row["hubness_bias"] for row in found}
 
     def generations(self, bank: str) -> Counter[str]:
         self.load(bank)
         rows = self.client.query(
-            bank,
-            filter='part == "queries"',
-            output_fields=["generation"],
-            limit=16_384,
-            consistency_level="Strong",
+            bank, filter='part == "queries"', output_fields=["generation"], limit=16_384, consistency_level="Strong"
         )
         return Counter(row["generation"] for row in rows)
 
@@ -139,8 +126,7 @@ class MilvusDatabase(Database):
         return set(self.client.list_collections())
 
     def described(self, name: str) -> Any:
-        """As Database.described. An empty property says as little as none, see
-        MilvusStore.write_property."""
+        """As Database.described. An empty property says as little as none, see MilvusStore.write_property."""
         client, found = self.client, self.client.describe_collection(name)
         properties = {k: v for k, v in found["properties"].items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
         indexes = [client.describe_index(name, each) for each in sorted(client.list_indexes(name))]

@@ -148,8 +148,7 @@ class Command:
         return self.finished(self.started(**facts))
 
     def struck(self, victim: str, moment: Moment) -> int | None:
-        """Run it and kill, at this moment, the process, the server, which comes back, or both. Its exit
-        code."""
+        """Run it and kill, at this moment, the process, the server, which comes back, or both. Its exit code."""
         server = self._place.server
         victims = {"process": (0,), "server": (server and server.pid,), "both": (server and server.pid, 0)}
         process = self.started(moment=moment, victims=victims[victim])

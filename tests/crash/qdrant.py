@@ -76,10 +76,7 @@ class AsMilvus:
         records, rest = self._client.scroll(name, limit=16_384, with_vectors=True)
         assert rest is None
         field = field_of(self._client, name)
-        return [
-            {self._key: r.id, self._vector: r.vector[field] if field else r.vector, **r.payload}
-            for r in records
-        ]
+        return [{self._key: r.id, self._vector: r.vector[field] if field else r.vector, **r.payload} for r in records]
 
 
 def field_of(client: QdrantClient, name: str) -> str:
@@ -125,14 +122,9 @@ class QdrantDatabase(Database):
         mark: dict[str, Any] = {}
         if state.reranking is None:
             layout = state.layout
-            given = state.codec.form.split(
-                layout.augment(given, np.zeros((len(rows), layout.slots), np.float32))
-            )
+            given = state.codec.form.split(layout.augment(given, np.zeros((len(rows), layout.slots), np.float32)))
             mark = {state.codec.epoch_field: PENDING}
-        made = [
-            self._rows().point({**row, **mark}, own, state.field)
-            for row, own in zip(rows, given, strict=True)
-        ]
+        made = [self._rows().point({**row, **mark}, own, state.field) for row, own in zip(rows, given, strict=True)]
         self.client.upsert(name, made)
 
     def held(self, name: str) -> Rows:
@@ -169,10 +161,7 @@ class QdrantDatabase(Database):
         found = self.client.get_collection(name)
         result = found.config.metadata or {}
         metadata = {k: v for k, v in result.items() if (k, v) != (DUAL_WRITE_PROPERTY, "")}
-        return {
-            "config": {**found.config.model_dump(), "metadata": metadata},
-            "payload": found.payload_schema,
-        }
+        return {"config": {**found.config.model_dump(), "metadata": metadata}, "payload": found.payload_schema}
 
     def aliases(self, name: str) -> set[str]:
         return {each.alias_name for each in self.client.get_collection_aliases(name).aliases}

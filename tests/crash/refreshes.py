@@ -79,11 +79,7 @@ class _Attempt:
                 assert not each.problem, each.problem
             with self._place.open() as database:
                 assert_refreshed(
-                    database,
-                    corrected,
-                    wanted,
-                    went_back=trial.kind == "revert",
-                    wrote_on=trial.writes == "throughout",
+                    database, corrected, wanted, went_back=trial.kind == "revert", wrote_on=trial.writes == "throughout"
                 )
         finally:
             corrected.drop()

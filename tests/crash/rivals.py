@@ -45,9 +45,7 @@ def assert_one_writes(place: MilvusPlace, rng: random.Random, *, waits: bool = F
 
     It is paused before it reads. Between a look at the lease and the write that follows nothing can stop it.
     """
-    corrected = Corrected(
-        place, f"rivals_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99)
-    )
+    corrected = Corrected(place, f"rivals_{os.getpid()}_{next(_numbers)}", SHAPE, "vectors", rng.randrange(99))
     old, new, _ = drawn_biases(place.folder, "nnn", "both")
     options = (*new.options, "--force", "--client-ttl", "0", "--uri", place.uri)
     command = Command(place, ("refresh", corrected.name, *options))
@@ -148,11 +146,7 @@ def _seen(database: MilvusDatabase, corrected: Corrected) -> object:
     """All that a refresh changes: what the collection says of itself, and its rows, as they are stored."""
     client = database.client
     properties = client.describe_collection(corrected.name)["properties"]
-    rows = client.query(
-        corrected.name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong"
-    )
+    rows = client.query(corrected.name, filter="", output_fields=["*"], limit=16_384, consistency_level="Strong")
     stored = {row["pk"]: {**row, "vec": np.float32(row["vec"]).tobytes()} for row in rows}
-    banks = client.query(
-        corrected.bank, filter="", output_fields=["id"], limit=16_384, consistency_level="Strong"
-    )
+    banks = client.query(corrected.bank, filter="", output_fields=["id"], limit=16_384, consistency_level="Strong")
     return properties, stored, sorted(row["id"] for row in banks), corrected.ours(database)

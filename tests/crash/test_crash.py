@@ -1,5 +1,4 @@
-"""Kill it anywhere, run it again: the same result. `make crash` does thirty of these a database, see
-trials.py."""
+"""Kill it anywhere, run it again: the same result. `make crash` does thirty of these a database, see trials.py."""
 
 import os
 from contextlib import closing

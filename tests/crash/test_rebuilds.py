@@ -18,8 +18,7 @@ def assert_survives(runner, backend, number, stage, again):
 
 
 @pytest.mark.parametrize(
-    ("number", "stage", "again"),
-    [pytest.param(0, "copying", "same", marks=pytest.mark.long), (1, "moving", "plain")],
+    ("number", "stage", "again"), [pytest.param(0, "copying", "same", marks=pytest.mark.long), (1, "moving", "plain")]
 )
 def test_on_milvus_lite(tmp_path, number, stage, again):
     assert_survives(Runner(tmp_path), "lite", number, stage, again)

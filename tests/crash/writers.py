@@ -34,9 +34,7 @@ class Application:
     """Three writers, each with keys of its own, and a reader. uses: the name of what it writes and reads.
     rows_per_second: of all writers together."""
 
-    def __init__(
-        self, client: Callable[[], Client], uses: str, items: np.ndarray, rows_per_second: float
-    ) -> None:
+    def __init__(self, client: Callable[[], Client], uses: str, items: np.ndarray, rows_per_second: float) -> None:
         self.uses, self._client, self._items = uses, client, items
         self.failures: list[str] = []
         self.written = dict.fromkeys(("insert", "update", "delete"), 0)
@@ -144,12 +142,7 @@ class Application:
 
 
 def migrate_beside_writers(
-    database: Database,
-    name: str,
-    seconds: float,
-    *,
-    rename: bool,
-    rows_per_second: float,
+    database: Database, name: str, seconds: float, *, rename: bool, rows_per_second: float
 ) -> Application:
     """There and back while the application goes on, for so many seconds at least, through its own name or an
     alias. Raises AssertionError for what the application would notice."""
@@ -215,10 +208,7 @@ def _go_on(application: Application, seconds: float) -> None:
 def assert_nothing_lost(client: Client, application: Application, *, sure: bool) -> None:
     """What the application's name leads to holds what was acknowledged; while it writes, only the rows that
     it never writes are sure."""
-    ends = [
-        ENDLESS,
-        *range(ENDLESS + ROWS_PER_QUERY, max(application.reference) + ROWS_PER_QUERY, ROWS_PER_QUERY),
-    ]
+    ends = [ENDLESS, *range(ENDLESS + ROWS_PER_QUERY, max(application.reference) + ROWS_PER_QUERY, ROWS_PER_QUERY)]
     found = [
         row
         for first, end in itertools.pairwise([0, *ends])

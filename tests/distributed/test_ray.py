@@ -47,9 +47,7 @@ def test_every_estimator_is_as_on_one_machine(cluster):
             told, expected = fitted.diagnostics, alone.diagnostics
             assert (told.items, told.iterations) == (expected.items, expected.iterations)
             assert told.marginal_error == pytest.approx(expected.marginal_error, rel=1e-2)
-    again = gallery.fit(
-        Sinkhorn(0.05, tol=1e-2), BANK, start=together(Sinkhorn(0.05, iterations=300)).potentials
-    )
+    again = gallery.fit(Sinkhorn(0.05, tol=1e-2), BANK, start=together(Sinkhorn(0.05, iterations=300)).potentials)
     assert again.diagnostics.converged
     assert again.diagnostics.iterations == 1
     with pytest.raises(DimensionMismatch):

@@ -122,10 +122,7 @@ def test_the_image_is_not_run_by_root_and_tells_what_is_wrong(image, tmp_path):
     (tmp_path / "hubness.toml").write_text("[[collection]]\n")
     command = ["docker", "run", "--rm", "-v", f"{tmp_path}:/etc/milvus-hubness:ro", image]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        2,
-        "/etc/milvus-hubness/hubness.toml:1: collection 1, name: is missing\n",
-    )
+    assert (done.returncode, done.stderr) == (2, "/etc/milvus-hubness/hubness.toml:1: collection 1, name: is missing\n")
 
 
 @pytest.mark.slow
@@ -133,9 +130,7 @@ def test_the_image_is_not_run_by_root_and_tells_what_is_wrong(image, tmp_path):
 def test_the_image_serves_and_ends_when_told_to(image, tmp_path):
     """Without a database it is alive, and not ready."""
     [port] = free_ports(1)
-    text = (
-        '[server]\nuri = "http://127.0.0.1:9"\n[http]\nlisten = "0.0.0.0:9108"\n[[collection]]\nname = "a"\n'
-    )
+    text = '[server]\nuri = "http://127.0.0.1:9"\n[http]\nlisten = "0.0.0.0:9108"\n[[collection]]\nname = "a"\n'
     (tmp_path / "hubness.toml").write_text(text)
     folder = f"{tmp_path}:/etc/milvus-hubness:ro"
     command = ["docker", "run", "-d", "--rm", "--read-only", "--tmpfs", "/tmp", "-v", folder]

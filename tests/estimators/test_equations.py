@@ -43,9 +43,7 @@ def corrected(estimator):
 
 def assert_same_ranking_scores(ours, papers):
     """Equal up to what depends on the query alone."""
-    np.testing.assert_allclose(
-        ours - ours.mean(1, keepdims=True), papers - papers.mean(1, keepdims=True), atol=2e-6
-    )
+    np.testing.assert_allclose(ours - ours.mean(1, keepdims=True), papers - papers.mean(1, keepdims=True), atol=2e-6)
 
 
 @pytest.mark.parametrize(("k", "alpha"), [(1, 0.75), (7, 0.25), (40, 1.5)])
@@ -77,9 +75,7 @@ def test_dual_inverted_softmax(tau_query, tau_target):
     by_targets = np.exp(s(QUERIES, GALLERY) / tau_target) / np.exp(s(TARGETS, GALLERY) / tau_target).sum(0)
     scale = 1 / (1 / tau_query + 1 / tau_target)
     np.testing.assert_allclose(
-        corrected(DualInvertedSoftmax(tau_query, tau_target)),
-        scale * np.log(by_queries * by_targets),
-        atol=1e-6,
+        corrected(DualInvertedSoftmax(tau_query, tau_target)), scale * np.log(by_queries * by_targets), atol=1e-6
     )
 
 

@@ -11,13 +11,7 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import (
-    BankTooSmall,
-    DimensionMismatch,
-    InvalidInput,
-    InvalidParameter,
-    NonFiniteVectors,
-)
+from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors
 from milvus_hubness.estimators import (
     CSLS,
     NNN,
@@ -78,9 +72,7 @@ class TestEveryEstimator:
             with pytest.raises(InvalidInput, match="target_bank="):
                 estimator.fit(BANK, gallery=GALLERY)
             given["target_bank"] = QueryBank(TARGETS)
-        np.testing.assert_array_equal(
-            estimator.fit(BANK, **given).bias(GALLERY), fit(estimator).bias(GALLERY)
-        )
+        np.testing.assert_array_equal(estimator.fit(BANK, **given).bias(GALLERY), fit(estimator).bias(GALLERY))
 
     def test_bias_of_any_vectors(self, estimator):
         fitted = fit(estimator)
@@ -90,19 +82,13 @@ class TestEveryEstimator:
         assert np.isfinite(bias).all()
         for same in (GALLERY.tolist(), torch.from_numpy(GALLERY), GALLERY.astype(np.float64)):
             np.testing.assert_allclose(fitted.bias(same), bias, atol=1e-6)
-        np.testing.assert_allclose(
-            np.concatenate([fitted.bias(row[None]) for row in GALLERY]), bias, atol=1e-6
-        )
+        np.testing.assert_allclose(np.concatenate([fitted.bias(row[None]) for row in GALLERY]), bias, atol=1e-6)
         assert fitted.bias(GALLERY[:0]).shape == (0,)
         assert np.isfinite(fitted.bias(np.zeros((2, 6)))).all()
 
     def test_a_bank_is_anything_like_an_array(self, estimator):
         fitted = fit(estimator)
-        for same in (
-            BANK.vectors.tolist(),
-            torch.from_numpy(BANK.vectors.copy()),
-            BANK.vectors.astype(float),
-        ):
+        for same in (BANK.vectors.tolist(), torch.from_numpy(BANK.vectors.copy()), BANK.vectors.astype(float)):
             again = estimator.fit(same, gallery=GALLERY, target_bank=torch.from_numpy(TARGETS))
             np.testing.assert_allclose(again.bias(GALLERY), fitted.bias(GALLERY), atol=1e-6)
         again = fitted.estimator.restore(BANK.vectors, fitted.potentials, target_bank=TARGETS.tolist())
@@ -135,13 +121,7 @@ class TestEveryEstimator:
 
 def test_to_dict_has_the_parameters_and_no_device():
     assert to_dict(NNN(5, 1, device="cpu")) == {"name": "NNN", "k": 5, "alpha": 1.0, "kernel": "dense"}
-    assert to_dict(Sinkhorn(0.1)) == {
-        "name": "Sinkhorn",
-        "tau": 0.1,
-        "iterations": 10,
-        "tol": 1e-3,
-        "neighbors": None,
-    }
+    assert to_dict(Sinkhorn(0.1)) == {"name": "Sinkhorn", "tau": 0.1, "iterations": 10, "tol": 1e-3, "neighbors": None}
     assert to_dict(InvertedSoftmax(temperature=0.3)) == {"name": "InvertedSoftmax", "temperature": 0.3}
     assert to_dict(Blend([CSLS(3)], [1])) == {
         "name": "Blend",
@@ -238,11 +218,7 @@ def test_items_that_all_score_alike_get_one_bias(gallery):
 def test_a_tau_takes_the_place_of_its_temperature():
     fitted = {"name": "Sinkhorn", "tau": 0.03, "temperature": 0.5, "iterations": 4}
     assert with_parameters(fitted, {"tau": 0.1}) == {"name": "Sinkhorn", "iterations": 4, "tau": 0.1}
-    assert with_parameters(fitted, {"temperature": 1}) == {
-        "name": "Sinkhorn",
-        "iterations": 4,
-        "temperature": 1,
-    }
+    assert with_parameters(fitted, {"temperature": 1}) == {"name": "Sinkhorn", "iterations": 4, "temperature": 1}
     assert with_parameters(fitted, {"tol": 0.1}) == {**fitted, "tol": 0.1}
     with pytest.raises(InvalidParameter, match="both tau and temperature are given"):
         with_parameters(fitted, {"tau": 0.1, "temperature": 1})
@@ -296,17 +272,13 @@ def test_numbers_become_plain_python_numbers():
     assert type(Blend([NNN()], np.array([1.0])).weights[0]) is float
 
 
-@pytest.mark.parametrize(
-    "estimator", [NNN(51), NNN(51, kernel="approximate"), CSLS(51), Blend([NNN(51)], [1])]
-)
+@pytest.mark.parametrize("estimator", [NNN(51), NNN(51, kernel="approximate"), CSLS(51), Blend([NNN(51)], [1])])
 def test_bank_too_small(estimator):
     with pytest.raises(BankTooSmall, match="has 50 queries; at least 51 are needed"):
         fit(estimator)
 
 
-@pytest.mark.parametrize(
-    "estimator", [NNN(1), CSLS(1), InvertedSoftmax(), DistributionNormalization(), Sinkhorn()]
-)
+@pytest.mark.parametrize("estimator", [NNN(1), CSLS(1), InvertedSoftmax(), DistributionNormalization(), Sinkhorn()])
 def test_a_bank_of_one_query_and_one_of_zeros(estimator):
     for bank in (QueryBank(BANK.vectors[:1]), QueryBank(np.zeros((3, 6)))):
         assert np.isfinite(fit(estimator, bank).bias(GALLERY)).all()

@@ -98,8 +98,7 @@ def drawn(seed, estimator, spread=1.0):
 def by_nearest(estimator, scores, target_scores, potentials, seen, seen_targets):
     none = np.empty((TARGETS, 0))
     return estimator.from_nearest(
-        nearest(scores, seen, potentials, estimator.needs.temperatures),
-        nearest(target_scores, seen_targets, none, ()),
+        nearest(scores, seen, potentials, estimator.needs.temperatures), nearest(target_scores, seen_targets, none, ())
     )
 
 

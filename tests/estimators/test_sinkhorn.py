@@ -51,10 +51,7 @@ def test_a_fit_is_restored_from_bank_and_potentials():
     fitted = estimator.fit(BANK, gallery=GALLERY)
     assert fitted.potentials.shape == (60, 1)
     assert fitted.potentials.dtype == np.float32
-    for again in (
-        estimator.restore(BANK, fitted.potentials),
-        estimator.restore(BANK, fitted.potentials.tolist()),
-    ):
+    for again in (estimator.restore(BANK, fitted.potentials), estimator.restore(BANK, fitted.potentials.tolist())):
         np.testing.assert_array_equal(again.bias(GALLERY), fitted.bias(GALLERY))
         assert again.diagnostics == (60, 8, None, None, None, None, None)
 
@@ -170,9 +167,7 @@ def test_too_many_pairs_are_balanced_over_the_nearest(monkeypatch):
     monkeypatch.setattr("milvus_hubness.estimators.sinkhorn.NEIGHBORS", 5)
     fitted = Sinkhorn(0.05).fit(BANK, gallery=GALLERY)
     assert fitted.diagnostics.scores == "sparse"
-    np.testing.assert_array_equal(
-        fitted.potentials, Sinkhorn(0.05, neighbors=5).fit(BANK, gallery=GALLERY).potentials
-    )
+    np.testing.assert_array_equal(fitted.potentials, Sinkhorn(0.05, neighbors=5).fit(BANK, gallery=GALLERY).potentials)
 
 
 NEW = 12

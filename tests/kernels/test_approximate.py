@@ -36,9 +36,7 @@ def vectors():
 def slow_exact(monkeypatch):
     """So slow that any index is faster."""
     real = ApproximateBank._seconds
-    monkeypatch.setattr(
-        ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._index is None)
-    )
+    monkeypatch.setattr(ApproximateBank, "_seconds", lambda self, rows: real(self, rows) + 5 * (self._index is None))
 
 
 def test_it_is_tuned_until_it_is_near_enough(vectors, slow_exact):

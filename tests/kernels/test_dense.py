@@ -17,10 +17,7 @@ from milvus_hubness.kernels import logsumexp, operands, topk, topk_mean
 
 CUDA = pytest.param(
     "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    ],
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")],
 )
 
 
@@ -79,9 +76,7 @@ def test_sizes_at_the_edge_of_a_tile(device, monkeypatch, n, m):
         np.testing.assert_allclose(
             topk_mean(X, B, k, device=device), sorted_scores(X, B)[:, :k].mean(1), rtol=1e-5, atol=1e-5
         )
-    np.testing.assert_allclose(
-        logsumexp(X, B, 0.05, device=device), exact_logsumexp(X, B, 0.05), rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(logsumexp(X, B, 0.05, device=device), exact_logsumexp(X, B, 0.05), rtol=1e-5, atol=1e-5)
 
 
 def test_real_size_parity(device):
@@ -132,9 +127,7 @@ def test_other_numbers_are_computed_in_float32(dtype):
     np.testing.assert_allclose(means, sorted_scores(X, B)[:, :3].mean(1), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "change", [lambda M: M[::-1], lambda M: M[:1][::-1], np.asfortranarray, lambda M: M[:, ::2]]
-)
+@pytest.mark.parametrize("change", [lambda M: M[::-1], lambda M: M[:1][::-1], np.asfortranarray, lambda M: M[:, ::2]])
 def test_any_memory_layout(change):
     X, B = (change(M) for M in matrices(20, 30, d=6))
     np.testing.assert_allclose(topk_mean(X, B, 1), sorted_scores(X, B)[:, 0], rtol=1e-5)
@@ -192,10 +185,7 @@ def test_logsumexp_weights(device, monkeypatch):
     X, B = matrices(40, 50)
     weights = np.random.default_rng(1).standard_normal(50)
     np.testing.assert_allclose(
-        logsumexp(X, B, 0.1, weights, device=device),
-        exact_logsumexp(X, B, 0.1, weights),
-        rtol=1e-5,
-        atol=1e-5,
+        logsumexp(X, B, 0.1, weights, device=device), exact_logsumexp(X, B, 0.1, weights), rtol=1e-5, atol=1e-5
     )
     weights[:45] = -np.inf
     np.testing.assert_allclose(

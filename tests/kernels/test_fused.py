@@ -71,9 +71,7 @@ def test_logsumexp_over_ragged_tiles(dense_rows, n, m, d, dtype):
     weights[m // 2] = -torch.inf
     soft = logsumexp(X, B, 0.05, weights)
     assert soft.dtype == torch.float32
-    torch.testing.assert_close(
-        soft.cpu().double(), soft_of(scores_of(X, B), 0.05, weights.float()), rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(soft.cpu().double(), soft_of(scores_of(X, B), 0.05, weights.float()), rtol=0, atol=2e-6)
     assert not dense_rows
 
 
@@ -184,9 +182,7 @@ def test_estimators_run_on_it(monkeypatch, dense_rows):
 
     bank, gallery = QueryBank.of(unit(300, 16, 1).cpu().numpy()), unit(40, 16, 0).cpu().numpy()
     bias = NNN(4).fit(bank).bias(gallery)
-    np.testing.assert_allclose(
-        bias, 0.75 * np.sort(gallery @ bank.vectors.T)[:, -4:].mean(1), rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(bias, 0.75 * np.sort(gallery @ bank.vectors.T)[:, -4:].mean(1), rtol=0, atol=1e-6)
     assert NNN(4).fit(bank).diagnostics.kernel == "fused"
     balanced = Sinkhorn(0.1, iterations=2, device=DEVICE).fit(bank, gallery=gallery)
     assert not dense_rows

@@ -17,9 +17,7 @@ def vectors():
     centroids = rng.standard_normal((30, 16))
     X = centroids[rng.integers(0, 30, 900)] + 0.5 * rng.standard_normal((900, 16)) + 1
     B = centroids[rng.integers(0, 30, 4000)] + 0.5 * rng.standard_normal((4000, 16)) - 1
-    return tuple(
-        torch.from_numpy((M / np.linalg.norm(M, axis=1, keepdims=True)).astype(np.float32)) for M in (X, B)
-    )
+    return tuple(torch.from_numpy((M / np.linalg.norm(M, axis=1, keepdims=True)).astype(np.float32)) for M in (X, B))
 
 
 def learned(vectors, k, *shares):
@@ -94,9 +92,7 @@ def test_the_least_of_an_exponential_fall_is_found_exactly():
     steps = (-0.5, 0.2, 0.7, 1.4)
     above = torch.tensor([[n * w * np.exp(-step / w) for step in steps]], dtype=torch.float64)
     nothing = routed.Look(0.0, (), torch.zeros(4))
-    place, width, inside = routed._fall(
-        above, steps, routed.Routing(k, torch.zeros(1), 0.1, nothing, nothing)
-    )
+    place, width, inside = routed._fall(above, steps, routed.Routing(k, torch.zeros(1), 0.1, nothing, nothing))
     assert place.item() == pytest.approx(w * np.log(n / k))
     assert width.item() == pytest.approx(w)
     assert inside.item()

@@ -127,8 +127,7 @@ def test_no_tile_holds_all_scores(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dim", "tiles"),
-    [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))],
+    ("dim", "tiles"), [(1024, (256, 65_536)), (512, (512, 32_768)), (300, (768, 21_824)), (64, (1024, 16_384))]
 )
 def test_tiles_fill_the_caches(monkeypatch, dim, tiles):
     monkeypatch.undo()

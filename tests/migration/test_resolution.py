@@ -53,6 +53,4 @@ def test_rows_that_are_alike_are_no_lost_order():
 
 @pytest.mark.parametrize("rows", [np.zeros((0, 4)), np.full((20, 4), np.nan), np.ones((11, 4))])
 def test_too_few_rows_tell_nothing(rows):
-    assert (
-        resolution(Layout(4, "L2"), rows.astype(np.float32), np.ones((3, 4), np.float32), "float32") is None
-    )
+    assert resolution(Layout(4, "L2"), rows.astype(np.float32), np.ones((3, 4), np.float32), "float32") is None

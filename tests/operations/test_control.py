@@ -12,13 +12,7 @@ import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.operations import control
-from milvus_hubness.operations.control import (
-    ControlFile,
-    Controls,
-    CutoverGate,
-    MigrationMetrics,
-    write_control,
-)
+from milvus_hubness.operations.control import ControlFile, Controls, CutoverGate, MigrationMetrics, write_control
 from milvus_hubness.operations.http_server import control_server
 from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
 
@@ -203,11 +197,7 @@ def test_the_rate_is_set_over_http(migration, url):
     status = json.loads(ask(f"{url}/rate", {"rows_per_second": 250, "chunk_seconds": None})[1])
     assert status["rows_per_second"] == 250
     assert migration.throttle.snapshot()["rows_per_second"] == 250
-    assert migration.heard[-1].facts == {
-        "rows_per_second": 250,
-        "bytes_per_second": None,
-        "chunk_seconds": None,
-    }
+    assert migration.heard[-1].facts == {"rows_per_second": 250, "bytes_per_second": None, "chunk_seconds": None}
 
 
 def test_the_cutover_is_released_over_http(migration, url):
@@ -233,9 +223,7 @@ def test_bad_values_are_answered_with_what_is_wrong(migration, url, body, said):
     assert migration.throttle.snapshot()["rows_per_second"] is None
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""]
-)
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""])
 @pytest.mark.parametrize(("path", "body"), [("/status", None), ("/pause", {})])
 def test_requests_that_name_another_host_are_refused(migration, url, host, path, body):
     assert ask(url + path, body, Host=host)[0] == 403
@@ -247,9 +235,7 @@ def test_requests_that_name_this_machine_are_answered(url, host):
     assert ask(f"{url}/healthz", Host=host) == (200, '{"status": "ok"}\n')
 
 
-@pytest.mark.parametrize(
-    "content_type", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"]
-)
+@pytest.mark.parametrize("content_type", ["application/x-www-form-urlencoded", "text/plain", "multipart/form-data"])
 def test_forms_of_other_sites_cannot_steer(migration, url, content_type):
     assert ask(f"{url}/pause", {}, content_type=content_type)[0] == 415
     assert migration.throttle.snapshot()["running"]

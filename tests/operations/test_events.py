@@ -67,9 +67,7 @@ def test_listeners_hear_one_event_at_a_time():
         inside.pop()
 
     events = Events([listener])
-    threads = [
-        threading.Thread(target=lambda: [events.report("copying") for _ in range(10)]) for _ in range(4)
-    ]
+    threads = [threading.Thread(target=lambda: [events.report("copying") for _ in range(10)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -114,9 +114,7 @@ def test_a_hook_without_a_command_is_refused(spec):
 
 def test_a_hook_that_hangs_ends_when_the_migration_is_stopped(tmp_path):
     stopped = threading.Event()
-    hooks = Hooks(
-        {"copying": [f"touch {tmp_path}/began; sleep 60; touch {tmp_path}/ended"]}, cancelled=stopped
-    )
+    hooks = Hooks({"copying": [f"touch {tmp_path}/began; sleep 60; touch {tmp_path}/ended"]}, cancelled=stopped)
     reporting_failures = threading.Thread(target=Events([], hooks).report, args=["copying"])
     reporting_failures.start()
     while not (tmp_path / "began").exists():

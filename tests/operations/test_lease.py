@@ -43,9 +43,7 @@ class Shelf:
     def drop_records(self, ledger, group, keys=None):
         with self.lock:
             self.kept = {
-                key: each
-                for key, each in self.kept.items()
-                if each.group != group or not (keys is None or key in keys)
+                key: each for key, each in self.kept.items() if each.group != group or not (keys is None or key in keys)
             }
 
     def exists(self, collection):

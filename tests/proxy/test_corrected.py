@@ -49,10 +49,7 @@ def assert_same(got, expected):
 
 def test_the_collection_looks_as_before(corrected):
     plain = corrected.backend.client()
-    expected, got = (
-        plain.describe_collection(corrected.source),
-        corrected.client.describe_collection(corrected.name),
-    )
+    expected, got = (plain.describe_collection(corrected.source), corrected.client.describe_collection(corrected.name))
     assert [field["name"] for field in got["fields"]] == [field["name"] for field in expected["fields"]]
     assert [field["params"] for field in got["fields"]] == [field["params"] for field in expected["fields"]]
     assert got["properties"] == expected["properties"]
@@ -80,12 +77,8 @@ def test_an_index_is_made_for_the_metric_that_serves(corrected):
     client.release_collection(corrected.name)
     client.drop_index(corrected.name, "vector")
     with pytest.raises(MilvusException, match="corrected for COSINE"):
-        client.create_index(
-            corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="L2")
-        )
-    client.create_index(
-        corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
-    )
+        client.create_index(corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="L2"))
+    client.create_index(corrected.name, client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE"))
     client.load_collection(corrected.name)
     assert corrected.backend.client().describe_index(corrected.name, "vector")["metric_type"] == "IP"
     assert_same(client.search(corrected.name, data=corrected.query), before)
@@ -97,11 +90,7 @@ def test_metadata_says_how_strongly(corrected):
     def search(metadata, **params):
         pairs = {"anns_field": "vector", "topk": "5", "params": "{}", **params}
         request = milvus_pb2.SearchRequest(
-            collection_name=corrected.name,
-            dsl="",
-            nq=1,
-            placeholder_group=group,
-            use_default_consistency=True,
+            collection_name=corrected.name, dsl="", nq=1, placeholder_group=group, use_default_consistency=True
         )
         for key, value in pairs.items():
             request.search_params.add(key=key, value=value)
@@ -132,9 +121,7 @@ def test_hybrid_searches(lite, metric):
         AnnSearchRequest(corrected.query, "vector", {"params": {}}, 10, expr="group > 2"),
     ]
     for ranker in (RRFRanker(), WeightedRanker(0.3, 0.7)):
-        expected = corrected.client.behind.hybrid_search(
-            corrected.name, asked, ranker, output_fields=["vector"]
-        )
+        expected = corrected.client.behind.hybrid_search(corrected.name, asked, ranker, output_fields=["vector"])
         got = corrected.client.hybrid_search(corrected.name, asked, ranker, output_fields=["vector"])
         assert_same(got, expected)
         for a, b in zip(got[0], expected[0], strict=True):

@@ -128,9 +128,7 @@ def test_too_many_calls_on_one_collection_are_refused_at_once(two, stub, relay, 
     assert stub.Upsert(two.upsert(two.healthy, FRESH), timeout=PROMPT_SECONDS).upsert_cnt == 1
     for call in calls:
         call.cancel()
-    written = eventually(
-        lambda: stub.Query(milvus_pb2.QueryRequest(collection_name=two.hanging, expr="id == 0"))
-    )
+    written = eventually(lambda: stub.Query(milvus_pb2.QueryRequest(collection_name=two.hanging, expr="id == 0")))
     assert written.status.code == 0
     [session] = proxy.proxy._sessions._kept.values()
 

@@ -19,20 +19,14 @@ IN_OTHER_WORDS = {
 
 changing, either = suite.changing, suite.either
 globals().update(
-    {
-        name: test
-        for name, test in vars(suite).items()
-        if name.startswith("test_") and name not in IN_OTHER_WORDS
-    }
+    {name: test for name, test in vars(suite).items() if name.startswith("test_") and name not in IN_OTHER_WORDS}
 )
 
 
 KINDS = [pytest.param(kind, marks=pytest.mark.long if at else ()) for at, kind in enumerate(suite.KINDS)]
 
 
-@pytest.fixture(
-    scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)]
-)
+@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)])
 def running(request):
     return at(request)
 

@@ -64,9 +64,7 @@ def assert_same(got, expected):
                     assert one["entity"][name] == value
 
 
-@pytest.fixture(
-    scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)]
-)
+@pytest.fixture(scope="session", params=["lite", pytest.param("server-2.3.5", marks=pytest.mark.beyond_contract)])
 def running(request):
     return at(request)
 
@@ -191,11 +189,7 @@ class TwoFields:
         plain.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
         rows = zip(vectors(rng, ITEMS, DIM), vectors(rng, ITEMS, DIM), strict=True)
         plain.insert(
-            name,
-            [
-                {"id": i, "text": a, "picture": b, "group": i % 5, "note": f"n{i}"}
-                for i, (a, b) in enumerate(rows)
-            ],
+            name, [{"id": i, "text": a, "picture": b, "group": i % 5, "note": f"n{i}"} for i, (a, b) in enumerate(rows)]
         )
         store = backend.store()
         if how == "side":
@@ -219,10 +213,7 @@ RANKERS = {
     "weighted as they are": WeightedRanker(0.3, 0.7, norm_score=False),
     "by rank": RRFRanker(20),
     "a function": Function(
-        "r",
-        FunctionType.RERANK,
-        [],
-        params={"reranker": "weighted", "weights": [0.6, 0.4], "norm_score": True},
+        "r", FunctionType.RERANK, [], params={"reranker": "weighted", "weights": [0.6, 0.4], "norm_score": True}
     ),
     "a function by rank": Function("r", FunctionType.RERANK, [], params={"reranker": "rrf", "k": 30}),
 }
@@ -294,10 +285,7 @@ def test_rows_of_every_kind_of_column_are_picked():
     assert [list(cell.long_data.data) for cell in arrays.scalars.array_data.data] == [[3], [0]]
     words = column("words", valid=[True, False, True, True], scalars__string_data=["a", "", "c", "d"])
     take_rows(words, [1, 3, 1])
-    assert (list(words.scalars.string_data.data), list(words.valid_data)) == (
-        ["", "d", ""],
-        [False, True, False],
-    )
+    assert (list(words.scalars.string_data.data), list(words.valid_data)) == (["", "d", ""], [False, True, False])
     halves = column("halves", vectors__float16_vector=bytes(range(16)))
     halves.vectors.dim = 2
     take_rows(halves, [2, 0])
@@ -326,9 +314,7 @@ def test_rows_of_every_kind_of_column_are_picked():
 
 def test_answers_are_joined_with_all_that_hangs_on_their_rows():
     def answer(first, **more):
-        results = schema_pb2.SearchResultData(
-            num_queries=1, topks=[2], scores=[0.5, 0.25], recalls=[1.0], **more
-        )
+        results = schema_pb2.SearchResultData(num_queries=1, topks=[2], scores=[0.5, 0.25], recalls=[1.0], **more)
         results.ids.int_id.data.extend([first, first + 1])
         results.element_indices.data.extend([first, 0])
         results.group_by_field_values.add().CopyFrom(column("group", scalars__long_data=[first, first]))

@@ -26,9 +26,7 @@ def node_modules():
     folder = Path(tempfile.gettempdir()) / f"milvus-hubness-node-sdk-{VERSION}"
     if not (folder / "node_modules" / SDK).exists():
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--prefix", folder]
-        done = subprocess.run(
-            ["npm", "install", *quiet, f"{SDK}@{VERSION}"], capture_output=True, check=False
-        )
+        done = subprocess.run(["npm", "install", *quiet, f"{SDK}@{VERSION}"], capture_output=True, check=False)
         if done.returncode:
             pytest.skip(f"npm cannot install {SDK}: {done.stderr.decode()[-200:]}")
     return folder / "node_modules"
@@ -40,9 +38,7 @@ def test_node_gets_what_python_gets(lite, node_modules):
     name = lite.name()
     plain_collection(lite.client(), name, items, "COSINE")
     store = lite.store()
-    corrected = migrate(
-        store, plan_migration(store, name, QueryBank(bank), estimator=NNN(4)), no_writers=True
-    ).target
+    corrected = migrate(store, plan_migration(store, name, QueryBank(bank), estimator=NNN(4)), no_writers=True).target
     rows = [{"id": 1_000 + i, "vector": row.tolist(), "group": i} for i, row in enumerate(fresh)]
     query = fresh[0].tolist()
     python = lite.hubness_client()

@@ -9,9 +9,8 @@ from milvus_hubness.proxy.messages import request_of
 
 
 class FakeUpstream:
-    """calls: (path, metadata, seconds left) of each. A call of Slow waits until it is cancelled, Fail ends
-    with details and trailing metadata, Enough with a word of its own, neither listening; others echo, streams
-    message by message."""
+    """calls: (path, metadata, seconds left) of each. A call of Slow waits until it is cancelled, Fail ends with details
+    and trailing metadata, Enough with a word of its own, neither listening; others echo, streams message by message."""
 
     def __init__(self):
         self.calls = []

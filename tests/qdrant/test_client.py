@@ -143,14 +143,10 @@ def test_recommendations_by_the_average_are_corrected(of_each_distance):
     corrected = of_each_distance
     a, b, c = (
         np.array(each.vector)
-        for each in corrected.backend.client.retrieve(
-            corrected.source, [key(3), key(4), key(8)], with_vectors=True
-        )
+        for each in corrected.backend.client.retrieve(corrected.source, [key(3), key(4), key(8)], with_vectors=True)
     )
     recommend = models.RecommendInput(positive=[key(3), key(4)], negative=[key(8)])
-    found = corrected.client.query_points(
-        corrected.name, models.RecommendQuery(recommend=recommend), limit=9
-    ).points
+    found = corrected.client.query_points(corrected.name, models.RecommendQuery(recommend=recommend), limit=9).points
     wanted = corrected.wanted(query=(a + b - c).astype(np.float32))
     among = set(range(corrected.ITEMS)) - {3, 4, 8}
     assert [point.id for point in found] == corrected.order(wanted, among)[:9]
@@ -254,9 +250,7 @@ def test_groups_and_batches(of_each_distance):
         models.QueryRequest(query=query, limit=5, with_payload=True)
         for query in (key(2), corrected.query.tolist(), corrected.bank[0].tolist())
     ]
-    for request, answer in zip(
-        requests, corrected.client.query_batch_points(corrected.name, requests), strict=True
-    ):
+    for request, answer in zip(requests, corrected.client.query_batch_points(corrected.name, requests), strict=True):
         alone = corrected.client.query_points(corrected.name, request.query, limit=5).points
         assert_alike(answer.points, alone)
 
@@ -322,25 +316,17 @@ def test_points_are_changed_one_way_or_another(corrected):
         client.overwrite_payload(name, {"only": True}, [key(4)])
         client.clear_payload(name, models.PointIdsList(points=[key(5)]))
         client.delete(name, [key(6)])
-        client.delete(
-            name, models.FilterSelector(filter=models.Filter(must=[models.HasIdCondition(has_id=[key(7)])]))
-        )
+        client.delete(name, models.FilterSelector(filter=models.Filter(must=[models.HasIdCondition(has_id=[key(7)])])))
         client.batch_update_points(
             name,
             [
-                models.UpsertOperation(
-                    upsert=models.PointsList(points=[models.PointStruct(id=700, vector=fresh[1])])
-                ),
+                models.UpsertOperation(upsert=models.PointsList(points=[models.PointStruct(id=700, vector=fresh[1])])),
                 models.SetPayloadOperation(set_payload=models.SetPayload(payload={"b": 1}, points=[700])),
                 models.UpdateVectorsOperation(
-                    update_vectors=models.UpdateVectors(
-                        points=[models.PointVectors(id=key(8), vector=fresh[1])]
-                    )
+                    update_vectors=models.UpdateVectors(points=[models.PointVectors(id=key(8), vector=fresh[1])])
                 ),
                 models.DeleteOperation(delete=models.PointIdsList(points=[key(9)])),
-                models.DeletePayloadOperation(
-                    delete_payload=models.DeletePayload(keys=["group"], points=[key(10)])
-                ),
+                models.DeletePayloadOperation(delete_payload=models.DeletePayload(keys=["group"], points=[key(10)])),
             ],
         )
         client.upsert(
@@ -358,9 +344,7 @@ def test_points_are_changed_one_way_or_another(corrected):
     raw = {p.id: p.score for p in client.query_points(name, query, limit=500, strength=0).points}
     found = {p.id: p.score for p in client.query_points(name, query, limit=500).points}
     for changed, vector in ((key(1), fresh[0]), (key(8), fresh[1]), (700, fresh[1])):
-        bias = (
-            nnn(corrected.bank, np.array([vector]), "COSINE", 8, 0.75)[0] - corrected.state.profile.mean_bias
-        )
+        bias = nnn(corrected.bank, np.array([vector]), "COSINE", 8, 0.75)[0] - corrected.state.profile.mean_bias
         assert raw[changed] - found[changed] == pytest.approx(bias, abs=1e-5)
 
 

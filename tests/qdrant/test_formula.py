@@ -63,9 +63,7 @@ def test_a_formula_takes_the_biases_off(enabled):
         wanted = enabled.wanted(enabled.bank, strength=strength)
         found = enabled.client.query_points(enabled.name, query, limit=10, strength=strength).points
         assert [point.id for point in found] == enabled.best(wanted, 10)
-        assert [point.score for point in found] == pytest.approx(
-            np.sort(wanted)[::-1][:10].tolist(), abs=1e-5
-        )
+        assert [point.score for point in found] == pytest.approx(np.sort(wanted)[::-1][:10].tolist(), abs=1e-5)
     raw = enabled.client.query_points(enabled.name, query, limit=10, strength=0).points
     theirs = enabled.backend.client.query_points(enabled.name, query, limit=10).points
     assert [p.id for p in raw] == [p.id for p in theirs]
@@ -153,9 +151,7 @@ def test_what_a_client_writes_while_biases_are_written_stays(enabled):
         def rewrite(self, collection, batch, field, changed, *, partition):
             if not done:
                 done.append(batch.keys)
-                enabled.client.update_vectors(
-                    enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())]
-                )
+                enabled.client.update_vectors(enabled.name, [models.PointVectors(id=key(3), vector=fresh.tolist())])
             super().rewrite(collection, batch, field, changed, partition=partition)
 
     refresh(enabled.backend.store(Late), enabled.name, bank=QueryBank(enabled.other))

@@ -77,16 +77,9 @@ def test_points_of_every_kind_arrive_whole(everywhere, distance):
                     "image": images[i].tolist(),
                     "title": titles[i].tolist(),
                     **({"tokens": [[1.0, i, 0.0, 1.0], [0.5, 0.25, 0.0, 0.0]]} if i % 3 else {}),
-                    **(
-                        {"words": models.SparseVector(indices=[i, 2_000], values=[0.5, 1.5])} if i % 2 else {}
-                    ),
+                    **({"words": models.SparseVector(indices=[i, 2_000], values=[0.5, 1.5])} if i % 2 else {}),
                 },
-                payload={
-                    "n": i,
-                    "deep": {"list": [1, None, {"x": i / 3}]},
-                    "text": "o'hara \n é😀",
-                    "none": None,
-                },
+                payload={"n": i, "deep": {"list": [1, None, {"x": i / 3}]}, "text": "o'hara \n é😀", "none": None},
             )
             for i in range(count)
         ],

@@ -36,9 +36,7 @@ def test_it_touches_vectors_only(corrected):
     before = everything(corrected.backend, corrected.name)
     refresh(corrected.backend.store(Counting), corrected.name, bank=QueryBank(corrected.other))
     reads = {"get_collection", "count", "scroll", "retrieve", "collection_exists"}
-    assert {method for method, where in search_request if where == corrected.name} - reads == {
-        "update_vectors"
-    }
+    assert {method for method, where in search_request if where == corrected.name} - reads == {"update_vectors"}
     after = everything(corrected.backend, corrected.name)
     assert {k: r.payload for k, r in after.items()} == {k: r.payload for k, r in before.items()}
     layout = corrected.state.layout
@@ -158,14 +156,10 @@ def test_a_rebuilt_copy_takes_over_the_alias(everywhere, monkeypatch):
 def test_two_vectors_of_a_collection_are_corrected_each_for_itself(backend):
     rng = np.random.default_rng(0)
     name, a, b = backend.name(), vectors(rng, 80, 8), vectors(rng, 80, 6)
-    config = {
-        "a": models.VectorParams(size=8, distance="Cosine"),
-        "b": models.VectorParams(size=6, distance="Dot"),
-    }
+    config = {"a": models.VectorParams(size=8, distance="Cosine"), "b": models.VectorParams(size=6, distance="Dot")}
     backend.client.create_collection(name, vectors_config=config)
     points = [
-        models.PointStruct(id=i, vector={"a": a[i].tolist(), "b": b[i].tolist()}, payload={"n": i})
-        for i in range(80)
+        models.PointStruct(id=i, vector={"a": a[i].tolist(), "b": b[i].tolist()}, payload={"n": i}) for i in range(80)
     ]
     backend.client.upsert(name, points)
     store, banks = backend.store(), {"a": vectors(rng, 30, 8), "b": vectors(rng, 30, 6)}

@@ -34,8 +34,7 @@ def test_the_statistic_is_the_unbiased_discrepancy_over_the_variance():
 
 def test_the_p_value_is_uniform_where_nothing_moved():
     values = [
-        drift_between(drawn(seed, 50), drawn(1_000 + seed, 70), permutations=199, seed=seed).p
-        for seed in range(200)
+        drift_between(drawn(seed, 50), drawn(1_000 + seed, 70), permutations=199, seed=seed).p for seed in range(200)
     ]
     assert kstest(values, "uniform").pvalue > 0.01
 

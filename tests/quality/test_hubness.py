@@ -7,14 +7,7 @@ import pytest
 from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality.measures import (
-    antihubs,
-    hubness_summary,
-    k_occurrence,
-    kurtosis,
-    robin_hood,
-    skewness,
-)
+from milvus_hubness.quality.measures import antihubs, hubness_summary, k_occurrence, kurtosis, robin_hood, skewness
 
 COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
 

@@ -50,11 +50,7 @@ def test_ranks_are_places_in_the_sorted_row(search, seed):
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 20), st.integers(1, 30), st.integers(0, 1000))
 def test_nearest_is_the_sorted_row(n_queries, n_items, seed):
-    queries, gallery, bias = (
-        vectors(n_queries, seed=seed),
-        vectors(n_items, seed=seed + 1),
-        vectors(n_items, 1)[:, 0],
-    )
+    queries, gallery, bias = (vectors(n_queries, seed=seed), vectors(n_items, seed=seed + 1), vectors(n_items, 1)[:, 0])
     order = np.argsort(-(queries @ gallery.T - bias), axis=1)
     for k in {1, n_items}:
         np.testing.assert_array_equal(nearest(queries, gallery, k, bias), order[:, :k])

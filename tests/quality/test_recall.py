@@ -66,9 +66,7 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True) if metric == "COSINE" else vectors
     raw = AnnIndex(unit, spec, metric="L2" if metric == "L2" else "IP").search(queries, 10, 12)
     fitted = measured_on(layout, vectors, queries)
-    stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(
-        fitted.encode_queries(queries), 10, 12
-    )
+    stored = AnnIndex(fitted.augment(vectors, biases), spec, metric="IP").search(fitted.encode_queries(queries), 10, 12)
     assert gate.raw.estimate == pytest.approx(oracle(raw, scores, 10), abs=1e-3)
     assert gate.stored.estimate == pytest.approx(oracle(stored, scores - biases, 10), abs=1e-3)
     for form in FORMS:
@@ -78,26 +76,18 @@ def test_recalls_are_those_of_a_float64_oracle(metric):
 
 def test_cell_columns_are_measured_as_they_will_be_stored():
     vectors, biases, queries = gallery()
-    layout = measured_on(
-        Layout(24, "IP", multiple_of=64), vectors, np.tile(queries, (4, 1)), locality_hints=True
-    )
+    layout = measured_on(Layout(24, "IP", multiple_of=64), vectors, np.tile(queries, (4, 1)), locality_hints=True)
     locality_hints = np.random.default_rng(4).normal(size=(len(vectors), layout.locality_hint_count))
     params = {"nlist": 40}
-    gate = measure_recall(
-        layout, vectors, biases, queries, "IVF_FLAT", params, value=4, locality_hints=locality_hints
-    )
-    stored = AnnIndex(
-        layout.augment(vectors, biases, locality_hints), IndexSpec.of("IVF_FLAT", params), metric="IP"
-    )
+    gate = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4, locality_hints=locality_hints)
+    stored = AnnIndex(layout.augment(vectors, biases, locality_hints), IndexSpec.of("IVF_FLAT", params), metric="IP")
     found = stored.search(layout.encode_queries(queries), 10, 4)
     wanted = oracle(found, similarity(queries, vectors, "IP") - biases, 10)
     assert gate.stored.estimate == pytest.approx(wanted, abs=1e-3)
     without = measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, value=4)
     assert abs(without.stored.estimate - wanted) > 0.01
     with pytest.raises(DimensionMismatch, match="2000 vectors need as many rows of cells, got 3"):
-        measure_recall(
-            layout, vectors, biases, queries, "IVF_FLAT", params, locality_hints=locality_hints[:3]
-        )
+        measure_recall(layout, vectors, biases, queries, "IVF_FLAT", params, locality_hints=locality_hints[:3])
 
 
 @pytest.mark.parametrize(("metric", "spread"), [("COSINE", 3), ("L2", 0.3)])
@@ -127,9 +117,7 @@ def test_nothing_need_change_where_nothing_is_lost():
 @pytest.mark.parametrize(("rows", "total", "nlist"), [(1_000, 1_000, 40), (1_000, 4_000, 10), (50, 10**6, 1)])
 def test_cells_of_a_sample_hold_as_many_rows_as_those_of_the_whole(rows, total, nlist):
     vectors, biases, queries = gallery(rows=rows)
-    gate = measure_recall(
-        Layout(24, "IP"), vectors, biases, queries, "IVF_FLAT", {"nlist": 40}, rows_total=total
-    )
+    gate = measure_recall(Layout(24, "IP"), vectors, biases, queries, "IVF_FLAT", {"nlist": 40}, rows_total=total)
     assert gate.index_params == {"nlist": nlist}
     assert gate.rows == rows
 

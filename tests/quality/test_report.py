@@ -37,9 +37,7 @@ def rank(scores, query):
 
 @pytest.fixture(scope="module")
 def diagnosis():
-    return diagnose(
-        QUERIES, GALLERY, BIAS, bank=BANK, positives=POSITIVES, keys=KEYS, strength=0.6, k=K, title="t"
-    )
+    return diagnose(QUERIES, GALLERY, BIAS, bank=BANK, positives=POSITIVES, keys=KEYS, strength=0.6, k=K, title="t")
 
 
 def test_measures_before_and_after(diagnosis):
@@ -156,13 +154,7 @@ def test_several_positives_a_query():
 
 
 def test_to_dict_is_json_whatever_the_fields_hold():
-    odd = {
-        "when": datetime.date(2024, 5, 1),
-        "n": np.int64(3),
-        "bad": float("nan"),
-        "raw": b"\x00",
-        "l": (1,),
-    }
+    odd = {"when": datetime.date(2024, 5, 1), "n": np.int64(3), "bad": float("nan"), "raw": b"\x00", "l": (1,)}
     texts = [f"q{n}" for n in range(N_QUERIES)]
     found = diagnose(
         QUERIES, GALLERY, BIAS, bank=BANK, positives=POSITIVES, keys=np.arange(N_ITEMS) + 10,

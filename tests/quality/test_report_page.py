@@ -198,9 +198,7 @@ def browse(page, tmp_path, *options):
 def real_page():
     task = load_task("docstring_code")
     bias = fit_on("docstring_code", Blend(), 1000).bias(task.gallery[:1000])
-    found = diagnose(
-        task.query[:800], task.gallery[:1000], bias, bank=task.bank[:1000], positives=task.positives[:800]
-    )
+    found = diagnose(task.query[:800], task.gallery[:1000], bias, bank=task.bank[:1000], positives=task.positives[:800])
     return found, render(found)
 
 

@@ -35,9 +35,7 @@ def test_by_hand():
     np.testing.assert_array_equal(hits(RANKS, 1), [1, 0, 0, 0])
     np.testing.assert_array_equal(hits(RANKS, 3), [1, 1, 0, 1])
     np.testing.assert_allclose(reciprocal_ranks(RANKS), [1, 1 / 3, 1 / 11, 1 / 2])
-    np.testing.assert_allclose(
-        average_precisions(RANKS, 10), [1, (1 / 3 + 2 / 4) / 2, 0, (1 / 2 + 2 / 5) / 3]
-    )
+    np.testing.assert_allclose(average_precisions(RANKS, 10), [1, (1 / 3 + 2 / 4) / 2, 0, (1 / 2 + 2 / 5) / 3])
     assert retrieval_summary(RANKS) == {
         "R@1": 0.25,
         "R@5": 0.75,

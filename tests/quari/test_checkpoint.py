@@ -16,9 +16,7 @@ from milvus_hubness.quari import Checkpoint, Epoch, QuariReranker, TrainingSetti
 def kept(disturbed):
     network = disturbed()
     history = (Epoch(0, None, 0.1, 0.2), Epoch(1, 1.5, 0.3, 0.4), Epoch(2, 1.25, 0.3, 0.4))
-    return Checkpoint(
-        network.config, TrainingSettings(), "mini-lm 6", "abc/def", 7, history, network.state_dict()
-    )
+    return Checkpoint(network.config, TrainingSettings(), "mini-lm 6", "abc/def", 7, history, network.state_dict())
 
 
 def test_what_goes_in_comes_out(kept, tmp_path):

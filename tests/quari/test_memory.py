@@ -67,9 +67,7 @@ def test_it_moves_the_query_and_nothing_else(disturbed, form):
     network, queries = disturbed(form=form, memory=5, dropout=0.0), unit_rows(4)
     items = unit_rows(5, seed=1)
     W, S = network.query_map, network.item_map
-    asked, targets = (
-        rows if by is None else rows @ by.T for rows, by in ((unit_rows(5, seed=2), W), (items, S))
-    )
+    asked, targets = (rows if by is None else rows @ by.T for rows, by in ((unit_rows(5, seed=2), W), (items, S)))
     wanted = targets / targets.norm(dim=1, keepdim=True) - asked / asked.norm(dim=1, keepdim=True)
     errors = network.errors(unit_rows(5, seed=2), items).detach()
     torch.testing.assert_close(errors, wanted.detach())

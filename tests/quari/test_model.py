@@ -75,9 +75,7 @@ def test_cosines_are_those_of_t_written_out(disturbed, form):
     items = drawn(30, DIM, seed=2)
     wanted = explicit.cosines(adaptation, items.double().numpy())
     np.testing.assert_allclose(cosines(adaptation, items).detach(), wanted, atol=3e-6)
-    revert = [
-        q @ explicit.transformation(adaptation, i) for i, q in enumerate(adaptation.query.detach().numpy())
-    ]
+    revert = [q @ explicit.transformation(adaptation, i) for i, q in enumerate(adaptation.query.detach().numpy())]
     np.testing.assert_allclose(transformed_queries(adaptation).detach(), revert, rtol=1e-4, atol=1e-5)
 
 

@@ -39,9 +39,7 @@ def test_a_direct_query_ranks_as_the_inner_product_with_t_r(disturbed):
     found = QuariReranker(network, direct=True).direct_queries(queries)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), np.linalg.norm(queries, axis=1), rtol=1e-5)
     for which, own in enumerate(found):
-        wanted = (
-            items @ explicit.transformation(adaptation, which).T @ adaptation.query[which].detach().numpy()
-        )
+        wanted = items @ explicit.transformation(adaptation, which).T @ adaptation.query[which].detach().numpy()
         given = items @ own
         np.testing.assert_allclose(given / np.abs(given).max(), wanted / np.abs(wanted).max(), atol=1e-4)
 
@@ -74,9 +72,7 @@ def test_an_evaluation_is_that_of_a_search_by_hand(disturbed, candidates, correc
     bias = np.random.default_rng(2).uniform(0, 0.5, 30).astype(np.float32)
     reranker = QuariReranker(network, candidates=candidates, correction=correction)
     found = Labelled(queries, gallery, answers, biases=bias).evaluate(reranker)
-    cosine = (queries @ gallery.T) / np.outer(
-        np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1)
-    )
+    cosine = (queries @ gallery.T) / np.outer(np.linalg.norm(queries, axis=1), np.linalg.norm(gallery, axis=1))
     corrected = cosine - bias
     adapted = explicit.cosines(network(torch.from_numpy(queries)), gallery.astype(float)) - correction * bias
     order = np.argsort(-corrected, axis=1)

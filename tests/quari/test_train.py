@@ -37,10 +37,7 @@ def by_one_map(learned, held):
         np.linalg.solve(one.T @ one + 0.01 * np.eye(DIM), one.T @ other)
         for one, other in ((asked, answers), (answers, asked))
     )
-    for queries, items in (
-        (held.queries @ to_items, held.gallery),
-        (held.queries, unit(held.gallery @ to_queries)),
-    ):
+    for queries, items in ((held.queries @ to_items, held.gallery), (held.queries, unit(held.gallery @ to_queries))):
         scores = queries @ items.T
         own = scores[np.arange(len(held)), held.answers]
         yield (1 / (scores >= own[:, None]).sum(1)).mean()
@@ -66,16 +63,10 @@ def same(one, other):
 
 def part_of(trained, prefix):
     """The tensors of a resumption whose names begin so."""
-    return {
-        name.removeprefix(prefix): each
-        for name, each in trained.resumption.items()
-        if name.startswith(prefix)
-    }
+    return {name.removeprefix(prefix): each for name, each in trained.resumption.items() if name.startswith(prefix)}
 
 
-@pytest.mark.parametrize(
-    ("anchor_epochs", "memory"), [(0, 0), (1, 0), (1, 9), (2, 0), (2, 9), (3, 0), (3, 9)]
-)
+@pytest.mark.parametrize(("anchor_epochs", "memory"), [(0, 0), (1, 0), (1, 9), (2, 0), (2, 9), (3, 0), (3, 9)])
 def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, anchor_epochs, memory):
     pairs = gallery_seen_otherwise_by_half_of_the_queries(0)
     config = small(form="anchored" if anchor_epochs else "published", memory=memory)
@@ -83,13 +74,7 @@ def test_an_interrupted_training_goes_on_to_the_same_bits(tmp_path, anchor_epoch
     whole = train(pairs, config, settings, path=tmp_path / "whole", encoder="e", device="cpu")
     with pytest.raises(Interrupted):
         train(
-            pairs,
-            config,
-            settings,
-            path=tmp_path / "parts",
-            encoder="e",
-            device="cpu",
-            on_epoch=interrupted_after(2),
+            pairs, config, settings, path=tmp_path / "parts", encoder="e", device="cpu", on_epoch=interrupted_after(2)
         )
     torch.manual_seed(99)
     taken_up = train(pairs, config, settings, path=tmp_path / "parts", encoder="e", device="cpu", resume=True)
@@ -143,9 +128,7 @@ def test_it_learns_what_no_one_map_of_the_gallery_does():
     )
     config = small(width=16, rank=8, layers=1, steps=1, dropout=0.0)
     told = []
-    trained = train(
-        learned, config, settings, validation=held, device="cpu", progress=lambda *each: told.append(each)
-    )
+    trained = train(learned, config, settings, validation=held, device="cpu", progress=lambda *each: told.append(each))
     first, best = trained.history[0], trained.history[trained.best_epoch]
     assert best.mrr > 3 * first.mrr
     assert best.mrr > 1.3 * max(by_one_map(learned, held))

@@ -28,8 +28,7 @@ def unit(rows):
 
 @pytest.fixture
 def hubs():
-    """A gallery that leans to one side, more or less, queries that lean to it too, and others that lean
-    away."""
+    """A gallery that leans to one side, more or less, queries that lean to it too, and others that lean away."""
     rng = np.random.default_rng(4)
     lean = unit(rng.normal(size=(1, DIM)))
     items, queries, others = (unit(rng.normal(size=(n, DIM))) for n in (400, 1_000, 1_000))

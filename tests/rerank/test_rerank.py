@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from milvus_hubness import (
-    DimensionMismatch,
-    DualInvertedSoftmax,
-    InvalidParameter,
-    InvertedSoftmax,
-    QueryBank,
-)
+from milvus_hubness import DimensionMismatch, DualInvertedSoftmax, InvalidParameter, InvertedSoftmax, QueryBank
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
 from milvus_hubness.rerank.rerankers import gate
 from tests.real_data import TASKS, load_task, needs_real_data, reference
@@ -60,9 +54,7 @@ def test_gated_dual_inverted_softmax_is_the_authors_dualdis_where_both_sets_agre
     rows = [np.abs(rng.normal(size=(n, 8))) for n in (600, 60, 16, 12)]
     query, gallery, bank, targets = [row / np.linalg.norm(row, axis=1, keepdims=True) for row in rows]
     scores = query @ gallery.T
-    product, by_bank, by_targets = db_norm(
-        scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target
-    )
+    product, by_bank, by_targets = db_norm(scores, bank @ gallery.T, targets @ gallery.T, 0.05, 0.1, k_query, k_target)
     bias = DualInvertedSoftmax(0.05, 0.1).fit(QueryBank(bank), target_bank=targets).bias(gallery)
     activated = DualDynamicGate(k_query, k_target).activated(bank, gallery, targets)
     opens = activated[scores.argmax(1)]

@@ -123,11 +123,7 @@ params = { kk = 3 }
         ("", 1, "add a [[collection]]"),
         ('\n[collection]\nname = "products"\n', 2, "double brackets"),
         (RIGHT + '[[collection]]\nname = "videos"\n', 20, "is the same as collection 2"),
-        (
-            '[[collection]]\nname = "a"\nparams = { x = [\n  3] }\nschedule = """\n5y"""\n',
-            3,
-            "needs a method",
-        ),
+        ('[[collection]]\nname = "a"\nparams = { x = [\n  3] }\nschedule = """\n5y"""\n', 3, "needs a method"),
     ],
 )
 def test_the_line_is_right(tmp_path, text, line, said):

@@ -119,8 +119,7 @@ def test_no_time_of_a_day_is_lost_and_memory_stays_flat(day):
         assert max(galleries.waits[name]) <= longest.total_seconds()
         for scheduled in due[name]:
             assert any(
-                scheduled <= outcome <= scheduled + slept.total_seconds()
-                for outcome in galleries.outcomes[name]
+                scheduled <= outcome <= scheduled + slept.total_seconds() for outcome in galleries.outcomes[name]
             )
     assert ended in galleries.outcomes["products"]
     found = missed(running)

@@ -14,9 +14,7 @@ START = datetime(2026, 3, 29, tzinfo=timezone.utc)
 
 
 def outcome(minutes, action="none", result="ok", message="", **facts):
-    return Reconciliation(
-        at=START + timedelta(minutes=minutes), action=action, result=result, message=message, **facts
-    )
+    return Reconciliation(at=START + timedelta(minutes=minutes), action=action, result=result, message=message, **facts)
 
 
 def kept(*outcomes):

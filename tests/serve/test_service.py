@@ -125,10 +125,7 @@ def test_a_failed_look_is_told_and_the_next_one_tried(file):
         assert len(opened) == before + 1
         read = samples(running.url)
     assert read[("failures_in_a_row",)] == 0
-    assert (read[("refreshes_total", "unfinished", "failed")], read[("refreshes_total", "none", "ok")]) == (
-        1,
-        1,
-    )
+    assert (read[("refreshes_total", "unfinished", "failed")], read[("refreshes_total", "none", "ok")]) == (1, 1)
 
 
 def test_an_error_nobody_foresaw_does_not_end_the_service(file):
@@ -279,9 +276,7 @@ def test_secrets_are_shown_nowhere(file, monkeypatch):
         assert "token ***" in ask(f"{running.url}/")[1]
 
 
-def test_collections_in_one_file_are_looked_at_side_by_side_but_profiles_of_one_in_turn(
-    tmp_path, any_collection
-):
+def test_collections_in_one_file_are_looked_at_side_by_side_but_profiles_of_one_in_turn(tmp_path, any_collection):
     text = HTTP + "".join(
         f'[[collection]]\nname = "{name}"\nprofile = "{profile}"\n{NEVER}'
         for name, profile in (("products", "text"), ("products", "image"), ("videos", "text"))

@@ -6,17 +6,7 @@ import numpy as np
 import pytest
 from qdrant_client import QdrantClient
 
-from milvus_hubness import (
-    NNN,
-    EmptyBank,
-    MilvusStore,
-    QueryBank,
-    StateError,
-    StoreError,
-    enable,
-    plan_enable,
-    refresh,
-)
+from milvus_hubness import NNN, EmptyBank, MilvusStore, QueryBank, StateError, StoreError, enable, plan_enable, refresh
 from milvus_hubness.banks.bank import Origins
 from milvus_hubness.banks.generations import StoredBank, generation_of, reference_to
 from milvus_hubness.stores.protocols import undo_save_bank

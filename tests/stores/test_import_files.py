@@ -63,10 +63,7 @@ def test_other_vectors_come_along(tmp_path):
 
 @pytest.mark.parametrize("value", ["12", "plain", 12, 1.5, True, None, [1, None], {"a": {"b": "é"}}, ""])
 def test_json_keeps_its_type(tmp_path, value):
-    fields = [
-        FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2),
-        FieldSchema("doc", DataType.JSON, nullable=True),
-    ]
+    fields = [FieldSchema("vec", DataType.FLOAT_VECTOR, dim=2), FieldSchema("doc", DataType.JSON, nullable=True)]
     [found] = written(tmp_path, fields, np.ones((1, 2), np.float32), [{"id": 1, "doc": value, "free": value}])
     assert json.loads(found["doc"]) == value
     assert json.loads(found["$meta"]) == {"free": value}

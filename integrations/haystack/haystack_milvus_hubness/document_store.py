@@ -24,9 +24,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
     Arguments besides those of MilvusDocumentStore: strength, w of every search, None for that of the
     collection; and state_ttl, the TTL of the cached collection state, in seconds."""
 
-    def __init__(
-        self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, strength: float | None = None, state_ttl: float = STATE_TTL, **kwargs: Any) -> None:
         self.strength, self.state_ttl = strength, state_ttl
         self._hubness_client: HubnessClient | None = None
         super().__init__(*args, **kwargs)
@@ -76,9 +74,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
 
     # -- writing --------------------------------------------------------------------------------------
 
-    def write_documents(
-        self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
-    ) -> int:
+    def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
         """As MilvusDocumentStore.write_documents, with FAIL and SKIP too: how many documents were written.
 
         Raises ValueError for what is no document, and under FAIL, writing nothing, DuplicateDocumentError.
@@ -125,9 +121,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
     def update_by_filter(self, filters: dict[str, Any], meta: dict[str, Any]) -> int:
         """Set these fields in the meta of the documents that match: how many. Raises FilterError."""
         found = self.filter_documents(filters)
-        self.write_documents(
-            [replace(each, meta={**each.meta, **meta}) for each in found], DuplicatePolicy.OVERWRITE
-        )
+        self.write_documents([replace(each, meta={**each.meta, **meta}) for each in found], DuplicatePolicy.OVERWRITE)
         return len(found)
 
     # -- what both need ---------------------------------------------------------------------------------
@@ -159,9 +153,7 @@ class HubnessDocumentStore(MilvusDocumentStore):
         if not self._collection_exists:
             return set()
         pages = [list(ids[i : i + PAGE]) for i in range(0, len(ids), PAGE)]
-        rows = [
-            self.client.get(self.collection_name, page, output_fields=[self._primary_field]) for page in pages
-        ]
+        rows = [self.client.get(self.collection_name, page, output_fields=[self._primary_field]) for page in pages]
         return {row[self._primary_field] for page in rows for row in page}
 
     def _delete(self, ids: Sequence[str]) -> None:

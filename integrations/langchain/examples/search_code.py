@@ -28,9 +28,7 @@ class HashedWords(Embeddings):
     """Word counts hashed into 512 dimensions, of prose and of code alike. It learns and downloads nothing."""
 
     def __init__(self) -> None:
-        self._vectorizer = HashingVectorizer(
-            n_features=512, tokenizer=words, token_pattern=None, lowercase=False
-        )
+        self._vectorizer = HashingVectorizer(n_features=512, tokenizer=words, token_pattern=None, lowercase=False)
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
         return self._vectorizer.transform(texts).toarray().tolist()

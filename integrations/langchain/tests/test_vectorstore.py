@@ -80,9 +80,7 @@ class Pair:
 
     def hubness(self, name=None, **client):
         connection_args = {"uri": self.uri, **client}
-        return HubnessMilvus(
-            collection_name=name or self.corrected, connection_args=connection_args, **self.options
-        )
+        return HubnessMilvus(collection_name=name or self.corrected, connection_args=connection_args, **self.options)
 
     def fill(self, store):
         ids = None if self.options.get("auto_id") else [f"key {i}" for i in range(DOCUMENTS)]
@@ -107,11 +105,7 @@ def index(metric, index_type="FLAT"):
 @pytest.fixture(scope="session")
 def make_pair(uri):
     def make(how="copied", metric="COSINE", **options):
-        defaults = {
-            "embedding_function": Words(),
-            "index_params": index(metric),
-            "consistency_level": "Strong",
-        }
+        defaults = {"embedding_function": Words(), "index_params": index(metric), "consistency_level": "Strong"}
         pair = Pair(uri, {**defaults, **options})
         pair.fill(pair.milvus())
         pair.correct(how)
@@ -147,9 +141,7 @@ def outcomes(store, calls, how):
 def assert_same(expected, got):
     for before, after in zip(expected, got, strict=True):
         if isinstance(before, list) and isinstance(before[0], tuple):
-            np.testing.assert_allclose(
-                [score for _, score in after], [score for _, score in before], atol=1e-5
-            )
+            np.testing.assert_allclose([score for _, score in after], [score for _, score in before], atol=1e-5)
             before, after = ([document for document, _ in found] for found in (before, after))
         assert after == before
 
@@ -189,11 +181,7 @@ WRITES = [
     call("add_texts", [QUERY, QUERIES[3]], [{"n": 100, "author": "x"}] * 2, ids=["new 0", "new 1"]),
     call("add_documents", documents(seed=4, count=3), ids=["more 0", "more 1", "more 2"]),
     call("similarity_search_with_score", QUERY, k=5),
-    call(
-        "upsert",
-        ["key 7", "fresh"],
-        [Document(text, metadata={"n": 200, "author": "y"}) for text in QUERIES[1:3]],
-    ),
+    call("upsert", ["key 7", "fresh"], [Document(text, metadata={"n": 200, "author": "y"}) for text in QUERIES[1:3]]),
     call("similarity_search_with_score", QUERY, k=5),
     call("search_by_metadata", "n == 200", ["n"]),
     call("delete", ["key 7", "new 0"]),
@@ -216,9 +204,7 @@ def test_writes_do_what_they_do_in_milvus(make_pair, corrected, how):
 def dense(make_pair):
     """With a second vector field that is not corrected."""
     indexes = [index("COSINE"), index("IP")]
-    return make_pair(
-        embedding_function=[Words(), Words()], vector_field=["vector", "second"], index_params=indexes
-    )
+    return make_pair(embedding_function=[Words(), Words()], vector_field=["vector", "second"], index_params=indexes)
 
 
 @pytest.fixture(scope="session")
@@ -256,9 +242,7 @@ WEIGHTED = {"ranker_type": "weighted", "ranker_params": {"weights": [0.7, 0.3]}}
 )
 def test_hybrid_search_at_strength_zero_is_that_of_milvus(request, which, ranker):
     pair = request.getfixturevalue(which)
-    reads = [
-        call("similarity_search_with_score", query, fetch_k=30, expr="n < 50", **ranker) for query in QUERIES
-    ]
+    reads = [call("similarity_search_with_score", query, fetch_k=30, expr="n < 50", **ranker) for query in QUERIES]
     for how in ("sync", "async"):
         assert_same(outcomes(pair.milvus(), reads, how), outcomes(pair.hubness(strength=0.0), reads, how))
 
@@ -299,17 +283,13 @@ def test_full_strength_is_the_corrected_score_also_of_new_documents(make_pair, m
         assert sorted(document.page_content for document, _ in found) == sorted(texts)
         wanted = dict(zip(texts, oracle(QUERY, texts, metric), strict=True))
         scores = [score for _, score in found]
-        np.testing.assert_allclose(
-            scores, [wanted[document.page_content] for document, _ in found], atol=1e-5
-        )
+        np.testing.assert_allclose(scores, [wanted[document.page_content] for document, _ in found], atol=1e-5)
         assert scores == sorted(scores, reverse=metric != "L2")
 
 
 def test_strength_is_set_by_call_and_by_client(pair):
     [full, none] = outcomes(
-        pair.hubness(),
-        [call("similarity_search_with_score", QUERY, strength=w) for w in (1.0, 0.0)],
-        "sync",
+        pair.hubness(), [call("similarity_search_with_score", QUERY, strength=w) for w in (1.0, 0.0)], "sync"
     )
     assert full != none
     assert pair.hubness().similarity_search_with_score(QUERY) == full
@@ -342,11 +322,7 @@ def test_an_ordinary_collection_is_as_with_milvus(uri):
     def made(cls):
         name = f"ordinary_{next(_numbers)}"
         store = cls.from_documents(
-            documents(),
-            Words(),
-            collection_name=name,
-            connection_args={"uri": uri},
-            consistency_level="Strong",
+            documents(), Words(), collection_name=name, connection_args={"uri": uri}, consistency_level="Strong"
         )
         return outcomes(store, READS[:-1], "sync")
 

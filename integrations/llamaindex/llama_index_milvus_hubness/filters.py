@@ -22,9 +22,8 @@ _TEXTS = {FilterOperator.TEXT_MATCH: MATCHED, FilterOperator.TEXT_MATCH_INSENSIT
 
 
 def filtered(metadata: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What of a node's metadata is stored to filter on, by field: the values that are not empty, and its
-    strings as they are and in lower case with the wildcards of LIKE replaced, which Milvus Lite cannot
-    escape."""
+    """What of a node's metadata is stored to filter on, by field: the values that are not empty, and its strings as
+    they are and in lower case with the wildcards of LIKE replaced, which Milvus Lite cannot escape."""
     texts = {key: value.translate(_WILD) for key, value in metadata.items() if isinstance(value, str)}
     return {
         METADATA: {key: value for key, value in metadata.items() if value is not None and value != []},

@@ -12,15 +12,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 from pymilvus import DataType
 
-from llama_index_milvus_hubness.filters import (
-    LOWERED,
-    MATCHED,
-    METADATA,
-    expression,
-    filtered,
-    literal,
-    one_of,
-)
+from llama_index_milvus_hubness.filters import LOWERED, MATCHED, METADATA, expression, filtered, literal, one_of
 from milvus_hubness import AsyncHubnessClient, CorrectionConfig, DimensionMismatch, HubnessClient
 from milvus_hubness.state import STATE_TTL
 
@@ -155,9 +147,7 @@ class HubnessVectorStore(BasePydanticVectorStore):
         """As `delete`."""
         await self._adelete(f"{DOCUMENT} == {literal(ref_doc_id)}")
 
-    def delete_nodes(
-        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any
-    ) -> None:
+    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
         """Delete the nodes that have one of the ids and match. Raises ValueError where neither is given."""
         self._delete(_named(node_ids, filters))
 
@@ -185,16 +175,12 @@ class HubnessVectorStore(BasePydanticVectorStore):
 
     # -- questions --------------------------------------------------------------------------------------
 
-    def get_nodes(
-        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
-    ) -> list[BaseNode]:
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """The nodes that have one of the ids and match, all without either; without their embeddings."""
         if not self._client.has_collection(self.collection_name):
             return []
         expr = _expression(filters, node_ids=node_ids) or EVERYTHING
-        rows = self._client.query_iterator(
-            self.collection_name, filter=expr, output_fields=SHOWN, batch_size=PAGE
-        )
+        rows = self._client.query_iterator(self.collection_name, filter=expr, output_fields=SHOWN, batch_size=PAGE)
         nodes: list[BaseNode] = []
         try:
             while page := rows.next():

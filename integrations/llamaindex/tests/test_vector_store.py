@@ -102,9 +102,7 @@ def test_mmr_picks_by_corrected_score_and_distance_from_those_picked(store):
     while len(wanted) < 5:
         worth = {i: 0.3 * scores()[i] - 0.7 * (units[i] @ units[wanted].T).max() for i in pool}
         wanted.append(max((i for i in pool if i not in wanted), key=worth.get))
-    for even, diverse in ways(
-        store, asked(5, mode=mmr, mmr_threshold=1.0), asked(5, mode=mmr, mmr_threshold=0.3)
-    ):
+    for even, diverse in ways(store, asked(5, mode=mmr, mmr_threshold=1.0), asked(5, mode=mmr, mmr_threshold=0.3)):
         assert even.ids == order()[:5]
         assert diverse.ids == [f"n{i}" for i in wanted] != even.ids
         assert diverse.similarities == pytest.approx(scores()[wanted], abs=1e-4)

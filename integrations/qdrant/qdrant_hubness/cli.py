@@ -9,24 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import (
-    REFUSED,
-    TERMINATED,
-    describe,
-    progress_bars,
-    show_facts,
-    show_json,
-)
+from milvus_hubness.cli.console import REFUSED, TERMINATED, describe, progress_bars, show_facts, show_json
 from milvus_hubness.cli.console import run as run_migration
 from milvus_hubness.cli.migrate.run import to_resume
-from milvus_hubness.cli.options import (
-    AsJson,
-    BankOptions,
-    ClientTtl,
-    EstimatorOptions,
-    RowsPerSecond,
-    add_commands,
-)
+from milvus_hubness.cli.options import AsJson, BankOptions, ClientTtl, EstimatorOptions, RowsPerSecond, add_commands
 from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.plan import plan_enable
@@ -47,12 +33,8 @@ from qdrant_hubness.store import QdrantStore, connect
 URI_VARIABLE, KEY_VARIABLE = "QDRANT_URL", "QDRANT_API_KEY"
 
 Collection = Annotated[str, typer.Argument(help="Collection or alias.")]
-Uri = Annotated[
-    str, typer.Option("--uri", envvar=URI_VARIABLE, help="Server (http://…), or folder of the local mode.")
-]
-Vector = Annotated[
-    str | None, typer.Option(help="Name of the vector, required if the collection has several.")
-]
+Uri = Annotated[str, typer.Option("--uri", envvar=URI_VARIABLE, help="Server (http://…), or folder of the local mode.")]
+Vector = Annotated[str | None, typer.Option(help="Name of the vector, required if the collection has several.")]
 Plan = Annotated[bool, typer.Option("--plan", help="Show the plan; write nothing.")]
 DEFAULT_URI = "http://localhost:6333"
 
@@ -113,17 +95,13 @@ def migrate(
     correcting: Correcting,
     writers: Writers,
     connection: Connection,
-    source: Annotated[
-        str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")
-    ] = None,
+    source: Annotated[str | None, typer.Argument(help="Collection to correct. [default: the unfinished one]")] = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias that the application reads: it is moved to the copy.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None,
     rows_per_second: RowsPerSecond = None,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Drop an unfinished copy and start again.")
-    ] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Drop an unfinished copy and start again.")] = False,
     plan: Plan = False,
     as_json: AsJson = False,
 ) -> None:
@@ -159,12 +137,7 @@ def migrate(
     _show(f"Migrated {migration.source}", "migration", _told(migration), as_json=as_json)
 
 
-def rollback(
-    collection: Collection,
-    writers: Writers,
-    connection: Connection,
-    as_json: AsJson = False,
-) -> None:
+def rollback(collection: Collection, writers: Writers, connection: Connection, as_json: AsJson = False) -> None:
     """Carry points written since the cutover back to the source, and move the alias back to it."""
     store = connection.open()
     known = Ledger(store).find(collection)
@@ -189,11 +162,7 @@ def clean(
 
 
 def enable(
-    collection: Collection,
-    correcting: Correcting,
-    connection: Connection,
-    plan: Plan = False,
-    as_json: AsJson = False,
+    collection: Collection, correcting: Correcting, connection: Connection, plan: Plan = False, as_json: AsJson = False
 ) -> None:
     """Correct a collection without a copy: biases in payloads, which a formula subtracts from scores."""
     correcting.require()
@@ -201,13 +170,7 @@ def enable(
     queries, estimator = read_bank(store, correcting.bank, correcting.bank_column), correcting.estimator()
     with progress_bars() as progress:
         wanted = plan_enable(
-            store,
-            collection,
-            queries,
-            estimator=estimator,
-            field=correcting.vector,
-            where="fields",
-            progress=progress,
+            store, collection, queries, estimator=estimator, field=correcting.vector, where="fields", progress=progress
         )
         if plan:
             _show(f"Would enable {collection}", "plan", wanted.to_dict(), as_json=as_json)
@@ -216,9 +179,7 @@ def enable(
     _show(f"Enabled {collection}", "enable", done.to_dict(), as_json=as_json)
 
 
-def disable(
-    collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
-) -> None:
+def disable(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
     """Undo enable: searches are raw again."""
     run_disable(connection.open(), collection, field=vector)
     _show(f"Disabled {collection}", "disable", {"collection": collection}, as_json=as_json)
@@ -268,9 +229,7 @@ def refresh(
         raise typer.Exit(REFUSED)
 
 
-def status(
-    collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False
-) -> None:
+def status(collection: Collection, connection: Connection, vector: Vector = None, as_json: AsJson = False) -> None:
     """Show how a collection is corrected, and how fresh its biases are."""
     found = read_status(connection.open(), collection, field=vector).to_dict()
     if found["estimator"] and not as_json:

@@ -52,8 +52,7 @@ def plan(
 ) -> None:
     """Show what a migration would do; write nothing.
 
-    Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank, else
-    blend.
+    Without --method: nnn if --k or --alpha is given, else the method that tune chose for this bank, else blend.
     """
     planning.require()
     store = connection.open()
@@ -95,18 +94,12 @@ def cutover(
     if migration.phase == "verified" and not switching.is_named:
         raise typer.BadParameter("no name to move to the copy: pass --alias or --rename")
     with course.open(migration.source, migration.target) as options:
-        migration = cut_over(
-            store, migration.target, alias=switching.alias, rename=switching.rename, options=options
-        )
+        migration = cut_over(store, migration.target, alias=switching.alias, rename=switching.rename, options=options)
     show_last(as_json, migration_facts(migration), lambda: show_migration(migration))
 
 
 def rollback(
-    name: Name,
-    watching: Watching,
-    connection: Connection,
-    target: Target = None,
-    as_json: AsEvents = False,
+    name: Name, watching: Watching, connection: Connection, target: Target = None, as_json: AsEvents = False
 ) -> None:
     """Carry rows written since the switch back to the source, and move the application's name back to it."""
     course = Course(watching, as_json=as_json)

@@ -34,17 +34,11 @@ Name = Annotated[str, typer.Argument(help="Source of the migration, its copy, or
 Source = Annotated[
     str | None, typer.Argument(help="Collection to correct. [default: that of the unfinished migration]")
 ]
-Target = Annotated[
-    str | None, typer.Option("--target", help="Copy, required if the source has several copies.")
-]
-AsEvents = Annotated[
-    bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")
-]
+Target = Annotated[str | None, typer.Option("--target", help="Copy, required if the source has several copies.")]
+AsEvents = Annotated[bool, typer.Option("--json", help="Print each event, and last the result, as a line of JSON.")]
 Postpone = Annotated[
     bool,
-    typer.Option(
-        "--postpone-cutover", help="Follow the source until migrate release or POST /cutover, then cut over."
-    ),
+    typer.Option("--postpone-cutover", help="Follow the source until migrate release or POST /cutover, then cut over."),
 ]
 
 
@@ -82,8 +76,7 @@ class Switching:
 
 
 Measure = Annotated[
-    bool,
-    typer.Option("--measure", help="Measure the recall of the index on a sample, and how to regain it."),
+    bool, typer.Option("--measure", help="Measure the recall of the index on a sample, and how to regain it.")
 ]
 
 
@@ -122,8 +115,7 @@ class Planning(EstimatorOptions, BankOptions):
     index_param: Annotated[
         list[str] | None,
         typer.Option(
-            help="NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. "
-            "[default: the source's]",
+            help="NAME=VALUE, a parameter of the copy's index, such as nlist=512; repeatable. [default: the source's]",
             show_default=False,
         ),
     ] = None
@@ -165,9 +157,7 @@ class Planning(EstimatorOptions, BankOptions):
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
-    def validate_resumed(
-        self, store: MilvusStore, migration: Migration, switching: Switching | None = None
-    ) -> None:
+    def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching | None = None) -> None:
         """Check that no option asks for another copy or switch than those of a resumed migration, because it
         would have no effect. Raises InvalidParameter."""
         if odd := [*self._unlike(store, migration), *(switching.unlike(migration) if switching else ())]:
@@ -220,9 +210,7 @@ class Pace:
     critical_load: Annotated[
         str | None, typer.Option(help="Shell command; if it fails, the run ends.", metavar="CMD")
     ] = None
-    load_every: Annotated[
-        float, typer.Option(min=0.1, help="Seconds between two runs of the load commands.")
-    ] = 5.0
+    load_every: Annotated[float, typer.Option(min=0.1, help="Seconds between two runs of the load commands.")] = 5.0
     bulk_folder: Annotated[
         str | None,
         typer.Option(
@@ -242,8 +230,7 @@ class Watching(Writers):
         Path | None, typer.Option(help="JSON file that migrate pause and its like write to control the run.")
     ] = None
     http: Annotated[
-        str | None,
-        typer.Option(help="Loopback address of /status, /metrics, /pause and more.", metavar="HOST:PORT"),
+        str | None, typer.Option(help="Loopback address of /status, /metrics, /pause and more.", metavar="HOST:PORT")
     ] = None
     on: Annotated[
         list[str] | None,

@@ -21,13 +21,7 @@ from milvus_hubness.cli.migrate.options import (
     Writers,
 )
 from milvus_hubness.cli.migrate.session import Course
-from milvus_hubness.cli.migrate.show import (
-    migration_facts,
-    migration_words,
-    show_last,
-    show_migration,
-    show_plan,
-)
+from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
 from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration
@@ -93,8 +87,7 @@ def _carry_out(
     *,
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
-    """Run the migration that the options plan, or resume the one that they name. switching: None for a
-    rehearsal."""
+    """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
     if planning.bank and source is None:
         raise typer.BadParameter("no collection: name the one that --bank is for")
     store, is_planned = connection.open(), bool(planning.bank)
@@ -104,9 +97,7 @@ def _carry_out(
     if resumed is not None:
         planning.validate_resumed(store, resumed, switching)
         if switching is None:
-            resumed.require(
-                "preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal"
-            )
+            resumed.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
         with course.open(resumed.source, resumed.target) as options:
             name = switching or Switching()
             return store, resume(store, resumed.target, options, alias=name.alias, rename=name.rename)

@@ -19,13 +19,7 @@ from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, str
 from milvus_hubness.cli.options import AsJson, RowsPerSecond
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
-from milvus_hubness.operations.control import (
-    ControlFile,
-    Controls,
-    CutoverGate,
-    MigrationMetrics,
-    write_control,
-)
+from milvus_hubness.operations.control import ControlFile, Controls, CutoverGate, MigrationMetrics, write_control
 from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.operations.shell_commands import Hooks, LoadWatch, parse_hooks
 
@@ -62,19 +56,12 @@ class Course:
     """The settings of a run, checked before any read. Raises InvalidParameter."""
 
     def __init__(
-        self,
-        watching: Watching,
-        pace: Pace | None = None,
-        *,
-        postponed: bool = False,
-        as_json: bool = False,
+        self, watching: Watching, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False
     ) -> None:
         self._watching, self._pace = watching, pace or Pace()
         self.as_json = as_json
         self._hooks = parse_hooks(watching.on or [])
-        self._throttle = Throttle(
-            self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds
-        )
+        self._throttle = Throttle(self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds)
         self._gate = CutoverGate(postponed=postponed)
         self._steering = MigrationOptions(
             no_writers=watching.no_writers,
@@ -160,11 +147,7 @@ def set_rate(
     as_json: AsJson = False,
 ) -> None:
     """Change the limits of a run; 0 removes a limit."""
-    options = {
-        "rows_per_second": rows_per_second,
-        "bytes_per_second": bytes_per_second,
-        "chunk_seconds": chunk_seconds,
-    }
+    options = {"rows_per_second": rows_per_second, "bytes_per_second": bytes_per_second, "chunk_seconds": chunk_seconds}
     limits = {name: limit or None for name, limit in options.items() if limit is not None}
     if not limits:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
@@ -180,8 +163,4 @@ def release(control: Control, as_json: AsJson = False) -> None:
 def _write(control: Path, as_json: bool, **changes: Any) -> None:
     settings = write_control(control, **changes)
     text = f"{control}: {limit_words(settings)}"
-    show_result(
-        as_json,
-        {"control": settings},
-        lambda: out.print(text, highlight=False, markup=False, soft_wrap=True),
-    )
+    show_result(as_json, {"control": settings}, lambda: out.print(text, highlight=False, markup=False, soft_wrap=True))

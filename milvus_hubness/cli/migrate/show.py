@@ -43,11 +43,7 @@ def show_plan(plan: dict[str, Any]) -> None:
             and f"{resolution['in_order']:.1%} of {resolution['queries']} queries keep "
             "the order of their nearest rows at strength 0",
             "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
-            + (
-                f", {plan['waiting_seconds']} s of it for clients to hear of it"
-                if plan["waiting_seconds"]
-                else ""
-            ),
+            + (f", {plan['waiting_seconds']} s of it for clients to hear of it" if plan["waiting_seconds"] else ""),
             "note": "\n".join(plan["remarks"]),
         },
     )

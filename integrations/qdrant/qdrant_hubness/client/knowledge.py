@@ -1,6 +1,4 @@
-"""What collections say of themselves, remembered for a while, and banks. No I/O: see
-milvus_hubness.client.steps.
-"""
+"""What collections say of themselves, remembered for a while, and banks. No I/O: see milvus_hubness.client.steps."""
 
 from __future__ import annotations
 
@@ -15,10 +13,7 @@ from milvus_hubness.client.state_cache import BankCache
 from milvus_hubness.client.steps import Ask, Compute, Pause
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.job_properties import (
-    DualWrite,
-    WriteIntentLog,
-)
+from milvus_hubness.job_properties import DualWrite, WriteIntentLog
 from milvus_hubness.state import CollectionState, Profile, read_states
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store import schema
@@ -142,14 +137,10 @@ class StateCache:
             found[:, slot] = done
         return found
 
-    def _biases(
-        self, collection: str, state: CollectionState, profile: Profile, vectors: Floats
-    ) -> Operation[Floats]:
+    def _biases(self, collection: str, state: CollectionState, profile: Profile, vectors: Floats) -> Operation[Floats]:
         bank = yield from self._bank(collection, state, profile)
         of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(
-            lambda: self._banks.correction(of, state, profile, bank).centred(vectors)
-        )
+        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).centred(vectors))
         return found
 
     def cells(self, collection: str, state: CollectionState, vectors: Floats) -> Operation[Floats]:
@@ -159,9 +150,7 @@ class StateCache:
             return np.zeros((len(vectors), 0), np.float32)
         bank = yield from self._bank(collection, state, profile)
         of = (collection, state.field, profile.slot)
-        found: Floats = yield Compute(
-            lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors)
-        )
+        found: Floats = yield Compute(lambda: self._banks.correction(of, state, profile, bank).locality_hints(vectors))
         return found
 
     def _bank(self, collection: str, state: CollectionState, profile: Profile) -> Operation[StoredBank]:

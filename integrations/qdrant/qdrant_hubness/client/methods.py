@@ -106,9 +106,7 @@ class Methods(ABC):
         )
         options["with_lookup"] = with_lookup
         return self._run(
-            self._operations.groups(
-                collection_name, request, group_by, group_size, options, strength, profile
-            )
+            self._operations.groups(collection_name, request, group_by, group_size, options, strength, profile)
         )
 
     def search_matrix_pairs(self, collection_name: str, *args: Any, **kwargs: Any) -> Any:
@@ -213,9 +211,7 @@ class Methods(ABC):
         result = {"keys": keys, "points": points, "wait": wait}
         return self._write(collection_name, "delete_payload", **result, **options)
 
-    def clear_payload(
-        self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any
-    ) -> Any:
+    def clear_payload(self, collection_name: str, points_selector: Any, wait: bool = True, **options: Any) -> Any:
         """As QdrantClient.clear_payload; biases in payloads as for overwrite_payload."""
         result = {"points_selector": points_selector, "wait": wait}
         return self._write(collection_name, "clear_payload", **result, **options)
@@ -227,9 +223,7 @@ class Methods(ABC):
         calls = calls_of(update_operations, {"wait": wait, **options})
         return self._run(self._operations.write(collection_name, calls))
 
-    def upload_points(
-        self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any
-    ) -> Any:
+    def upload_points(self, collection_name: str, points: Iterable[Any], batch_size: int = 64, **options: Any) -> Any:
         """As QdrantClient.upload_points; to corrected collections by this process alone."""
         return self._run(self._operations.upload(collection_name, points, batch_size, options))
 

@@ -13,14 +13,7 @@ from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidInput, UnsupportedOperation
 from qdrant_hubness.client.knowledge import Operation
 from qdrant_hubness.client.known import CachedState
-from qdrant_hubness.client.rewrite import (
-    DEFAULT_LIMIT,
-    Answered,
-    Named,
-    Rewriting,
-    picked_by_mmr,
-    points_named,
-)
+from qdrant_hubness.client.rewrite import DEFAULT_LIMIT, Answered, Named, Rewriting, picked_by_mmr, points_named
 from qdrant_hubness.client.writes import Writing
 from qdrant_hubness.store.rows import UNNAMED, named
 

@@ -79,8 +79,7 @@ def structs(points: Any) -> list[models.PointStruct]:
     """What upsert takes, as points one by one."""
     if not isinstance(points, models.Batch):
         return [
-            each if isinstance(each, models.PointStruct) else models.PointStruct.model_validate(each)
-            for each in points
+            each if isinstance(each, models.PointStruct) else models.PointStruct.model_validate(each) for each in points
         ]
     vectors = points.vectors if isinstance(points.vectors, dict) else {UNNAMED: points.vectors}
     payloads = points.payloads or [None] * len(points.ids)
@@ -162,12 +161,9 @@ def parts(items: Sequence[Any], size: int) -> Iterable[list[Any]]:
 def points_of(
     vectors: Any, payloads: Iterable[dict[str, Any]] | None, ids: Iterable[Any] | None
 ) -> Iterator[models.PointStruct]:
-    """What upload_collection takes, as points: vectors in rows, or such rows by name; without ids, of new
-    ones."""
+    """What upload_collection takes, as points: vectors in rows, or such rows by name; without ids, of new ones."""
     if isinstance(vectors, dict):
-        rows: Iterable[Any] = (
-            dict(zip(vectors, each, strict=True)) for each in zip(*vectors.values(), strict=True)
-        )
+        rows: Iterable[Any] = (dict(zip(vectors, each, strict=True)) for each in zip(*vectors.values(), strict=True))
     else:
         rows = vectors
     numbered = (str(uuid.uuid4()) for _ in repeat(None)) if ids is None else ids

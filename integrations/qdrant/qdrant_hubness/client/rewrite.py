@@ -1,9 +1,8 @@
 """Queries of corrected collections, turned into queries that Qdrant answers with corrected scores. No I/O.
 
-In the augmented form < r , b > a vector q is asked as < q , −w >, whatever kind of query it is part of.
-Points that a query names by id are asked by the vector that the user gave them: their stored one would ask
-for its own bias. Where biases lie in payloads, candidates are fetched and a formula takes w times the bias
-off."""
+In the augmented form < r , b > a vector q is asked as < q , −w >, whatever kind of query it is part of. Points that a
+query names by id are asked by the vector that the user gave them: their stored one would ask for its own bias. Where
+biases lie in payloads, candidates are fetched and a formula takes w times the bias off."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store.rows import UNNAMED
 
 Named = tuple[str | None, str, Any]
-"""A point that a query names: the collection to look it up in, None for the one that is asked; the vector;
-the id."""
+"""A point that a query names: the collection to look it up in, None for the one that is asked; the vector; the id."""
 Vectors = Mapping[Named, Floats]
 """Of such points, as the user knows them."""
 
@@ -65,8 +63,7 @@ def _pairs(context: Any) -> list[Any]:
 
 def _needs_no_vector(query: Any) -> bool:
     return isinstance(
-        query,
-        models.OrderByQuery | models.FusionQuery | models.RrfQuery | models.FormulaQuery | models.SampleQuery,
+        query, models.OrderByQuery | models.FusionQuery | models.RrfQuery | models.FormulaQuery | models.SampleQuery
     )
 
 
@@ -77,9 +74,7 @@ def points_named(request: Any, cached: CachedState) -> set[Named]:
     if using in cached.in_vectors or look is not None:
         field = (look.vector if look and look.vector is not None else using) or UNNAMED
         found = {
-            (look.collection if look else None, field, _id(each))
-            for each in _inputs(request.query)
-            if is_id(each)
+            (look.collection if look else None, field, _id(each)) for each in _inputs(request.query) if is_id(each)
         }
     return found.union(*(points_named(each, cached) for each in prefetches(request)))
 
@@ -170,14 +165,7 @@ class Rewriting:
         return self._in_vectors(request, changed, query, state, weight, is_top=is_top)
 
     def _in_vectors(
-        self,
-        request: Any,
-        changed: dict[str, Any],
-        query: Any,
-        state: CollectionState,
-        weight: float,
-        *,
-        is_top: bool,
+        self, request: Any, changed: dict[str, Any], query: Any, state: CollectionState, weight: float, *, is_top: bool
     ) -> tuple[Any, Answered]:
         wrap = self._wrapped(state, weight)
         if not isinstance(query, models.NearestQuery):
@@ -319,8 +307,7 @@ def _mapped(query: Any, change: Callable[[Any], Any]) -> Any:
 def _mapped_pairs(context: Any, change: Callable[[Any], Any]) -> Any:
     pairs = context if isinstance(context, list) else [] if context is None else [context]
     return [
-        each.model_copy(update={"positive": change(each.positive), "negative": change(each.negative)})
-        for each in pairs
+        each.model_copy(update={"positive": change(each.positive), "negative": change(each.negative)}) for each in pairs
     ]
 
 
@@ -341,8 +328,7 @@ def as_vector(value: Any) -> Floats:
         found = np.empty((0, 0), np.float32)
     if found.ndim != 1:
         raise UnsupportedOperation(
-            "a corrected vector is asked for by a list of numbers or a point's id, not by "
-            f"{type(value).__name__}"
+            f"a corrected vector is asked for by a list of numbers or a point's id, not by {type(value).__name__}"
         )
     return found
 

@@ -20,10 +20,9 @@ DEFAULT_BANK_BUDGET = 1 << 30
 class HubnessQdrantClient(Methods, QdrantClient):  # type: ignore[misc]
     """Use it wherever a QdrantClient is used. Ordinary collections are passed through untouched.
 
-    On corrected ones, upserts, queries and reads speak the original size and distance. Scores are
-    s(q, r) − w·(b(r) − c): similarities under Cosine and Dot, thresholds included; under Euclid the root of
-    the squared distance plus 2w·(b − c), below 0 where that is. Vectors read back are what Qdrant would give:
-    unit ones under Cosine.
+    On corrected ones, upserts, queries and reads speak the original size and distance. Scores are s(q, r) − w·(b(r) −
+    c): similarities under Cosine and Dot, thresholds included; under Euclid the root of the squared distance plus 2w·(b
+    − c), below 0 where that is. Vectors read back are what Qdrant would give: unit ones under Cosine.
 
     client: one whose connection, or local data, is shared, in place of the arguments of QdrantClient.
     strength: w of every query that names none; None takes each collection's own (1.0 unless changed).

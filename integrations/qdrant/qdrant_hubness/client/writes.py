@@ -19,27 +19,11 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.client.steps import Ask
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases, with_columns
-from milvus_hubness.errors import (
-    DimensionMismatch,
-    DualWriteFailed,
-    HubnessError,
-    WriteIntentFailed,
-    name_some,
-)
+from milvus_hubness.errors import DimensionMismatch, DualWriteFailed, HubnessError, WriteIntentFailed, name_some
 from milvus_hubness.state import CollectionState
 from qdrant_hubness.client.knowledge import Operation, StateCache
 from qdrant_hubness.client.known import CachedState
-from qdrant_hubness.client.points import (
-    SELECTORS,
-    Call,
-    by_name,
-    filter_of,
-    ids_of,
-    key_of,
-    merged,
-    parts,
-    structs,
-)
+from qdrant_hubness.client.points import SELECTORS, Call, by_name, filter_of, ids_of, key_of, merged, parts, structs
 from qdrant_hubness.client.rewrite import as_vector
 from qdrant_hubness.store.journal import line
 from qdrant_hubness.store.requests import FAILURES
@@ -157,9 +141,7 @@ class Writing(StateCache):
         vectors = [by_name(point.vector) for point in points]
         columns = yield from self._convert(collection, cached, points, vectors, valid=True)
         notes = [
-            line(
-                field, key_of(point.id), own[field], {n: result[n] for n in _fields_of(state) if n in result}
-            )
+            line(field, key_of(point.id), own[field], {n: result[n] for n in _fields_of(state) if n in result})
             for point, own, result in zip(points, vectors, columns, strict=True)
             for field, state in cached.states.items()
             if field in own
@@ -167,9 +149,7 @@ class Writing(StateCache):
         kind = models.PointStruct if upserts else models.PointVectors
         made = [
             kind.model_construct(
-                id=point.id,
-                vector=merged(own),
-                **({"payload": {**(point.payload or {}), **result}} if upserts else {}),
+                id=point.id, vector=merged(own), **({"payload": {**(point.payload or {}), **result}} if upserts else {})
             )
             for point, own, result in zip(points, vectors, columns, strict=True)
         ]
@@ -258,9 +238,7 @@ class Writing(StateCache):
         for part in parts(list(dict.fromkeys(ids)), IDS_PER_REQUEST):
             before: dict[Key, Any] | None = None
             for _ in range(CARRYING_ROUNDS):
-                read = yield Ask(
-                    "retrieve", (cached.name, part), {"with_payload": True, "with_vectors": True}
-                )
+                read = yield Ask("retrieve", (cached.name, part), {"with_payload": True, "with_vectors": True})
                 now = {record.id: record for record in read}
                 if now == before:
                     break
@@ -272,9 +250,7 @@ class Writing(StateCache):
             else:
                 raise DualWriteFailed(f"points of {cached.name!r} change faster than they can be carried")
 
-    def _put(
-        self, cached: CachedState, target: CachedState, dual_write: str, records: list[Any]
-    ) -> Operation[None]:
+    def _put(self, cached: CachedState, target: CachedState, dual_write: str, records: list[Any]) -> Operation[None]:
         if not records:
             return
         shown = [cached.shown(record) for record in records]

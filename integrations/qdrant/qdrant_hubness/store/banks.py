@@ -23,9 +23,7 @@ class QdrantBanks(QdrantLedger, BankGenerations):
     bank_field = UNNAMED
 
     def _make_bank(self, collection: str, dim: int) -> None:
-        vectors = models.VectorParams(
-            size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0)
-        )
+        vectors = models.VectorParams(size=dim, distance=models.Distance.DOT, hnsw_config=models.HnswConfigDiff(m=0))
         self.make_collection(collection, {BANK_PROPERTY: "1"}, vectors_config=vectors)
         if not self.is_local:
             for name in ("generation", "part"):

@@ -84,15 +84,12 @@ class QdrantWriteIntents(QdrantBanks):
         return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have the same
-        name."""
+        """As Store.drop_intent_log. No job takes the write-intent log of another, and no two have the same name."""
         name = intent_log.collection
         if not self.exists(name):
             return
         if WRITE_INTENTS_OF_PROPERTY not in self._told(name, self.ask("get_collection", name)):
-            raise CollectionExists(
-                f"{name!r} is there already and is no write-intent log: take another name for it"
-            )
+            raise CollectionExists(f"{name!r} is there already and is no write-intent log: take another name for it")
         self.drop(name)
 
     def notes(
@@ -135,9 +132,7 @@ class QdrantWriteIntents(QdrantBanks):
         found: list[Any] = []
         for partition in PARTITIONS:
             after = None
-            while page := self._page(
-                intent_log.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True
-            ):
+            while page := self._page(intent_log.collection, partition, after, _KEYS_PER_REQUEST, with_payload=True):
                 found += page
                 after = page[-1].id
         return found

@@ -24,9 +24,7 @@ class QdrantLedger(QdrantPoints):
         self._ensure_ledger(ledger)
         points = [
             models.PointStruct(
-                id=point_id(each.key),
-                vector={},
-                payload={"key": each.key, "group": each.group, "body": each.body},
+                id=point_id(each.key), vector={}, payload={"key": each.key, "group": each.group, "body": each.body}
             )
             for each in records
         ]
@@ -47,9 +45,7 @@ class QdrantLedger(QdrantPoints):
         found: list[Record] = []
         for partition in PARTITIONS:
             after = None
-            while page := self._page(
-                ledger, partition, after, _RECORDS_PER_REQUEST, _of(group), with_payload=True
-            ):
+            while page := self._page(ledger, partition, after, _RECORDS_PER_REQUEST, _of(group), with_payload=True):
                 found += map(_record, page)
                 after = page[-1].id
         return sorted(found, key=lambda record: record.key)

@@ -63,9 +63,7 @@ def _next(key: Key) -> Key | None:
 
 def create_alias(alias: str, collection: str) -> models.CreateAliasOperation:
     """The change that makes an alias."""
-    return models.CreateAliasOperation(
-        create_alias=models.CreateAlias(collection_name=collection, alias_name=alias)
-    )
+    return models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=collection, alias_name=alias))
 
 
 def drop_alias(alias: str) -> models.DeleteAliasOperation:
@@ -121,8 +119,7 @@ class QdrantPoints:
             if name == collection or not self.exists(collection):
                 raise CollectionNotFound(f"no collection or alias {collection!r}") from error
             raise LeaseLost(
-                f"the lease on {collection!r} was lost: another job has taken over, and the database refused "
-                "this write"
+                f"the lease on {collection!r} was lost: another job has taken over, and the database refused this write"
             ) from error
 
     def exists(self, collection: str) -> bool:
@@ -213,11 +210,7 @@ class QdrantPoints:
         if form.state is not None:
             if form.state.codec.epoch_field in columns and batch.keys:
                 self._among_those_there(
-                    "delete_payload",
-                    collection,
-                    keys=[form.state.codec.epoch_field],
-                    points=list(batch.keys),
-                    **SURE,
+                    "delete_payload", collection, keys=[form.state.codec.epoch_field], points=list(batch.keys), **SURE
                 )
             return
         for rows in self._parts(list(zip(batch.keys, batch.rows, strict=True)), form):
@@ -275,9 +268,7 @@ class QdrantPoints:
     def _fetch(self, collection: str, keys: Sequence[Key], form: Form) -> Batch:
         found: list[Any] = []
         for part in self._parts(list(keys), form):
-            found += self.ask(
-                "retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads
-            )
+            found += self.ask("retrieve", collection, ids=part, with_payload=True, with_vectors=True, **self._reads)
         return form.batch(in_order(found, keys))
 
     def _page(

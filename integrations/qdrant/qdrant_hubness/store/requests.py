@@ -28,9 +28,8 @@ _locks_lock = threading.Lock()
 
 
 def connect(uri: str, api_key: str | None = None, *, timeout: int = 60) -> QdrantClient:
-    """A plain QdrantClient of a server (http://… or https://…), of a folder of the local mode, or of
-    ":memory:". Raises ServerUnavailable, which names the address without its user and password, and never the
-    key."""
+    """A plain QdrantClient of a server (http://… or https://…), of a folder of the local mode, or of ":memory:". Raises
+    ServerUnavailable, which names the address without its user and password, and never the key."""
     try:
         if "://" in uri:
             client = QdrantClient(url=uri, api_key=api_key, timeout=timeout, check_compatibility=False)

@@ -61,9 +61,8 @@ def _near(a: Any, b: Any, units: int) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """How points of a collection are read and written with one of their vectors in front. field: its name;
-    form: how the rows of a layout, or the user's, lie in it; state: where these are a layout's; unit, units:
-    see Others."""
+    """How points of a collection are read and written with one of their vectors in front. field: its name; form: how
+    the rows of a layout, or the user's, lie in it; state: where these are a layout's; unit, units: see Others."""
 
     field: str
     form: StorageFormat
@@ -165,10 +164,7 @@ def named(vector: Any) -> Vectors:
 def _plain(value: Any) -> Any:
     if isinstance(value, models.SparseVector):
         order = sorted(range(len(value.indices)), key=value.indices.__getitem__)
-        return {
-            "indices": [value.indices[i] for i in order],
-            "values": [value.values[i] for i in order],
-        }
+        return {"indices": [value.indices[i] for i in order], "values": [value.values[i] for i in order]}
     return value
 
 

@@ -14,11 +14,7 @@ from qdrant_hubness.store.rows import UNNAMED
 
 METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}
 """What is corrected, by the names that the layout has for it."""
-DTYPES: dict[Any, Dtype] = {
-    None: "float32",
-    models.Datatype.FLOAT32: "float32",
-    models.Datatype.FLOAT16: "float16",
-}
+DTYPES: dict[Any, Dtype] = {None: "float32", models.Datatype.FLOAT32: "float32", models.Datatype.FLOAT16: "float16"}
 
 Described = models.CollectionInfo
 Params = models.VectorParams
@@ -117,15 +113,11 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
     return {
         "vectors": {name: _set(each) for name, each in sorted(dense(described).items())},
         "sparse": {name: _set(each) for name, each in sorted((params.sparse_vectors or {}).items())},
-        "indexes": {
-            name: str(each.data_type.value) for name, each in sorted((described.payload_schema or {}).items())
-        },
+        "indexes": {name: str(each.data_type.value) for name, each in sorted((described.payload_schema or {}).items())},
     }
 
 
-def copy_config(
-    source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None
-) -> dict[str, Any]:
+def copy_config(source: CollectionInfo, state: CollectionState, metadata: dict[str, Any] | None) -> dict[str, Any]:
     """What create_collection takes for a copy: as the source, but for the corrected vector."""
     described: Described = source.schema["described"]
     params, config = described.config.params, described.config
