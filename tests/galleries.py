@@ -3,6 +3,8 @@
 import numpy as np
 from pymilvus import DataType
 
+from milvus_hubness.codec.base import NORM_FIELD, VectorCodec
+
 METRICS = ["IP", "COSINE", "L2"]
 
 
@@ -32,6 +34,16 @@ def nnn(bank, items, metric, k, alpha):
 def as_distance(scores, metric):
     """Similarities as Milvus reports them."""
     return -2 * scores if metric == "L2" else scores
+
+
+def vector_codec(layout, dtype="float32"):
+    """The codec of a field that holds the augmented vectors."""
+    return VectorCodec("vector", "", layout, dtype, 0)
+
+
+def decoded(layout, stored, norms=None, dtype="float32"):
+    """The vectors in stored rows."""
+    return vector_codec(layout, dtype).decode_rows({"vector": stored, NORM_FIELD: norms})
 
 
 def rich_schema(client, key="int", dim=32):

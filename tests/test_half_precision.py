@@ -22,7 +22,7 @@ from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from tests.galleries import METRICS
+from tests.galleries import METRICS, decoded
 
 HALVES = ["float16", "bfloat16"]
 NUMBERS = st.floats(-60_000, 60_000, width=32)
@@ -145,7 +145,7 @@ def test_cosine_rows_come_back_within_one_unit_in_the_last_place(dtype, rows, no
     given_rows = rounded(rows * np.float32(norm / 200), dtype)
     norms = layout.norms(given_rows)
     stored = form.encode_rows(layout.augment(given_rows, np.zeros(4, np.float32)))
-    revert = rounded(layout.decode_vectors(form.joined(decode(stored, dtype)), norms), dtype)
+    revert = decoded(layout, form.joined(decode(stored, dtype)), norms, dtype)
     floor = SMALLEST[dtype] * np.maximum(norms, 1)[:, None]
     assert np.all(np.abs(revert - given_rows) <= np.maximum(SPACING[dtype] * np.abs(given_rows), floor))
 

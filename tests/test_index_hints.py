@@ -21,6 +21,7 @@ from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import DimensionMismatch, InvalidParameter
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
+from tests.galleries import decoded
 from tests.real_data import load_task, needs_real_data
 
 DIM = 20
@@ -87,7 +88,7 @@ def test_no_score_no_bias_and_no_vector_knows_of_them(metric, graph_hint, seed, 
     for asked in (layout.encode_queries(queries, strength), layout.encode_queries(queries, 0.0, slot=1)):
         np.testing.assert_array_equal(asked.astype(float) @ stored.T, asked.astype(float) @ bare.T)
     norms = layout.norms(items)
-    np.testing.assert_array_equal(layout.decode_vectors(stored, norms), layout.decode_vectors(bare, norms))
+    np.testing.assert_array_equal(decoded(layout, stored, norms), decoded(layout, bare, norms))
     np.testing.assert_array_equal(layout.biases(stored, 1), biases[:, 1].astype(np.float32))
     np.testing.assert_array_equal(layout.with_biases(bare, {}, locality_hints), stored)
     again = layout.with_biases(layout.with_biases(stored, {0: biases[:, 1]}), {0: biases[:, 0]})

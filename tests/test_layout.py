@@ -14,6 +14,7 @@ from milvus_hubness.codec.index_hints import GRAPH_HINT_SHARE, measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput, InvalidParameter, NonFiniteVectors, ZeroVectors
 from milvus_hubness.kernels.ann import AnnIndex, IndexSpec
+from tests.galleries import decoded, vector_codec
 
 METRICS = ["IP", "COSINE", "L2"]
 FLOATS = st.floats(-8, 8, width=32, allow_subnormal=False)
@@ -77,7 +78,7 @@ def test_strength_zero_gives_the_raw_order(case):
 @given(cases())
 def test_strip_returns_what_went_in(case):
     layout, items, _, biases = case
-    revert = layout.decode_vectors(layout.augment(items, biases), layout.norms(items))
+    revert = decoded(layout, layout.augment(items, biases), layout.norms(items))
     if layout.metric == "COSINE":
         np.testing.assert_allclose(revert, items, rtol=2.4e-7, atol=1e-30)
     else:
@@ -88,7 +89,7 @@ def test_strip_returns_what_went_in(case):
 def test_unit_vectors_come_back_bit_for_bit(case):
     layout, items, _, biases = case
     unit = (items / np.linalg.norm(items.astype(float), axis=1)[:, None]).astype(np.float32)
-    np.testing.assert_array_equal(layout.decode_vectors(layout.augment(unit, biases), layout.norms(unit)), unit)
+    np.testing.assert_array_equal(decoded(layout, layout.augment(unit, biases), layout.norms(unit)), unit)
 
 
 @given(cases())
@@ -235,7 +236,7 @@ def test_l2_is_safe_under_translation():
         asked += len(queries)
         distances = np.take_along_axis(layout.scores(products, queries, 0.0), best, 1)
         worst = max(worst, np.abs(distances / found - 1).max())
-        np.testing.assert_array_equal(layout.decode_vectors(layout.augment(items, np.zeros(1_000))), items)
+        np.testing.assert_array_equal(decoded(layout, layout.augment(items, np.zeros(1_000))), items)
     assert same >= 0.999 * asked
     assert worst < 1e-5
 
@@ -271,7 +272,7 @@ def test_rows_are_read_back_bit_for_bit_or_named(dtype, mean, scale, seed, other
     assert not lost[: len(sample)].any()
     stored = layout.augment(rows, np.zeros(len(rows)))
     stored[:, :20] = rounded(stored[:, :20], dtype)
-    revert = rounded(layout.decode_vectors(stored), dtype)
+    revert = decoded(layout, stored, dtype=dtype)
     plain = np.where((rows == 0) & (layout.taken_off != 0), np.float32(0), rows)
     np.testing.assert_array_equal(revert.view(np.uint32)[~lost], plain.view(np.uint32)[~lost])
 
@@ -374,7 +375,7 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     layout, _, queries, _ = case
     assume(np.linalg.norm(queries[0]) > 1e-3)
     for query in (queries[0].tolist(), queries[0].astype(np.float32)):
-        packed, length = layout.encode_one(query, strength)
+        packed, length = vector_codec(layout).encode_one(query, strength, slot=0)
         asked = np.frombuffer(packed, np.float32) / length
         np.testing.assert_allclose(asked, layout.encode_queries(queries[:1], strength)[0], rtol=2.0**-21, atol=0)
 
@@ -384,7 +385,7 @@ def test_one_query_is_wrapped_as_many_are(case, strength):
     "query", [[1.0], [0.0, 0.0], [1e39, 0.0], [1.0, math.nan], [math.inf, 0.0], [1.0, "2"], [1.0, None], [1.0, [2.0]]]
 )
 def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
-    assert Layout(2, metric).encode_one(query) is None
+    assert vector_codec(Layout(2, metric)).encode_one(query, 1.0, slot=0) is None
 
 
 @pytest.mark.parametrize("metric", ["IP", "COSINE"])
@@ -402,4 +403,4 @@ def test_what_are_no_numbers_for_a_query_is_left_to_wrap(metric, query):
     ],
 )
 def test_arrays_that_are_no_ordinary_query_are_left_to_wrap(metric, query):
-    assert Layout(2, metric).encode_one(query) is None
+    assert vector_codec(Layout(2, metric)).encode_one(query, 1.0, slot=0) is None

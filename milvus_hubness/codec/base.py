@@ -5,6 +5,8 @@ There is one class for each bias location, here that of `vector`. Their methods 
 
 from __future__ import annotations
 
+import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +16,17 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from milvus_hubness.codec.arrays import Dtype, Floats, Metric, StorageFormat, decode, kept, rounded
+from milvus_hubness.codec.arrays import (
+    LEAST_LENGTH,
+    UNIT_TOLERANCE,
+    Dtype,
+    Floats,
+    Metric,
+    StorageFormat,
+    decode,
+    kept,
+    rounded,
+)
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import StateError
 
@@ -235,11 +247,34 @@ class RowCodec(ABC):
         return self.form.encode_queries(self.encode_query(queries, strength, slot=slot))
 
     def encode_one(self, query: list[float] | Floats, strength: float, *, slot: int) -> tuple[bytes, float] | None:
-        """Return what `pack_queries` returns for one query, up to a factor, and that factor.
+        """Return the augmented query as float32 bytes, up to a factor, and that factor.
 
-        Returns None if this takes more than joined bytes: see `Layout.encode_one`.
+        query: d Python numbers, or float32 (d,). This takes a fraction of the time of `pack_queries`, because it avoids
+        the overhead of NumPy. Returns None under L2, for half precision, and for anything but d finite numbers of an
+        ordinary length.
         """
-        return self.layout.encode_one(query, strength, slot=slot) if self.dtype == "float32" else None
+        layout = self.layout
+        if self.dtype != "float32" or len(query) != layout.dim or layout.metric == "L2":
+            return None
+        columns = [0.0] * (layout.width - layout.dim)
+        try:
+            if isinstance(query, list):
+                length = math.hypot(*query)
+            elif query.dtype == np.float32 and query.ndim == 1:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    length = math.sqrt(query.dot(query))
+            else:
+                return None
+            if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
+                return None
+            if layout.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
+                length = 1.0
+            columns[slot] = -strength * length
+            if isinstance(query, list):
+                return struct.pack(f"{layout.width}f", *query, *columns), length
+            return query.tobytes() + struct.pack(f"{len(columns)}f", *columns), length
+        except (struct.error, TypeError):
+            return None
 
     def raw_scores(self, vectors: Floats, query: Floats) -> Floats:
         """Return the uncorrected scores (n,) of vectors (n, d) for a query (d,), in the user's metric."""
@@ -289,8 +324,18 @@ class VectorCodec(RowCodec):
         return stored | self._hidden(biases, len(vectors)) | norms
 
     def decode_rows(self, columns: Columns) -> Floats:
-        norms = columns[self.norm_field] if self.norm_field else None
-        return rounded(self.layout.decode_vectors(columns[self.field], norms), self.dtype)
+        """Return the vectors, (n, d).
+
+        They are exact if the norm is 1, for IP and, except for the numbers of `lost`, for L2; otherwise within one unit
+        in the last place.
+        """
+        rows = columns[self.field][:, : self.layout.dim]
+        if self.norm_field:
+            rows = rows * np.asarray(columns[self.norm_field], np.float64)[:, None]
+        elif self.layout.mean:
+            taken_off = self.layout.taken_off
+            rows = np.where(taken_off == 0, rows, rows + taken_off)
+        return rounded(rows, self.dtype)
 
     def read_biases(self, columns: Columns) -> Floats:
         return self.layout.biases(columns[self.field], slice(None))

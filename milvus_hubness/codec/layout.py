@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +13,6 @@ import numpy.typing as npt
 
 from milvus_hubness.codec.arrays import (
     ALIGNMENT,
-    LEAST_LENGTH,
     MAX_WIDTH,
     QUERY_SCALE,
     UNIT_TOLERANCE,
@@ -250,52 +248,6 @@ class Layout:
             query_vectors[:, self.dim + 1] = -QUERY_SCALE * self.scale
         query_vectors[:, self.first_slot + slot] = -weights * self.scale
         return query_vectors
-
-    def encode_one(
-        self, query: list[float] | Floats, strength: float = 1.0, *, slot: int = 0
-    ) -> tuple[bytes, float] | None:
-        """Encode one query as `encode_queries` does, up to a factor.
-
-        Returns the augmented query as float32 bytes, and that factor. query: d Python numbers, or float32
-        (d,). This takes a fraction of the time, because it avoids the overhead of NumPy for a single query.
-        Returns None under L2, and if the query is not d finite numbers of an ordinary length.
-        """
-        if len(query) != self.dim or self.metric == "L2":
-            return None
-        columns = [0.0] * (self.width - self.dim)
-        try:
-            if isinstance(query, list):
-                length = math.hypot(*query)
-            elif query.dtype == np.float32 and query.ndim == 1:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    length = math.sqrt(query.dot(query))
-            else:
-                return None
-            if not LEAST_LENGTH < length < 1 / LEAST_LENGTH:
-                return None
-            if self.metric == "IP" or abs(length - 1) <= UNIT_TOLERANCE:
-                length = 1.0
-            columns[slot] = -strength * length
-            if isinstance(query, list):
-                return struct.pack(f"{self.width}f", *query, *columns), length
-            return query.tobytes() + struct.pack(f"{len(columns)}f", *columns), length
-        except (struct.error, TypeError):
-            return None
-
-    def decode_vectors(self, stored: Floats, norms: npt.ArrayLike | None = None) -> Floats:
-        """Return the vectors that `augment` encoded, (n, d).
-
-        norms: (n,) the result of `norms` for these vectors, needed under COSINE. Exact if the norm is 1, for
-        IP and, except for the numbers of `lost`, for L2; otherwise within one unit in the last place.
-        """
-        rows = stored[:, : self.dim]
-        if self.metric != "COSINE":
-            own = np.where(self.taken_off == 0, rows, rows + self.taken_off) if self.mean else rows
-            return np.ascontiguousarray(own)
-        if norms is None:
-            raise InvalidInput("vectors stored for COSINE need their norms to be read back")
-        lengths = np.asarray(norms, np.float64)
-        return (rows * lengths[:, None]).astype(np.float32)
 
     def biases(self, stored: Floats, slot: int | slice = 0) -> Floats:
         """Return the biases in one slot of stored vectors, (n,), or in several, (n, slots)."""
