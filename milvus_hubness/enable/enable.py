@@ -21,7 +21,7 @@ from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.corrections import keep_nearest
 from milvus_hubness.operations.lease import Lease, leasing
 from milvus_hubness.operations.progress import Progress, chunks, silent
-from milvus_hubness.operations.write_intents import drop_intents, rewriting
+from milvus_hubness.operations.row_writer import drop_intents, rewriting
 from milvus_hubness.state import CollectionState, suffix_for
 from milvus_hubness.stores.protocols import SecondVectors, SideCollections, Store, capability, undo_save_bank
 from milvus_hubness.stores.records import CollectionInfo

@@ -6,7 +6,7 @@ from milvus_hubness.errors import CollectionExists, InvalidInput, StoreError
 from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import Lease
-from milvus_hubness.operations.write_intents import drop_log
+from milvus_hubness.operations.row_writer import drop_log
 from milvus_hubness.stores.protocols import Collections, Rows, Store
 
 

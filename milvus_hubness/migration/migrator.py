@@ -24,11 +24,11 @@ from milvus_hubness.migration.copy import (
 )
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.plan import MigrationOptions, MigrationPlan
-from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.corrections import keep_nearest, require_engine
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Progress, as_events
+from milvus_hubness.operations.row_writer import repair_rows
 from milvus_hubness.stores.protocols import BulkImport, Renaming, Store, capability
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -175,7 +175,7 @@ class Migrator:
             source = self._store.info(migration.source)
             if source.intent_log is not None:
                 # The rows that a killed job has changed in the source must be repaired before the copy.
-                write_intents.repair(self._lease, source.name, client_ttl=self._options.client_ttl)
+                repair_rows(self._lease, source.name, client_ttl=self._options.client_ttl)
             if self.migration.phase == "copying":
                 self._create_copy(source)
             self._announce(migration.source, migration.target)

@@ -197,10 +197,11 @@ class BiasBackend:
     def _update(self, writer: RowWriter, rows: Batch, partition: str | None, changed: Sequence[str]) -> None:
         """Update the rows that still exist: the database refuses some fields of a row that does not."""
         try:
-            writer.update(rows, changed, partition)
+            writer.rewrite(rows, changed, partition, in_place=True)
         except StoreError:
             existing = set(self._fetch(rows.keys, partition).keys)
             if len(existing) == len(rows):
                 raise
             if existing:
-                writer.update(rows.take([i for i, key in enumerate(rows.keys) if key in existing]), changed, partition)
+                places = [i for i, key in enumerate(rows.keys) if key in existing]
+                writer.rewrite(rows.take(places), changed, partition, in_place=True)

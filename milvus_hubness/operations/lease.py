@@ -2,19 +2,19 @@
 
 Milvus has no compare-and-set. Two mechanisms replace it.
 
-*Flags decide which process holds the lease.* A process reads the lease records, writes its own record with
-the next token, and reads the records again. If two processes write the same token, at least the one that
-reads last sees the other and withdraws (the flag principle: Herlihy and Shavit, The Art of Multiprocessor
-Programming, 2008, section 2.9). The result depends on no clock and no speed. The highest token holds the
-lease. A holder renews only its own record, so a renewal that arrives late changes nothing.
+*Flags decide which process holds the lease.* A process reads the lease records, writes its own record with the next
+token, and reads the records again. If two processes write the same token, at least the one that reads last sees the
+other and withdraws (the flag principle: Herlihy and Shavit, The Art of Multiprocessor Programming, 2008, section 2.9).
+The result depends on no clock and no speed. The highest token holds the lease. A holder renews only its own record, so
+a renewal that arrives late changes nothing.
 
-*Fencing aliases stop late writes.* A write that is already on its way cannot be recalled. A holder therefore
-never writes by the name of the collection: it creates an alias, `<collection>__lease_<token>_<digits>`, and
-sends all writes by that alias (`Lease.store`). The next holder drops this alias before it does anything else.
-A delayed write of the former holder then finds no collection, and the database refuses it. A holder does the
-same to its own failed writes that may still arrive: it drops the alias and sends the write again by another
-alias (`Lease.renew_fences`). A holder records each alias before it creates it, and reads the lease again
-afterwards, so that at least one of a holder and its successor knows the other.
+*Fencing aliases stop late writes.* A request that was sent cannot be recalled. A holder therefore never writes by the
+name of the collection: it creates an alias, `<collection>__lease_<token>_<digits>`, and sends all writes by that alias
+(`Lease.store`). The next holder drops this alias before it does anything else. A delayed write of the former holder
+then names no collection, and the database refuses it. A holder does the same to its own failed writes that may still
+arrive: it drops the alias and sends the write again by another alias (`Lease.renew_fences`). A holder records an alias
+before it creates it, and reads the lease again afterwards, so that at least one of a holder and its successor sees the
+other.
 
 Clocks: machines compare the time at which a lease expires, and their clocks may differ by `skew` seconds. If the clocks
 differ by more, a holder can lose its lease too early and then stops with LeaseLost; its writes are fenced all the same.
@@ -40,14 +40,13 @@ from milvus_hubness.stores.records import CollectionInfo, Record
 
 RENEWALS = 3
 """Number of renewals within the lifetime of a lease."""
-LOOKS = 30
+CHECKS = 30
 """Maximum number of reads of the records within the lifetime of a lease."""
 ATTEMPTS = 10
 LONGEST_PAUSE = 0.2
-"""Upper bound of the random pause before the second attempt, in seconds; it grows with each further attempt."""
+"""Upper bound of the random pause before the second attempt, in seconds; it grows with every further attempt."""
 LONGEST_NAME = 200
 """Maximum number of characters of a collection's name in an alias: Milvus allows 255 in all."""
-
 
 _RECORDS: TypeAdapter[Entry | Fence] = TypeAdapter(Entry | Fence)
 
@@ -56,19 +55,20 @@ class Lease:
     """The lease on one or more collections: a context manager that renews it in the background.
 
     collections: their real names; a collection that does not exist yet can be leased too. fenced: False for a
-    lease on something that is not a collection. Raises LeaseHeld, which names the holder.
+    lease on something that is not a collection. store: the store, with fenced writes to the leased collections and to
+    the ledger. Raises LeaseHeld, which names the holder.
     """
 
     def __init__(self, store: Store, *collections: str, policy: LeasePolicy | None = None, fenced: bool = True) -> None:
         self.policy = policy or LeasePolicy.default()
-        self._store, self._names = store, tuple(dict.fromkeys(collections))
+        self._unfenced, self._names = store, tuple(dict.fromkeys(collections))
         self._entries: dict[str, Entry] = {}
-        self._seen, self._fences_writes = -math.inf, fenced
+        self._checked_at, self._fences_writes = -math.inf, fenced
         self._owner_id = uuid.uuid4().hex
         self._fences: dict[str, Fence] = {}
         self._undropped: set[str] = set()
         self._renewal = threading.RLock()
-        self._fenced = store.fenced(self)
+        self.store: Store = store.fenced(self)
         self._over = threading.Event()
         self._renewing: threading.Thread | None = None
 
@@ -93,21 +93,11 @@ class Lease:
         """The fencing token of the first collection."""
         return self._entries[self._names[0]].token
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process holds the lease, as far as it can tell without a read."""
-        return bool(self._entries)
-
-    @property
-    def store(self) -> Store:
-        """The store, with fenced writes to the leased collections and to the ledger."""
-        return self._fenced
-
     def fence(self, collection: str) -> None:
         """Create a fencing alias of a leased collection that was just created, and write by it from now on.
         Raises LeaseLost."""
         made = self._make_fence(collection)
-        self.look()
+        self.check_now()
         self._fences[collection] = made
 
     def alias_of(self, collection: str) -> str | None:
@@ -123,7 +113,7 @@ class Lease:
                 self._drop_fence(self._fences[collection])
             time.sleep(self.policy.fenced_write)
             made = {collection: self._make_fence(collection) for collection in collections}
-            self.look()
+            self.check_now()
             self._fences |= made
 
     def renew_fences(self) -> None:
@@ -138,18 +128,18 @@ class Lease:
         then. If the rename arrives late, the collection keeps its rows and aliases. Raises LeaseLost.
         """
         self.include(collection)
-        store, entry = self.store, self._entries[collection]
-        dropped = f"{collection[:LONGEST_NAME]}__dropped_{entry.token}_{self._owner_id[:8]}"
+        store, token = self.store, self._entries[collection].token
         if not isinstance(store, Renaming):
-            self.look()
+            self.check_now()
             store.drop(collection)
             return
         if not store.exists(collection):
             return
-        self.look()
+        self.check_now()
+        dropped = f"{collection[:LONGEST_NAME]}__dropped_{token}_{self._owner_id[:8]}"
         store.rename(collection, dropped)
         try:
-            self.look()
+            self.check_now()
         except LeaseLost:
             store.rename(dropped, collection)
             raise
@@ -160,25 +150,25 @@ class Lease:
     def check(self) -> None:
         """Check that the lease is still held; call this before every write.
 
-        A read of the records stays valid for 1/`LOOKS` of the lease's lifetime, because no other process can
+        A read of the records stays valid for 1/`CHECKS` of the lease's lifetime, because no other process can
         take the lease sooner. Raises LeaseLost if another process holds the lease.
         """
-        if time.monotonic() - self._seen >= self.policy.seconds / LOOKS:
-            self.look()
+        if time.monotonic() - self._checked_at >= self.policy.seconds / CHECKS:
+            self.check_now()
 
-    def look(self) -> None:
-        """Read the records now. Raises LeaseLost if another process holds the lease."""
+    def check_now(self) -> None:
+        """Read the records. Raises LeaseLost if another process holds the lease."""
         if not self._entries:
             raise LeaseLost(f"the lease on {', '.join(map(repr, self._names))} is not held")
         began = time.monotonic()
         for name, mine in list(self._entries.items()):
-            entries = self._read(name)
-            newer = [each for each in entries if each.token > mine.token]
-            if newer or all(each.owner_id != mine.owner_id for each in entries):
-                self._seen = -math.inf
-                holder = f"{max(newer, key=lambda each: each.token).owner} has it" if newer else "it is gone"
+            entries = read_entries(self._unfenced, name)
+            newer = [entry for entry in entries if entry.token > mine.token]
+            if newer or all(entry.owner_id != mine.owner_id for entry in entries):
+                self._checked_at = -math.inf
+                holder = f"{newer[-1].owner} has it" if newer else "it is gone"
                 raise LeaseLost(f"the lease on {name!r} was lost, {holder}: this process changes nothing more")
-        self._seen = began
+        self._checked_at = began
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -190,26 +180,19 @@ class Lease:
             raise
         except HubnessError as error:
             try:
-                self.look()
+                self.check_now()
             except LeaseLost as lost:
                 raise lost from error
             raise
 
-    # -- the records --------------------------------------------------------------------------------------
-
     def _claim(self, names: Sequence[str]) -> None:
         for attempt in range(ATTEMPTS):
-            found = {name: _records(self._store, name) for name in names}
-            entries = {name: _entries(records) for name, records in found.items()}
-            for of_one in entries.values():
-                for each in of_one:
-                    if each.token == of_one[-1].token and each.is_held:
-                        raise LeaseHeld(f"{each}: wait until it ends, or stop it")
-            mine = {name: self._entry(name, of_one) for name, of_one in entries.items()}
+            former = {name: _records(self._unfenced, name) for name in names}
+            mine = {name: self._next_entry(name, _entries(records)) for name, records in former.items()}
             planned = self._planned(mine.values())
             began = time.monotonic()
             try:
-                if self._wins(found, mine, planned):
+                if self._wins(former, mine, planned):
                     break
             except BaseException:
                 with suppress(HubnessError):
@@ -219,57 +202,68 @@ class Lease:
             time.sleep(random.uniform(0, LONGEST_PAUSE * (attempt + 1)))
         else:
             raise LeaseHeld(
-                f"the lease on {', '.join(map(repr, names))} could not be taken: in each of {ATTEMPTS} "
-                "attempts another process tried at the same moment: try again"
+                f"the lease on {', '.join(map(repr, names))} could not be taken: in {ATTEMPTS} attempts another "
+                "process tried at the same moment every time: try again"
             )
-        for name, records in found.items():
-            self._forget(each for each in records if each.token < mine[name].token)
+        for name, records in former.items():
+            self._forget(name, [record for record in records if record.token < mine[name].token])
         if not self._entries:
-            self._seen = began
+            self._checked_at = began
         self._entries |= mine
         if self._renewing is None:
             self._over.clear()
             self._renewing = threading.Thread(target=self._renew, name="milvus-hubness-lease", daemon=True)
             self._renewing.start()
 
+    def _next_entry(self, name: str, entries: Sequence[Entry]) -> Entry:
+        """Return the entry by which this process claims the lease. Raises LeaseHeld."""
+        token = entries[-1].token if entries else 0
+        for entry in entries:
+            if entry.token == token and entry.is_held:
+                raise LeaseHeld(f"{entry}: wait until it ends, or stop it")
+        return Entry(
+            collection=name,
+            token=token + 1,
+            owner_id=self._owner_id,
+            owner=Owner.here(),
+            skew=self.policy.skew,
+            expires_at=self._expiry(),
+        )
+
     def _wins(
-        self, found: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
+        self, former: Mapping[str, Sequence[Entry | Fence]], mine: Mapping[str, Entry], planned: Sequence[Fence]
     ) -> bool:
         """Write this process's records and create its aliases; return whether it wins. It wins if it alone
-        has written the highest token of each collection."""
+        has written the highest token of every collection."""
         self._put([*mine.values(), *planned])
-        self._drop_former_fences(found)
+        self._drop_former_fences(former)
         for fence in planned:
             if self.alias_of(fence.target) != fence.alias:
                 self._create(fence)
                 self._fences[fence.target] = fence
-        for entry in mine.values():
-            top = [each for each in self._read(entry.collection) if each.token >= entry.token]
-            if [each.owner_id for each in top] != [self._owner_id]:
+        for name, claim in mine.items():
+            top = [entry.owner_id for entry in read_entries(self._unfenced, name) if entry.token >= claim.token]
+            if top != [self._owner_id]:
                 return False
         return True
 
     def _planned(self, entries: Iterable[Entry]) -> list[Fence]:
         """Return the aliases that this process must create for the collections of `entries`."""
-        if not self._fences_writes:
-            return []
         planned: list[Fence] = []
-        for entry in entries:
-            if self._is_collection(entry.collection):
-                planned.append(_fence(entry, entry.collection))
-            ledger = self._fences.get(LEDGER) or next((each for each in planned if each.target == LEDGER), None)
+        for entry in entries if self._fences_writes else ():
+            name, store = entry.collection, self._unfenced
+            if store.exists(name) and store.alias_target(name) is None:
+                planned.append(_fence(entry, name))
+            ledger = self._fences.get(LEDGER) or next((fence for fence in planned if fence.target == LEDGER), None)
             planned.append(_fence(entry, LEDGER, ledger.alias if ledger else ""))
         return planned
 
-    def _is_collection(self, name: str) -> bool:
-        return self._store.exists(name) and self._store.alias_target(name) is None
-
     def _create(self, fence: Fence) -> None:
         self._undropped.add(fence.alias)
-        self._store.fence(fence.target, fence.alias)
+        self._unfenced.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger. Call `look` before the first write by it."""
+        """Record and create a new alias of a collection or the ledger. `check_now` comes before the first write by it."""
         attempt = 0
         while True:
             entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
@@ -279,14 +273,14 @@ class Lease:
                 self._create(made)
                 return made
             except HubnessError:
-                self.look()
+                self.check_now()
                 attempt += 1
                 if attempt == ATTEMPTS:
                     raise
             time.sleep(random.uniform(0, LONGEST_PAUSE * attempt))
 
     def _drop_fence(self, fence: Fence) -> None:
-        self._store.unfence(fence.alias)
+        self._unfenced.unfence(fence.alias)
         self._undropped.discard(fence.alias)
 
     def _withdraw(self, mine: Mapping[str, Entry], planned: Sequence[Fence]) -> None:
@@ -294,27 +288,18 @@ class Lease:
             if self._fences.get(fence.target) == fence:
                 del self._fences[fence.target]
                 self._drop_fence(fence)
-        self._forget([*mine.values(), *planned])
+        for name, entry in mine.items():
+            self._forget(name, [entry, *(fence for fence in planned if fence.collection == name)])
 
-    def _entry(self, name: str, entries: Sequence[Entry]) -> Entry:
-        return Entry(
-            collection=name,
-            token=1 + (entries[-1].token if entries else 0),
-            owner_id=self._owner_id,
-            owner=Owner.here(),
-            skew=self.policy.skew,
-            expires_at=self._expiry(),
-        )
-
-    def _drop_former_fences(self, found: Mapping[str, Sequence[Entry | Fence]]) -> None:
+    def _drop_former_fences(self, former: Mapping[str, Sequence[Entry | Fence]]) -> None:
         """Drop the aliases that former holders left, so that later reads include all their writes. If this
         process does not get the lease, the next holder would have dropped them anyway."""
-        records = [each for of_one in found.values() for each in of_one]
-        released = {each.owner_id for each in _entries(records) if each.expires_at is None}
-        former = {each.alias for each in records if isinstance(each, Fence) and each.owner_id not in released}
-        for alias in former:
-            self._store.unfence(alias)
-        if former:
+        records = [record for group in former.values() for record in group]
+        released = {entry.owner_id for entry in _entries(records) if entry.expires_at is None}
+        left = {record.alias for record in records if isinstance(record, Fence) and record.owner_id not in released}
+        for alias in left:
+            self._unfenced.unfence(alias)
+        if left:
             time.sleep(self.policy.fenced_write)
 
     def _release(self) -> None:
@@ -325,35 +310,30 @@ class Lease:
         # If the database does not answer, the lease expires and the next holder drops the aliases.
         with suppress(HubnessError):
             for alias in sorted(self._undropped):
-                self._store.unfence(alias)
-            self._put(entry.model_copy(update={"expires_at": None}) for entry in self._entries.values())
+                self._unfenced.unfence(alias)
+            self._put_expiry(None)
         self._entries, self._fences, self._undropped = {}, {}, set()
 
     def _renew(self) -> None:
         while not self._over.wait(self.policy.seconds / RENEWALS):
-            # If the database does not answer, the next round tries again; `check` finds a lost lease.
+            # If the database does not answer, the next round tries again; `check` notices a lost lease.
             with suppress(Exception):
-                expiry = self._expiry()
-                entries = list(self._entries.values())
-                self._put(entry.model_copy(update={"expires_at": expiry}) for entry in entries)
+                self._put_expiry(self._expiry())
 
     def _expiry(self) -> datetime:
         return now() + timedelta(seconds=self.policy.seconds)
 
-    def _read(self, name: str) -> list[Entry]:
-        return read_entries(self._store, name)
+    def _put_expiry(self, moment: datetime | None) -> None:
+        self._put(entry.model_copy(update={"expires_at": moment}) for entry in list(self._entries.values()))
 
-    def _put(self, entries: Iterable[Entry | Fence]) -> None:
-        records = [Record(each.key, _group(each.collection), each.model_dump_json()) for each in entries]
+    def _put(self, records: Iterable[Entry | Fence]) -> None:
+        rows = [Record(record.key, _group(record.collection), record.model_dump_json()) for record in records]
+        if rows:
+            self._unfenced.put_records(LEDGER, rows)
+
+    def _forget(self, collection: str, records: Sequence[Entry | Fence]) -> None:
         if records:
-            self._store.put_records(LEDGER, records)
-
-    def _forget(self, entries: Iterable[Entry | Fence]) -> None:
-        keys: dict[str, list[str]] = {}
-        for each in entries:
-            keys.setdefault(each.collection, []).append(each.key)
-        for collection, of_it in keys.items():
-            self._store.drop_records(LEDGER, _group(collection), of_it)
+            self._unfenced.drop_records(LEDGER, _group(collection), [record.key for record in records])
 
 
 def lease_on(store: Store, info: CollectionInfo) -> Lease:
@@ -387,23 +367,23 @@ def read_entries(store: Store, collection: str) -> list[Entry]:
 
 
 def _records(store: Ledger, collection: str) -> list[Entry | Fence]:
-    found = []
+    records: list[Entry | Fence] = []
     for record in store.records(LEDGER, _group(collection)):
         try:
-            found.append(_RECORDS.validate_json(record.body))
+            records.append(_RECORDS.validate_json(record.body))
         except ValidationError as error:
             raise StateError(
                 f"the lease record {record.key!r} is broken ({error.errors()[0]['msg']}): delete it from {LEDGER!r}"
             ) from None
-    return found
+    return records
 
 
 def _entries(records: Iterable[Entry | Fence]) -> list[Entry]:
-    return sorted((each for each in records if isinstance(each, Entry)), key=lambda entry: entry.token)
+    return sorted((record for record in records if isinstance(record, Entry)), key=lambda entry: entry.token)
 
 
 def _fence(entry: Entry, target: str, alias: str = "") -> Fence:
-    """Return the record of `alias`, or of a new alias if none is given."""
+    """Return the record of `alias`, or of a new alias if that is empty."""
     token = "" if target == LEDGER else f"{entry.token}_"
     return Fence(
         collection=entry.collection,

@@ -7,7 +7,6 @@ import os
 import socket
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import cache
 from pathlib import Path
 
 from pydantic import Field
@@ -17,13 +16,33 @@ from milvus_hubness.state import FrozenModel
 
 LEDGER = "hubness_ledger"
 """The collection in which jobs keep their records."""
+LEASES = "leases"
+
+
+def now() -> datetime:
+    """Return the current time of this machine's clock."""
+    return datetime.now(timezone.utc)
+
+
+def _proc(path: str) -> str:
+    """Return the target of a link, or the text of a file, under /proc; empty if there is none."""
+    try:
+        return os.readlink(path) if os.path.islink(path) else Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> str:
+    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is none."""
+    fields = _proc(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields[19] if fields else ""
 
 
 class Owner(FrozenModel):
     """A process. started: its start time, in the kernel's ticks since boot.
 
     Process numbers are unique only within one boot of one kernel and one PID namespace: two containers with
-    the same host name may each have a process of the same number.
+    the same host name may both have a process of the same number.
     """
 
     host: str
@@ -40,53 +59,21 @@ class Owner(FrozenModel):
             host=socket.gethostname(),
             pid=pid,
             started=process_start(pid),
-            boot_id=_boot_id(),
-            pid_namespace=_pid_namespace(),
+            boot_id=_proc("/proc/sys/kernel/random/boot_id"),
+            pid_namespace=_proc("/proc/self/ns/pid"),
         )
 
     @property
     def is_dead(self) -> bool:
         """Whether the process has certainly ended: it ran in this boot and this PID namespace, and no process
         here has its number and its start time."""
-        if not (self.boot_id and self.pid_namespace and self.started):
-            return False
-        if (self.boot_id, self.pid_namespace) != (_boot_id(), _pid_namespace()):
+        this, seen = Owner.here(), self.boot_id and self.pid_namespace and self.started
+        if not seen or (self.boot_id, self.pid_namespace) != (this.boot_id, this.pid_namespace):
             return False
         return process_start(self.pid) != self.started
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
-
-
-def now() -> datetime:
-    """Return the current time of this machine's clock."""
-    return datetime.now(timezone.utc)
-
-
-def process_start(pid: int) -> str:
-    """Return the start time of a process of this PID namespace, in ticks since boot; empty if there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-@cache
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _pid_namespace() -> str:
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return ""
-
-
-LEASES = "leases"
 
 
 @dataclass(frozen=True)
@@ -115,24 +102,27 @@ class LeasePolicy:
         return cls(seconds, seconds / 6)
 
 
-class Entry(FrozenModel):
-    """The record of one acquisition of the lease. expires_at: None once the lease is released."""
-
+class _LeaseRecord(FrozenModel):
     collection: str
     token: int = Field(ge=1)
     owner_id: str
-    owner: Owner
-    skew: float
-    expires_at: datetime | None
 
     @property
     def key(self) -> str:
         return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}"
 
+
+class Entry(_LeaseRecord):
+    """The record of one acquisition of the lease. expires_at: None once the lease is released."""
+
+    owner: Owner
+    skew: float
+    expires_at: datetime | None
+
     @property
     def is_held(self) -> bool:
         """Whether the holder may still be working: it has not released the lease, the lease has not expired
-        by any clock, and the process is not known to have ended."""
+        by any clock, and the process has not certainly ended."""
         if self.expires_at is None or self.expires_at + timedelta(seconds=self.skew) <= now():
             return False
         return not self.owner.is_dead
@@ -142,16 +132,12 @@ class Entry(FrozenModel):
         return f"{self.owner} holds the lease on {self.collection!r} (token {self.token}{until})"
 
 
-class Fence(FrozenModel):
-    """The record of a fencing alias. collection: the leased collection. target: the collection or ledger that
-    the alias leads to."""
+class Fence(_LeaseRecord):
+    """The record of a fencing alias of `target`, which is the leased collection or the ledger."""
 
-    collection: str
-    token: int
-    owner_id: str
     target: str
     alias: str
 
     @property
     def key(self) -> str:
-        return f"{LEASES}/{self.collection}/{self.token:012}/{self.owner_id}/{self.alias}"
+        return f"{super().key}/{self.alias}"

@@ -22,8 +22,7 @@ from milvus_hubness.operations.corrections import NONE_READ, Banks, keep_nearest
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events
-from milvus_hubness.operations.row_writer import RowWriter
-from milvus_hubness.operations.write_intents import rewriting
+from milvus_hubness.operations.row_writer import RowWriter, rewriting
 from milvus_hubness.quality.bank_checks import Drift
 from milvus_hubness.refresh.evaluate import RefreshEvaluation, changed_share, evaluate, fit, sampled, steady_mean
 from milvus_hubness.refresh.online_bank import live_queries, settled

@@ -7,10 +7,9 @@ from datetime import datetime, timezone
 from typing import Any
 
 from milvus_hubness.migration.plan import default_client_ttl
-from milvus_hubness.operations import write_intents
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.lease import leasing
-from milvus_hubness.operations.row_writer import open_batches
+from milvus_hubness.operations.row_writer import open_batches, repair_rows
 from milvus_hubness.stores.protocols import Store
 from milvus_hubness.stores.records import CollectionInfo
 
@@ -108,7 +107,7 @@ def repair(store: Store, collection: str, *, client_ttl: float | None = None) ->
     """
     ttl = default_client_ttl() if client_ttl is None else client_ttl
     with leasing(store, collection) as (lease, info):
-        return write_intents.repair(lease, info.name, client_ttl=ttl)
+        return repair_rows(lease, info.name, client_ttl=ttl)
 
 
 def _left(store: Store, info: CollectionInfo) -> dict[str, Any]:

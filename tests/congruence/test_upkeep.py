@@ -94,7 +94,7 @@ def test_nothing_is_done_while_another_is_at_work(kept):
 
 @pytest.mark.lite_only
 def test_who_has_lost_the_lease_writes_nothing_more(kept, monkeypatch):
-    monkeypatch.setattr(lease, "LOOKS", math.inf)  # as if the time had passed after which it is looked at
+    monkeypatch.setattr(lease, "CHECKS", math.inf)  # as if the time had passed after which it is looked at
     written = []
 
     class TakenOver(MilvusStore):

@@ -15,10 +15,10 @@ from pymilvus.exceptions import MilvusException
 from milvus_hubness import NNN, CorrectionConfig, HubnessClient, QueryBank, StoreError, disable, enable, plan_enable
 from milvus_hubness.errors import Cancelled, LeaseLost, WriteIntentFailed
 from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
-from milvus_hubness.operations import write_intents
+from milvus_hubness.operations import row_writer
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, LeasePolicy
-from milvus_hubness.operations.write_intents import rewriting
+from milvus_hubness.operations.row_writer import rewriting
 from tests.congruence.test_async import opened
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field
@@ -480,7 +480,7 @@ def test_no_row_is_read_before_every_client_has_heard(written, monkeypatch):
         waits.append((seconds, written.announced() is not None))
         old._operations.states.forget()  # as if the time had passed
 
-    monkeypatch.setattr(write_intents, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(row_writer, "time", SimpleNamespace(sleep=wait, monotonic=time.monotonic))
     rows = written.rows([35])
     written.plain.upsert(written.twin, rows)
     with written.rewriting(client_ttl=AN_HOUR) as writer:

@@ -143,7 +143,7 @@ def test_a_claim_that_arrives_late_is_withdrawn(shelf):
     with leasing(shelf) as first:
         slow.join()
         assert len(refused) == 1
-        first.look()
+        first.check_now()
         assert len(read_entries(shelf, "items")) == 1, "the late claim is withdrawn"
 
 
@@ -190,7 +190,7 @@ def test_a_renewal_that_arrives_late_does_not_take_the_lease_back(shelf):
         put(shelf, another(shelf, expires_at=now() - timedelta(seconds=1)))
         with leasing(shelf) as successor:
             put(shelf, late.model_copy(update={"expires_at": now() + timedelta(hours=1)}))
-            successor.look()
+            successor.check_now()
             assert holder_of(shelf, "items").token == successor.token == 3
 
 
