@@ -263,7 +263,7 @@ class Lease:
         self._unfenced.fence(fence.target, fence.alias)
 
     def _make_fence(self, target: str) -> Fence:
-        """Record and create a new alias of a collection or the ledger. `check_now` comes before the first write by it."""
+        """Record and create a new alias of a collection or the ledger; before a write by it, call `check_now`."""
         attempt = 0
         while True:
             entries = list(self._entries.values()) if target == LEDGER else [self._entries[target]]
