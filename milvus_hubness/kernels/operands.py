@@ -99,6 +99,12 @@ def positive_number(name: str, value: Any) -> float:
     return float(value)
 
 
+def convert_fields(options: object, convert: Callable[..., Any], *names: str, **limits: int) -> None:
+    """Convert these fields of a frozen dataclass by `whole_number` or the like. Raises InvalidParameter."""
+    for name in names:
+        object.__setattr__(options, name, convert(name, getattr(options, name), **limits))
+
+
 Kernel: TypeAlias = Literal["fused", "screened", "dense"]
 
 ALL_DEVICES = "cuda:all"

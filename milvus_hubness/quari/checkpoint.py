@@ -27,8 +27,10 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Epoch(NamedTuple):
-    """One epoch of a training. loss: the mean of its steps; None for epoch 0, before the first step. r1, mrr:
-    of the validation pairs."""
+    """One epoch of a training.
+
+    loss: the mean of its steps; None for epoch 0, before the first step. r1, mrr: of the validation pairs.
+    """
 
     epoch: int
     loss: float | None
@@ -38,13 +40,15 @@ class Epoch(NamedTuple):
 
 def weights_of(network: Quari) -> dict[str, torch.Tensor]:
     """Return a copy of the network's weights, by name, on the CPU."""
-    return {name: each.detach().cpu().clone() for name, each in network.state_dict().items()}
+    return {name: weight.detach().cpu().clone() for name, weight in network.state_dict().items()}
 
 
 def training_state(network: Quari, optimizer: torch.optim.Optimizer, device: torch.device) -> Tensors:
-    """Return a copy of all that a training needs to continue, by name: the last weights, AdamW's state of
-    each parameter that has moved, and the states of torch's generators, of CUDA's too if it trains there."""
-    tensors = {f"{LAST}{name}": each for name, each in weights_of(network).items()}
+    """Return a copy of all that a training needs to continue, by name.
+
+    This is the last weights, AdamW's state of each parameter that has moved, and the states of torch's generators.
+    """
+    tensors = {f"{LAST}{name}": weight for name, weight in weights_of(network).items()}
     for name, parameter in network.named_parameters():
         for part, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{part}.{name}"] = value.cpu().clone()
@@ -71,7 +75,7 @@ def restore_training(tensors: Tensors, network: Quari, optimizer: torch.optim.Op
 class Checkpoint:
     """A network and the record of its training.
 
-    encoder: name of the encoder of the vectors, if given. trained_on: fingerprint of the pairs. pairs: number of pairs.
+    encoder: name of the encoder of the vectors, or None. trained_on: fingerprint of the pairs. pairs: their number.
     history: all epochs, 0 first. weights: those of the best epoch. resumption: the `training_state` to continue from.
     """
 
@@ -87,18 +91,20 @@ class Checkpoint:
     @property
     def best_epoch(self) -> int:
         """Return the first epoch with the highest validation MRR."""
-        return max(self.history, key=lambda each: (each.mrr, -each.epoch)).epoch
+        return max(self.history, key=lambda epoch: (epoch.mrr, -epoch.epoch)).epoch
 
     def network(self, device: str | torch.device = "cpu") -> Quari:
-        """Return the network with the best weights, in evaluation mode. Raises UnreadableFile if the weights
-        do not belong to a network of these sizes."""
+        """Return the network with the best weights, in evaluation mode.
+
+        Raises UnreadableFile if the weights do not belong to a network of these sizes.
+        """
         with torch.random.fork_rng([]):
-            made = Quari(self.config)
+            network = Quari(self.config)
         try:
-            made.load_state_dict(dict(self.weights))
+            network.load_state_dict(dict(self.weights))
         except RuntimeError as error:
             raise UnreadableFile(f"no weights of a network of these sizes: {error}") from None
-        return made.to(device).eval()
+        return network.to(device).eval()
 
     def facts(self) -> dict[str, Any]:
         """Return the facts about the network, for people and JSON."""
@@ -109,14 +115,16 @@ class Checkpoint:
             "encoder": self.encoder,
             "trained_on": self.trained_on,
             "pairs": self.pairs,
-            "history": [each._asdict() for each in self.history],
+            "history": [epoch._asdict() for epoch in self.history],
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically: an earlier file stays until the new one is complete. Raises
-        UnreadableFile if it cannot be written."""
-        tensors = {f"{WEIGHTS}{name}": each for name, each in self.weights.items()}
-        tensors = {name: each.contiguous() for name, each in {**tensors, **(self.resumption or {})}.items()}
+        """Write the file atomically: an earlier file stays until the new one is complete.
+
+        Raises UnreadableFile if it cannot be written.
+        """
+        weights = {f"{WEIGHTS}{name}": weight for name, weight in self.weights.items()}
+        tensors = {name: tensor.contiguous() for name, tensor in {**weights, **(self.resumption or {})}.items()}
         facts = self.facts()
         facts["digest"] = _digest(facts, tensors)
         temporary = Path(f"{os.fspath(path)}.partial")
@@ -128,8 +136,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """Read a file that `save` wrote. Raises UnreadableFile for other files, and for a file that has
-        changed since."""
+        """Read a file that `save` wrote. Raises UnreadableFile for other files, and for damaged ones."""
         try:
             with safe_open(os.fspath(path), framework="pt") as file:
                 header = (file.metadata() or {}).get(HEADER)
@@ -139,27 +146,27 @@ class Checkpoint:
         try:
             facts = json.loads(header or "")
             if facts["format"] != FORMAT:
-                raise UnreadableFile(f"{path} is of format {facts['format']}, this version reads {FORMAT}")
+                raise UnreadableFile(f"{path} has format {facts['format']}, this version reads {FORMAT}")
             if facts.pop("digest") != _digest(facts, tensors):
-                raise UnreadableFile(f"{path} is damaged: it is not as it was written")
-            made = cls(
+                raise UnreadableFile(f"{path} is damaged: its content has changed since it was saved")
+            checkpoint = cls(
                 QuariConfig(**facts["config"]),
                 TrainingSettings(**facts["settings"]),
                 facts["encoder"],
                 facts["trained_on"],
                 facts["pairs"],
-                tuple(Epoch(**each) for each in facts["history"]),
+                tuple(Epoch(**epoch) for epoch in facts["history"]),
                 _part(tensors, WEIGHTS),
-                {name: each for name, each in tensors.items() if not name.startswith(WEIGHTS)} or None,
+                {name: tensor for name, tensor in tensors.items() if not name.startswith(WEIGHTS)} or None,
             )
         except (json.JSONDecodeError, KeyError, TypeError, InvalidParameter) as error:
             raise UnreadableFile(f"{path} holds no QuARI network: {error}") from None
-        made.network()
-        return made
+        checkpoint.network()
+        return checkpoint
 
 
 def _part(tensors: Tensors, prefix: str) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _digest(facts: Mapping[str, Any], tensors: Tensors) -> str:

@@ -14,12 +14,11 @@ each step. The transformer normalizes before attention and before its MLP, and i
 at unit length times √d, and the outputs of the decoders are divided by √d, so that all coordinates inside are of the
 order of 1 and a step of the optimizer is small compared with the query that it moves.
 
-The start of T. With zero tokens and random decoders, T = Σ u_j v_jᵀ begins as a random matrix of rank r: it projects
-the gallery onto r random directions, and the network must learn again what the encoder knew. The forms "residual" and
-"anchored" add I to T and q to q', or S and W q with S = W = I at first; and the last layers of the decoders of u and q'
-begin at zero. T is then the identity and q' is the query: the network begins with the encoder's own ranking and learns
-where to depart from it. The anchored form learns S and W first, the two linear maps that are best for all queries, so
-that the tokens express only the differences between queries. benchmarks/quari.py measures the value of each form.
+The start of T. With zero tokens and random decoders, T begins as a random matrix of rank r, and the network must learn
+again what the encoder knew. The forms "residual" and "anchored" add I to T and q to q', or S and W q with S = W = I at
+first, and the last layers of the decoders of u and q' begin at zero: the network begins with the encoder's own ranking.
+The anchored form learns S and W first, the two linear maps that are best for all queries, so that the tokens express
+only the differences between queries. benchmarks/quari.py measures the value of each form.
 
 The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), computed once per query:
 
@@ -28,7 +27,7 @@ The scores. With z = V r, the r numbers v_j·r, and G = U Uᵀ (rank × rank), c
 
 An item then costs the product V r, and rank² more. With an S it costs V r and H r with H = G V + 2 U S,
 because ‖T r‖² = z·H r + ‖S r‖². G, H and Sᵀq' depend on the query alone, and ‖S r‖² is ‖r‖² for S = I, else a
-product with the axes of S.
+product with the eigenvectors of SᵀS.
 
 The memory. A map W that is best for all queries leaves errors; the error of a training pair (q_i, c_i) is
 
@@ -53,7 +52,7 @@ from torch import nn
 from torch.nn import functional
 
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.kernels.operands import finite_number, whole_number
+from milvus_hubness.kernels.operands import convert_fields, finite_number, whole_number
 
 Form = Literal["published", "residual", "anchored"]
 
@@ -77,8 +76,7 @@ class QuariConfig:
 
     anchors: number of eigenvectors of SᵀS that approximate ‖S r‖ of a candidate; from `dim` on it is exact.
     memory: number of training pairs that the network remembers, which move q' by the errors of pairs near the
-    query (`quari.model`); 0, as published, means none, and the published form has none. adapt_query,
-    adapt_gallery: False keeps q' = q, or T = I (ablations).
+    query (`quari.model`); 0, as published, means none, and the published form has none.
 
     Raises InvalidParameter.
     """
@@ -93,26 +91,18 @@ class QuariConfig:
     form: Form = "residual"
     anchors: int = 64
     memory: int = 0
-    adapt_query: bool = True
-    adapt_gallery: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("dim", "rank", "width", "layers", "steps", "heads", "anchors"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        object.__setattr__(self, "memory", whole_number("memory", self.memory, at_least=0))
+        convert_fields(self, whole_number, "dim", "rank", "width", "layers", "steps", "heads", "anchors")
+        convert_fields(self, whole_number, "memory", at_least=0)
         if self.width % self.heads or self.width % 2:
             raise InvalidParameter(f"width must be even and a multiple of heads = {self.heads}: {self.width}")
         if not 0 <= finite_number("dropout", self.dropout) < 1:
             raise InvalidParameter(f"dropout must be from 0 to below 1, not {self.dropout!r}")
         if self.form not in get_args(Form):
             raise InvalidParameter(f"form must be one of {', '.join(get_args(Form))}, not {self.form!r}")
-        for name in ("adapt_query", "adapt_gallery"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameter(f"{name} must be true or false, not {getattr(self, name)!r}")
-        if not (self.adapt_query or self.adapt_gallery):
-            raise InvalidParameter("adapt_query and adapt_gallery are both off: nothing is left to learn")
-        if self.memory and (self.form == "published" or not self.adapt_query):
-            raise InvalidParameter("memory is for a query that is adapted, and not for the published form")
+        if self.memory and self.form == "published":
+            raise InvalidParameter("the published form has no memory: pass the form residual or anchored")
 
 
 def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Tensor:
@@ -121,21 +111,15 @@ def encode(transformer: nn.TransformerEncoder, tokens: torch.Tensor) -> torch.Te
     Its layers normalize first and have GELU between. On the CPU, torch's own path forms all t² weights of
     attention in memory; this one uses `scaled_dot_product_attention` instead.
     """
-    for layer in transformer.layers:
-        tokens = _layer(cast(nn.TransformerEncoderLayer, layer), tokens)
-    normalised: torch.Tensor = cast(nn.LayerNorm, transformer.norm)(tokens)
-    return normalised
-
-
-def _layer(layer: nn.TransformerEncoderLayer, tokens: torch.Tensor) -> torch.Tensor:
-    attention = layer.self_attn
     count, length, width = tokens.shape
-    rows = functional.linear(layer.norm1(tokens), attention.in_proj_weight, attention.in_proj_bias)
-    heads = rows.view(count, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
-    seen = functional.scaled_dot_product_attention(*heads)
-    tokens = tokens + attention.out_proj(seen.transpose(1, 2).reshape(count, length, width))
-    added: torch.Tensor = layer.linear2(functional.gelu(layer.linear1(layer.norm2(tokens))))
-    return tokens + added
+    for layer in cast(list[nn.TransformerEncoderLayer], transformer.layers):
+        attention = layer.self_attn
+        rows = functional.linear(layer.norm1(tokens), attention.in_proj_weight, attention.in_proj_bias)
+        heads = rows.view(count, length, 3, attention.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(*heads)
+        tokens = tokens + attention.out_proj(attended.transpose(1, 2).reshape(count, length, width))
+        tokens = tokens + layer.linear2(functional.gelu(layer.linear1(layer.norm2(tokens))))
+    return cast(torch.Tensor, cast(nn.LayerNorm, transformer.norm)(tokens))
 
 
 STRENGTHS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
@@ -171,8 +155,11 @@ class Memory(nn.Module):
         self.temperature.fill_(temperature)
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-        """Return (m, d) the recalled errors for queries (m, d) of length 1. hidden (m, n): True for pairs
-        that a query must not recall, as in training its own; a query without allowed pairs recalls zeros."""
+        """Return (m, d) the recalled errors for queries (m, d) of length 1.
+
+        hidden (m, n): True for pairs that a query must not recall, as in training its own; a query without
+        allowed pairs recalls zeros.
+        """
         near = queries @ self.queries.T / self.temperature
         if hidden is not None:
             near = near.masked_fill(hidden, -torch.inf)
@@ -183,19 +170,21 @@ class Memory(nn.Module):
 class Static(NamedTuple):
     """The part S of T that is the same for all queries.
 
-    map: S (d, d); None for I. axes (k, d), weights (k,) and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i
-    (axes_i·r)², or approximately so if there are fewer axes than S has.
+    map: S (d, d); None for I. directions (k, d), weights (k,) and base: ‖S r‖² = base·‖r‖² + Σ_i weights_i
+    (directions_i·r)², exactly so if there are d directions.
     """
 
     map: torch.Tensor | None
-    axes: torch.Tensor
+    directions: torch.Tensor
     weights: torch.Tensor
     base: float
 
 
 class Adaptation(NamedTuple):
-    """The adaptation of the space to m queries. query: q' (m, d). U, V: (m, r, d) the rows u_j and v_j.
-    static: the matrix that is added to Σ u_j v_jᵀ, if any."""
+    """The adaptation of the space to m queries.
+
+    query: q' (m, d). U, V: (m, r, d) the rows u_j and v_j. static: the matrix that is added to Σ u_j v_jᵀ, if any.
+    """
 
     query: torch.Tensor
     U: torch.Tensor
@@ -219,36 +208,36 @@ class Quari(nn.Module):
         self.transformer = nn.TransformerEncoder(
             layer, config.layers, norm=nn.LayerNorm(width), enable_nested_tensor=False
         )
-        self.decode_query = _decoder(width, inside, dim) if config.adapt_query else None
-        self.decode_u = _decoder(width, inside, dim) if config.adapt_gallery else None
-        self.decode_v = _decoder(width, inside, dim) if config.adapt_gallery else None
+        self.decode_query, self.decode_u, self.decode_v = (_decoder(width, inside, dim) for _ in range(3))
         anchored = config.form == "anchored"
-        self.query_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_query else None
-        self.item_map = nn.Parameter(torch.eye(dim)) if anchored and config.adapt_gallery else None
+        self.query_map = nn.Parameter(torch.eye(dim)) if anchored else None
+        self.item_map = nn.Parameter(torch.eye(dim)) if anchored else None
         self.memory = Memory(config.memory, dim) if config.memory else None
         self._truncated: tuple[tuple[int | None, torch.device], Static] | None = None
-        for decoder in (self.decode_query, self.decode_u):
-            if config.form != "published" and decoder is not None:
+        if config.form != "published":
+            for decoder in (self.decode_query, self.decode_u):
                 last = cast(nn.Linear, decoder[-1])
                 nn.init.zeros_(last.weight)
                 nn.init.zeros_(last.bias)
         self.register_buffer("positions", sinusoids(2 * config.rank, width), persistent=False)
 
     def anchors(self) -> list[nn.Parameter]:
-        """The parameters W and S that exist, which are learned for all queries."""
-        return [each for each in (self.query_map, self.item_map) if each is not None]
+        """The parameters W and S of the anchored form, which are learned for all queries."""
+        return [anchor for anchor in (self.query_map, self.item_map) if anchor is not None]
 
     def static(self) -> Static | None:
-        """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode with `config.anchors` axes, computed once."""
-        if self.item_map is None:
-            is_sum = self.config.form == "published" and self.config.adapt_gallery
-            return None if is_sum else identity(self.step_embedding.weight)
+        """The matrix that is added to Σ u_j v_jᵀ; in evaluation mode `truncated` to `config.anchors`, once."""
+        S = self.item_map
+        if self.config.form == "published":
+            return None
+        if S is None:
+            none = self.step_embedding.weight.new_zeros(0, 0)
+            return Static(None, none, none.flatten(), 1.0)
         if self.training:
-            return whole(self.item_map)
-        version = None if self.item_map.is_inference() else self.item_map._version
-        state = (version, self.item_map.device)
+            return Static(S, S, S.new_ones(len(S)), 0.0)
+        state = (None if S.is_inference() else S._version, S.device)
         if self._truncated is None or self._truncated[0] != state:
-            self._truncated = (state, truncated(self.item_map.detach(), self.config.anchors))
+            self._truncated = (state, truncated(S.detach(), self.config.anchors))
         return self._truncated[1]
 
     def anchored(self, queries: torch.Tensor) -> Adaptation:
@@ -267,14 +256,15 @@ class Quari(nn.Module):
         return alone._replace(query=alone.query + alone.query.norm(dim=1, keepdim=True) * recalled)
 
     def errors(self, queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-        """Return (m, d) the errors that the anchors leave between queries (m, d) and the items (m, d) that
-        answer them."""
+        """Return (m, d) the errors that the anchors leave between queries (m, d) and their answers, items (m, d)."""
         targets = items if self.item_map is None else items @ self.item_map.T
         return functional.normalize(targets, dim=1) - functional.normalize(self.anchored(queries).query, dim=1)
 
     def forward(self, queries: torch.Tensor, hidden: torch.Tensor | None = None) -> Adaptation:
-        """Return the adaptation to queries (m, d) of any length above 0; only their direction counts. hidden:
-        as in `Memory`."""
+        """Return the adaptation to queries (m, d) of any length above 0; only their direction counts.
+
+        hidden: as in `Memory`.
+        """
         config, scale = self.config, math.sqrt(self.config.dim)
         alone = self.remembering(queries, hidden)
         encoded = self.query_encoder(functional.normalize(queries, dim=1) * scale)
@@ -282,39 +272,28 @@ class Quari(nn.Module):
         output = encoded[:, None]
         for step in self.step_embedding.weight:
             control = (encoded + step)[:, None]
-            seen = torch.cat([control, tokens + self.positions], 1)
-            output = self.transformer(seen) if self.training else encode(self.transformer, seen)
+            sequence = torch.cat([control, tokens + self.positions], 1)
+            output = self.transformer(sequence) if self.training else encode(self.transformer, sequence)
             tokens = tokens + output[:, 1:]
-        query = alone.query
-        if self.decode_query is not None:
-            decoded = _decoded(self.decode_query, output[:, 0], scale)
-            query = decoded if config.form == "published" else query + decoded
-        if self.decode_u is None or self.decode_v is None:
-            return alone._replace(query=query)
+        query = _decoded(self.decode_query, output[:, 0], scale)
+        if config.form != "published":
+            query = alone.query + query
         U = _decoded(self.decode_u, tokens[:, : config.rank], scale)
         V = _decoded(self.decode_v, tokens[:, config.rank :], scale)
         return Adaptation(query, U, V, alone.static)
 
 
-def identity(like: torch.Tensor) -> Static:
-    """Return S = I, on the device of the tensor `like`."""
-    return Static(None, like.new_zeros(0, 0), like.new_zeros(0), 1.0)
-
-
-def whole(S: torch.Tensor) -> Static:
-    """Return S (d, d), with lengths from its own rows."""
-    return Static(S, S, S.new_ones(len(S)), 0.0)
-
-
 def truncated(S: torch.Tensor, count: int) -> Static:
-    """Return S (d, d), with lengths from the `count` eigenvectors of SᵀS whose values are farthest from the
-    median; the mean of the other values replaces those."""
+    """Return S (d, d) with lengths from the `count` eigenvectors of SᵀS whose values are farthest from the median.
+
+    The mean of the other values replaces those.
+    """
     values, vectors = torch.linalg.eigh((S.T @ S).double())
     order = (values - values.median()).abs().argsort(descending=True)
     chosen, rest = order[:count], order[count:]
     base = float(values[rest].mean()) if len(rest) else 0.0
-    axes = vectors[:, chosen].T.to(S.dtype).contiguous()
-    return Static(S, axes, (values[chosen] - base).to(S.dtype), base)
+    directions = vectors[:, chosen].T.to(S.dtype).contiguous()
+    return Static(S, directions, (values[chosen] - base).to(S.dtype), base)
 
 
 def sinusoids(count: int, width: int) -> torch.Tensor:
@@ -375,12 +354,12 @@ def _seen(static: Static, rows: torch.Tensor) -> torch.Tensor:
 def _squares(static: Static, items: torch.Tensor) -> torch.Tensor:
     """Return (c,) ‖S r‖² of items (c, d)."""
     squares: torch.Tensor = static.base * torch.linalg.vector_norm(items, dim=1).square()
-    if len(static.axes):
-        squares = squares + (items @ static.axes.T).square() @ static.weights
+    if len(static.directions):
+        squares = squares + (items @ static.directions.T).square() @ static.weights
     return squares
 
 
 def _products(rows: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
     """Return (m, k, c), the products of rows (m, k, d) and items (c, d), as one product of two matrices."""
-    count, each, dim = rows.shape
-    return (rows.reshape(-1, dim) @ items.T).reshape(count, each, len(items))
+    count, per_query, dim = rows.shape
+    return (rows.reshape(-1, dim) @ items.T).reshape(count, per_query, len(items))

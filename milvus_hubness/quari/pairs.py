@@ -13,7 +13,7 @@ import numpy.typing as npt
 from milvus_hubness.banks.bank import as_vectors
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput, InvalidParameter
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import finite_number, positive_number, whole_number
+from milvus_hubness.kernels.operands import convert_fields, finite_number, positive_number, whole_number
 
 Vectors = npt.NDArray[np.float32]
 
@@ -22,8 +22,8 @@ class Pairs:
     """Queries and the gallery item that answers each; several queries may share one item.
 
     queries (n, d), gallery (g, d): finite numbers, stored at unit length. answers (n,): the number of each
-    query's item; by default item i answers query i. left_out: number of pairs without a direction, where the
-    query or the item is all zeros; nothing can be learned from them.
+    query's item; by default item i answers query i. left_out: number of pairs from which nothing can be learned,
+    because the query or the item is all zeros.
 
     Raises DimensionMismatch, NonFiniteVectors, and InvalidInput if the numbers of queries and answers differ,
     an answer is no item, or no pair is left.
@@ -39,14 +39,14 @@ class Pairs:
         if len(numbers) != len(query_vectors) or numbers.ndim != 1:
             raise InvalidInput(f"{len(query_vectors)} queries are paired with {len(numbers)} answers")
         if numbers.dtype.kind not in "iu" or numbers.size == 0:
-            raise InvalidInput("answers must be the numbers of gallery items, one for each of some queries")
+            raise InvalidInput("answers must be the numbers of gallery items, one for each query")
         if numbers.min() < 0 or numbers.max() >= len(items):
             raise InvalidInput(f"answers must be among the {len(items)} gallery items")
-        query_vectors, items = unit(query_vectors), unit(items)
-        usable = np.any(query_vectors, axis=1) & np.any(items[numbers], axis=1)
+        query_vectors, self.gallery = unit(query_vectors), unit(items)
+        usable = query_vectors.any(axis=1) & self.gallery[numbers].any(axis=1)
         if not usable.any():
             raise InvalidInput("no pair has a direction: all queries, or all of their answers, are zero")
-        self.queries, self.gallery = query_vectors[usable], items
+        self.queries: Vectors = query_vectors[usable]
         self.answers: npt.NDArray[np.int64] = numbers[usable].astype(np.int64)
         self.left_out = int((~usable).sum())
 
@@ -67,23 +67,21 @@ class Pairs:
         return digest.hexdigest()[:16]
 
     def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
-        """Return pairs to train on, and about this share of them to validate on. An item that answers, with
-        all its queries, is in only one part; items that answer nothing are in both.
+        """Return pairs to train on, and about this share of them to validate on.
 
+        An item that answers, with all its queries, is in only one part; items that answer nothing are in both.
         Raises InvalidParameter, and BankTooSmall if a part would have fewer than two items that answer.
         """
-        share = finite_number("share", share)
-        answered = np.unique(self.answers)
-        order = np.random.default_rng(seed).permutation(answered)
-        held = round(share * len(order))
-        if held < 2 or len(order) - held < 2:
+        order = np.random.default_rng(seed).permutation(np.unique(self.answers))
+        held_out = round(finite_number("share", share) * len(order))
+        if held_out < 2 or len(order) - held_out < 2:
             raise BankTooSmall(f"{len(order)} answered items cannot be split at {share:g} into two sides")
-        return self._without(order[:held]), self._without(order[held:])
+        return self._without(order[:held_out]), self._without(order[held_out:])
 
     def _without(self, items: npt.NDArray[np.int64]) -> Pairs:
-        left = np.setdiff1d(np.arange(len(self.gallery)), items)
-        here = ~np.isin(self.answers, items)
-        return Pairs(self.queries[here], self.gallery[left], np.searchsorted(left, self.answers[here]))
+        rest = np.setdiff1d(np.arange(len(self.gallery)), items)
+        pairs = ~np.isin(self.answers, items)
+        return Pairs(self.queries[pairs], self.gallery[rest], np.searchsorted(rest, self.answers[pairs]))
 
 
 def unit(rows: Vectors) -> Vectors:
@@ -93,27 +91,25 @@ def unit(rows: Vectors) -> Vectors:
 
 
 class SemiPositives(NamedTuple):
-    """Semi-positives of all items. items: (n, keep) int64, numbers of gallery items, best first. weights: (n,
-    keep) float32, the share of each in a softmax over all neighbours."""
+    """Semi-positives of all items.
+
+    items: (n, keep) int64, numbers of gallery items, best first. weights: (n, keep) float32, the share of each in a
+    softmax over all neighbours.
+    """
 
     items: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
 
 
 def mine(
-    gallery: npt.NDArray[np.float32],
-    *,
-    neighbors: int = 100,
-    keep: int = 2,
-    temperature: float = 0.07,
-    device: str = "auto",
+    gallery: Vectors, *, neighbors: int = 100, keep: int = 2, temperature: float = 0.07, device: str = "auto"
 ) -> SemiPositives:
     """Return the semi-positives of every gallery item, as a possible right answer.
 
-    gallery (n, d) of unit rows. An exact search finds each item's `neighbors` nearest other items; of the
-    softmax over their cosines, at the temperature, the first `keep` weights are kept. The paper does not say
-    whose neighbours it means, nor at what temperature. Here they are those of the answer, not of the query,
-    whose neighbours are the errors to correct; and the temperature is that of the loss.
+    gallery (n, d) of unit rows. An exact search returns each item's `neighbors` nearest other items; of the softmax
+    over their cosines, at the temperature, the first `keep` weights are used. The paper does not say whose neighbours
+    it means, nor at what temperature. Here they are those of the answer, not of the query, whose neighbours are the
+    errors to correct; and the temperature is that of the loss.
 
     If the gallery has fewer than neighbors + 1 items, all others count as neighbours. Raises BankTooSmall if
     it has fewer than keep + 1, InvalidParameter for keep > neighbors or numbers out of range.
@@ -124,13 +120,12 @@ def mine(
     if len(gallery) <= keep:
         raise BankTooSmall(f"{keep} semi-positives need more than {keep} gallery items, not {len(gallery)}")
     if keep == 0:
-        nothing = np.zeros((len(gallery), 0))
-        return SemiPositives(nothing.astype(np.int64), nothing.astype(np.float32))
+        return SemiPositives(np.zeros((len(gallery), 0), np.int64), np.zeros((len(gallery), 0), np.float32))
     near = min(neighbors, len(gallery) - 1)
-    near_items = topk(gallery, gallery, near + 1, device=device)
-    own = np.arange(len(gallery))[:, None] == near_items.indices
-    own[~own.any(1), -1] = True  # more than `near` items coincide with this one: any of them stands for it
-    others, cosines = near_items.indices[~own].reshape(-1, near), near_items.values[~own].reshape(-1, near)
+    nearest = topk(gallery, gallery, near + 1, device=device)
+    own = np.arange(len(gallery))[:, None] == nearest.indices
+    own[~own.any(1), -1] = True  # More than `near` items coincide with this one: drop any of them instead.
+    others, cosines = nearest.indices[~own].reshape(-1, near), nearest.values[~own].reshape(-1, near)
     shares = np.exp((cosines - cosines[:, :1]) / temperature)
     shares /= shares.sum(1, keepdims=True)
     return SemiPositives(np.ascontiguousarray(others[:, :keep]), shares[:, :keep].astype(np.float32))
@@ -141,12 +136,12 @@ class TrainingSettings:
     """The settings of a training; the defaults are the paper's.
 
     epochs: at most. patience: number of epochs without a better validation MRR that end the training earlier.
-    batch: pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of
-    AdamW. anchor_epochs: number of first epochs in which only the static maps of the anchored form learn,
-    without weight decay, on a cosine schedule that begins at anchor_rate; the best of these maps are the
-    start of the other epochs. temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and
-    u = 1 it is as long as the query. semi_positives: number kept of the `neighbors` nearest items of each
-    answer; 0 is the plain loss. seed: of all random draws.
+    batch: pairs in a step. learning_rate, least_rate: start and end of the cosine schedule. weight_decay: of AdamW.
+    anchor_epochs: number of first epochs in which only the static maps of the anchored form learn, without weight
+    decay, on a cosine schedule that begins at anchor_rate; the best of these maps start the other epochs.
+    temperature: τ. noise: factor of the U[0, 1]·N(0, 1) noise on queries; at 1 and u = 1 it is as long as the query.
+    semi_positives: how many of the `neighbors` nearest items of each answer count; 0 is the plain loss. seed: of all
+    random draws.
 
     Raises InvalidParameter.
     """
@@ -166,28 +161,26 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "patience", "neighbors"):
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        object.__setattr__(self, "batch", whole_number("batch", self.batch, at_least=2))
-        object.__setattr__(self, "seed", whole_number("seed", self.seed, at_least=0))
-        for name, most in (("anchor_epochs", self.epochs), ("semi_positives", self.neighbors)):
-            value = whole_number(name, getattr(self, name), at_least=0, at_most=most)
-            object.__setattr__(self, name, value)
-        for name in ("learning_rate", "anchor_rate", "temperature"):
-            object.__setattr__(self, name, positive_number(name, getattr(self, name)))
+        convert_fields(self, whole_number, "epochs", "patience", "neighbors")
+        convert_fields(self, whole_number, "batch", at_least=2)
+        convert_fields(self, whole_number, "seed", at_least=0)
+        convert_fields(self, whole_number, "anchor_epochs", at_least=0, at_most=self.epochs)
+        convert_fields(self, whole_number, "semi_positives", at_least=0, at_most=self.neighbors)
+        convert_fields(self, positive_number, "learning_rate", "anchor_rate", "temperature")
+        convert_fields(self, finite_number, "least_rate", "weight_decay", "noise")
         for name in ("least_rate", "weight_decay", "noise"):
-            object.__setattr__(self, name, finite_number(name, getattr(self, name)))
             if getattr(self, name) < 0:
                 raise InvalidParameter(f"{name} must not be below 0: {getattr(self, name)!r}")
         if self.least_rate > self.learning_rate:
             raise InvalidParameter(f"least_rate {self.least_rate:g} is above learning_rate {self.learning_rate:g}")
 
-    def rate(self, step: int, steps_an_epoch: int) -> float:
-        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate. The
-        anchor epochs have their own, from anchor_rate down in the same proportion."""
-        begin, first = steps_an_epoch * self.epochs, steps_an_epoch * self.anchor_epochs
-        start, count, scale = first, begin - first, 1.0
-        if step < first:
-            start, count, scale = 0, first, self.anchor_rate / self.learning_rate
-        fallen = (1 - math.cos(math.pi * (step - start) / max(1, count - 1))) / 2
+    def rate(self, step: int, steps_per_epoch: int) -> float:
+        """Return the learning rate of a step, from 0: half a cosine from learning_rate to least_rate.
+
+        The anchor epochs have their own schedule, from anchor_rate down in the same proportion.
+        """
+        start, end, scale = steps_per_epoch * self.anchor_epochs, steps_per_epoch * self.epochs, 1.0
+        if step < start:
+            start, end, scale = 0, start, self.anchor_rate / self.learning_rate
+        fallen = (1 - math.cos(math.pi * (step - start) / max(1, end - start - 1))) / 2
         return scale * (self.learning_rate + (self.least_rate - self.learning_rate) * fallen)

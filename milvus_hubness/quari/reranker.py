@@ -14,7 +14,14 @@ import torch
 
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.errors import DimensionMismatch, EncoderMismatch, InvalidInput
-from milvus_hubness.kernels.operands import as_tensor, finite_number, full_precision, resolve_device, whole_number
+from milvus_hubness.kernels.operands import (
+    as_tensor,
+    convert_fields,
+    finite_number,
+    full_precision,
+    resolve_device,
+    whole_number,
+)
 from milvus_hubness.operations.corrections import QUERY_COLUMN, read_gallery, read_pairs
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
@@ -48,15 +55,17 @@ class QuariReranker:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "candidates", whole_number("candidates", self.candidates))
-        object.__setattr__(self, "correction", finite_number("correction", self.correction))
+        convert_fields(self, whole_number, "candidates")
+        convert_fields(self, finite_number, "correction")
         object.__setattr__(self, "network", self.network.to(resolve_device(self.device)).eval())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, encoder: str | None = None, **options: Any) -> QuariReranker:
-        """Return a re-ranker with the network of a file that `train` wrote. encoder: name of the encoder of
-        the searched vectors. options: the other fields, by name. Raises UnreadableFile, EncoderMismatch if
-        the network is for another encoder, InvalidParameter."""
+        """Return a re-ranker with the network of a file that `train` saved.
+
+        encoder: name of the encoder of the searched vectors. options: the other fields, by name. Raises
+        UnreadableFile, EncoderMismatch if the network is for another encoder, InvalidParameter.
+        """
         checkpoint = Checkpoint.load(path)
         if encoder is not None and encoder != checkpoint.encoder:
             trained = f"was trained for {checkpoint.encoder!r}" if checkpoint.encoder else "does not say for which"
@@ -76,27 +85,29 @@ class QuariReranker:
     def scores(self, queries: Floats, items: Sequence[Floats]) -> list[Floats]:
         """Return cos(q', T r) of each query (m, d) with its own items, m arrays (c_i, d): m arrays (c_i,).
 
-        16 queries share a pass through the network; then each has one product with its items, without a copy
+        16 queries share a pass through the network; then one product per query scores its items, without a copy
         of them. Items without a direction have cosine 0. Raises DimensionMismatch.
         """
         for own in items:
             self.expect_dim(own.shape[1])
-        scores_of_queries: list[Floats] = []
+        results: list[Floats] = []
         for part, adaptation in self._adaptations(queries):
-            for which, own in enumerate(items[part]):
-                one = slice(which, which + 1)
+            for number, own in enumerate(items[part]):
+                one = slice(number, number + 1)
                 alone = adaptation._replace(query=adaptation.query[one], U=adaptation.U[one], V=adaptation.V[one])
                 candidates = as_tensor(own, torch.float32, adaptation.query.device)
-                scores_of_queries.append(cosines(alone, candidates)[0].cpu().numpy())
-        return scores_of_queries
+                results.append(cosines(alone, candidates)[0].cpu().numpy())
+        return results
 
     def direct_queries(self, queries: Floats) -> Floats:
-        """Return (m, d) Tᵀq' of queries (m, d), each as long as its query. The index then scores q'·T r
-        without the length of T r, by which it cannot divide. Raises DimensionMismatch."""
+        """Return (m, d) Tᵀq' of queries (m, d), at the lengths of the queries.
+
+        The index then scores q'·T r without the length of T r, by which it cannot divide. Raises DimensionMismatch.
+        """
         transformed = np.empty_like(queries)
         for part, adaptation in self._adaptations(queries):
             transformed[part] = transformed_queries(adaptation).cpu().numpy()
-        lengths, norms = (np.linalg.norm(each, axis=1, keepdims=True) for each in (queries, transformed))
+        lengths, norms = (np.linalg.norm(rows, axis=1, keepdims=True) for rows in (queries, transformed))
         return np.asarray(transformed * (lengths / np.where(norms > 0, norms, 1)), np.float32)
 
     def _adaptations(self, queries: Floats) -> Iterator[tuple[slice, Adaptation]]:
@@ -113,8 +124,10 @@ Places = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """The rank, from 1, of the answer of each of n queries; all arrays are (n,) int64. corrected: None
-    without biases. milliseconds: of the re-ranking, per query, measured on this machine."""
+    """The rank, from 1, of the answer of each of n queries; all arrays are (n,) int64.
+
+    corrected: None without biases. milliseconds: of the re-ranking, per query, measured on this machine.
+    """
 
     raw: Places
     corrected: Places | None
@@ -123,21 +136,20 @@ class Evaluation:
     milliseconds: float
 
     def to_dict(self) -> dict[str, Any]:
-        """Return R@k, MRR, mAP@10 and nDCG@10 of each ranking, 0 … 1, and the change of R@1 by re-ranking
-        against the others, with 95% intervals over the queries."""
-        places = {"raw": self.raw, "corrected": self.corrected, "reranked": self.reranked}
-        rankings = {name: as_ranks(one) for name, one in places.items() if one is not None}
-        first = {name: hits(ranks, 1) for name, ranks in rankings.items()}
+        """Return R@k, MRR, mAP@10 and nDCG@10 of each ranking, 0 … 1, and the gains by re-ranking.
+
+        These are the changes of R@1 against the other rankings, with 95% intervals over the queries.
+        """
+        rankings = {"raw": self.raw, "corrected": self.corrected, "reranked": self.reranked}
+        by_name = {name: as_ranks(places) for name, places in rankings.items() if places is not None}
+        first = {name: hits(ranks, 1) for name, ranks in by_name.items()}
+        after = first.pop("reranked")
         return {
             "queries": len(self.raw),
             "candidates": self.candidates,
             "milliseconds": self.milliseconds,
-            **{name: retrieval_summary(ranks) for name, ranks in rankings.items()},
-            "gain": {
-                name: paired_difference(before, first["reranked"])._asdict()
-                for name, before in first.items()
-                if name != "reranked"
-            },
+            **{name: retrieval_summary(ranks) for name, ranks in by_name.items()},
+            "gain": {name: paired_difference(before, after)._asdict() for name, before in first.items()},
         }
 
 
@@ -151,9 +163,12 @@ ITEM_COLUMN = "item"
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Labelled pairs. queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'),
-    stored (g, d'): vectors whose inner product is the similarity, by default the cosine. biases (g,):
-    subtracted by the search that chooses the candidates."""
+    """Labelled pairs.
+
+    queries (n, d); gallery (g, d); answers (n,): numbers of items. query_vectors (n, d'), stored (g, d'): vectors
+    whose inner product is the similarity, by default the cosine. biases (g,): subtracted by the search that chooses
+    the candidates.
+    """
 
     queries: Floats
     gallery: Floats
@@ -168,8 +183,11 @@ class Labelled:
         return Pairs(self.queries, self.gallery, self.answers)
 
     def evaluate(self, reranker: QuariReranker) -> Evaluation:
-        """Evaluate a re-ranker by exact searches in memory. An answer that is no candidate keeps its former
-        rank. Raises DimensionMismatch, and InvalidInput for fewer than two pairs."""
+        """Evaluate a re-ranker by exact searches in memory.
+
+        An answer that is no candidate has its former rank. Raises DimensionMismatch, and InvalidInput for fewer than
+        two pairs.
+        """
         reranker.expect_dim(self.queries.shape[1])
         if len(self.queries) < 2:
             raise InvalidInput(f"an evaluation needs at least two pairs, not {len(self.queries)}")
@@ -206,11 +224,11 @@ def read_labelled(
     field: str | None = None,
     progress: Progress = silent,
 ) -> Labelled:
-    """Read pairs of a .npz, .parquet or .arrow file: `query` (n, d), and either `item` (n, d), the vector of
-    each query's answer, or, with a collection, `key` (n,), the key of the row that answers.
+    """Read the labelled pairs of a .npz, .parquet or .arrow file.
 
-    Equal items become one. Raises UnreadableFile, InvalidInput, DimensionMismatch, and as a read of the
-    collection does.
+    It has `query` (n, d), and either `item` (n, d), the vectors of the answers, or, with a collection, `key` (n,), the
+    keys of the rows that answer. Equal items become one. Raises UnreadableFile, InvalidInput, DimensionMismatch, and
+    as a read of the collection does.
     """
     if collection is None:
         queries = QueryBank.load(path, QUERY_COLUMN)
@@ -220,7 +238,7 @@ def read_labelled(
         gallery, answers = np.unique(items.vectors, axis=0, return_inverse=True)
         return Labelled(queries.vectors, gallery, answers.astype(np.int64))
     if open_store is None:
-        raise InvalidInput("a collection needs a store to be read from")
+        raise InvalidInput("a collection is read from a store: pass open_store")
     queries, keys = read_pairs(path)
     store = open_store()
     rows = read_gallery(store, store.info(collection), field, progress=progress)

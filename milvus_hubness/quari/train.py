@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -45,12 +44,11 @@ def contrastive_loss(
     is_own = owners == owner[:, None]
     is_right = (columns[None, :, None] == items[:, None, :]).any(2)
     logits = (cosines / temperature).masked_fill(is_right & ~is_own, -torch.inf)
+    pairs = owners, torch.arange(len(columns), device=items.device)
     share = torch.cat([weights.new_ones(count), weights.reshape(-1)])
-    to_items = functional.log_softmax(logits, 1)[owners, torch.arange(len(columns), device=items.device)]
-    to_queries = functional.log_softmax(logits, 0)[owners, torch.arange(len(columns), device=items.device)]
-    each = share.new_zeros(count).index_add(0, owners, share)
-    forward = -(to_items * share / each[owners]).sum() / count
-    backward = -(to_queries * share).sum() / share.sum()
+    total = share.new_zeros(count).index_add(0, owners, share)
+    forward = -(functional.log_softmax(logits, 1)[pairs] * share / total[owners]).sum() / count
+    backward = -(functional.log_softmax(logits, 0)[pairs] * share).sum() / share.sum()
     return (forward + backward) / 2
 
 
@@ -74,7 +72,7 @@ def train(
     """Train a network on these pairs; return the weights of the epoch with the best validation MRR.
 
     pairs, validation: as in `Pairs`; without validation a tenth of the items, with their queries, is held
-    out. Epoch 0 is the network before its first step: it wins if no epoch is better. path: written after
+    out. Epoch 0 is the network before its first step: it wins if no epoch is better. path: the file, saved after
     every epoch, so that an interrupted training continues with `resume`, on the CPU with identical bits.
     encoder: a name for the encoder of the vectors, which is compared when the file is loaded. on_epoch:
     called after each epoch. progress: called with "training", steps done, and steps of all epochs.
@@ -85,8 +83,8 @@ def train(
     left out, unless it is the only one; every epoch draws another order.
 
     A memory (`config.memory`, an addition to the paper) is filled with that many of the pairs, drawn by the
-    seed, after the anchor epochs; it keeps the strength and temperature that are best on the validation
-    pairs. In training, a query recalls no pair of its own answer.
+    seed, after the anchor epochs, with the strength and temperature that are best on the validation pairs. In
+    training, a query recalls no pair of its own answer.
 
     Raises DimensionMismatch, BankTooSmall, InvalidParameter; with `resume` UnreadableFile, and InvalidInput
     if the file has other pairs, sizes or settings; NonFiniteVectors if the loss is not finite.
@@ -95,44 +93,41 @@ def train(
     if validation is None:
         pairs, validation = pairs.split(VALIDATION_SHARE, settings.seed)
     config = config or QuariConfig(pairs.dim)
-    for some in (pairs, validation):
-        if some.dim != config.dim:
-            raise DimensionMismatch(f"pairs of dimension {some.dim} for a network of dimension {config.dim}")
-    if settings.anchor_epochs and config.form != "anchored":
-        raise InvalidParameter(f"anchor_epochs are for the anchored form: a {config.form} one has no anchors")
-    _expect_memory_of_use(config, settings, pairs)
-    begun = Checkpoint(
-        config=config,
-        settings=settings,
-        encoder=encoder,
-        trained_on=f"{pairs.fingerprint}/{validation.fingerprint}",
-        pairs=len(pairs),
-    )
-    earlier = None
+    for dim in (pairs.dim, validation.dim):
+        if dim != config.dim:
+            raise DimensionMismatch(f"pairs of dimension {dim} for a network of dimension {config.dim}")
+    _validate_anchors_and_memory(config, settings, pairs)
+    fingerprint = f"{pairs.fingerprint}/{validation.fingerprint}"
+    checkpoint = Checkpoint(config, settings, encoder, fingerprint, len(pairs))
     if resume:
         if path is None:
-            raise InvalidInput("resume needs the path that the training was written to")
+            raise InvalidInput("resume needs the path of the training's file")
         earlier = Checkpoint.load(path)
-        _expect_same(earlier, begun)
+        _expect_same(earlier, checkpoint)
+        checkpoint = earlier
     target = resolve_device(device)
-    with _own_randomness(target, settings.seed):
-        run = _Run(earlier or begun, pairs, validation, target)
-        if earlier is None:
+    with torch.random.fork_rng([target] if target.type == "cuda" else []):
+        torch.manual_seed(settings.seed)
+        run = _Run(checkpoint, pairs, validation, target)
+        if not resume:
             run.judge(None)
         while not run.is_over:
             last = run.judge(run.epoch(progress))
             if path is not None:
-                run.checkpoint().save(path)
+                run.resumable().save(path)
             if on_epoch is not None:
                 on_epoch(last)
-        return run.checkpoint()
+        return run.resumable()
 
 
 def validate(
     network: Quari, pairs: Pairs, adapt: Callable[[torch.Tensor], Adaptation] | None = None
 ) -> npt.NDArray[np.int64]:
-    """Return (n,) the rank, from 1, of each query's answer in the pairs' gallery by cos(q', T r); items with the same
-    score rank before it. adapt: a part of the network to use in its place. The network is left in evaluation mode."""
+    """Return (n,) the rank, from 1, of each query's answer in the pairs' gallery by cos(q', T r).
+
+    Items with the same score rank before it. adapt: a part of the network to use in its place. The network is left in
+    evaluation mode.
+    """
     device = next(network.parameters()).device
     gallery = torch.from_numpy(pairs.gallery).to(device)
     network.eval()
@@ -143,74 +138,74 @@ def validate(
             part = slice(start, start + QUERIES_AT_ONCE)
             scores = cosines(adapt(torch.from_numpy(pairs.queries[part]).to(device)), gallery)
             answers = torch.from_numpy(pairs.answers[part]).to(device)
-            own = scores.gather(1, answers[:, None])
-            ranks[part] = (scores >= own).sum(1).cpu().numpy()
+            ranks[part] = (scores >= scores.gather(1, answers[:, None])).sum(1).cpu().numpy()
     return ranks
 
 
 class _Run:
-    """A training in progress."""
+    """A training in progress. checkpoint: its record, with the best weights so far."""
 
-    def __init__(self, at: Checkpoint, pairs: Pairs, validation: Pairs, device: torch.device) -> None:
-        self.at, self.validation, self.device = at, validation, device
-        self.settings = settings = at.settings
+    def __init__(self, checkpoint: Checkpoint, pairs: Pairs, validation: Pairs, device: torch.device) -> None:
+        self.checkpoint, self.validation, self.device = checkpoint, validation, device
+        self.settings = settings = checkpoint.settings
         self.queries = torch.from_numpy(pairs.queries)
         self.gallery = torch.from_numpy(pairs.gallery).to(device)
         self.answers = torch.from_numpy(pairs.answers)
-        semi = mine(
+        semi_positives = mine(
             pairs.gallery,
             neighbors=settings.neighbors,
             keep=settings.semi_positives,
             temperature=settings.temperature,
             device=str(device),
         )
-        self.semi_items, self.semi_weights = map(torch.from_numpy, semi)
-        drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: at.config.memory]
+        self.semi_items, self.semi_weights = map(torch.from_numpy, semi_positives)
+        drawn = np.random.default_rng(settings.seed).permutation(len(pairs))[: checkpoint.config.memory]
         self.remembered = torch.from_numpy(drawn)
-        self.network = Quari(at.config).to(device)
+        self.network = Quari(checkpoint.config).to(device)
         anchors = self.network.anchors()
-        anchor_ids = {id(each) for each in anchors}
-        others = [each for each in self.network.parameters() if id(each) not in anchor_ids]
+        others = [weight for weight in self.network.parameters() if all(weight is not anchor for anchor in anchors)]
         groups: list[dict[str, Any]] = [
             {"params": others, "anchors": False, "weight_decay": settings.weight_decay},
             {"params": anchors, "anchors": True, "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate)
         self.batch = min(settings.batch, len(pairs))
-        self.steps_an_epoch = len(pairs) // self.batch
-        if at.resumption is not None:
-            restore_training(at.resumption, self.network, self.optimizer, device)
+        self.steps_per_epoch = len(pairs) // self.batch
+        if checkpoint.resumption is not None:
+            restore_training(checkpoint.resumption, self.network, self.optimizer, device)
+
+    @property
+    def done(self) -> int:
+        """The number of finished epochs."""
+        return self.checkpoint.history[-1].epoch
 
     @property
     def is_over(self) -> bool:
-        done, settings = self.at.history[-1].epoch, self.settings
-        since = done - max(self.at.best_epoch, settings.anchor_epochs)
-        return done >= settings.epochs or since >= settings.patience
+        since = self.done - max(self.checkpoint.best_epoch, self.settings.anchor_epochs)
+        return self.done >= self.settings.epochs or since >= self.settings.patience
 
     @property
     def anchors_only(self) -> bool:
         """Whether only the anchors learn in the next epoch."""
-        return self.at.history[-1].epoch < self.settings.anchor_epochs
+        return self.done < self.settings.anchor_epochs
 
     def epoch(self, progress: Progress) -> float:
         """Run one pass over the pairs; return the mean loss of its steps."""
-        settings, total, losses = self.settings, self.steps_an_epoch * self.settings.epochs, []
-        done = self.at.history[-1].epoch
-        step = done * self.steps_an_epoch
-        if done and done == settings.anchor_epochs:
-            self.network.load_state_dict(dict(self.at.weights))
+        settings, losses = self.settings, []
+        if self.done and self.done == settings.anchor_epochs:
+            self.network.load_state_dict(dict(self.checkpoint.weights))
             self.optimizer.state.clear()
-        if done == settings.anchor_epochs and self.network.memory is not None:
+        if self.done == settings.anchor_epochs and self.network.memory is not None:
             self._remember(self.network.memory)
         self.network.train()
         order = torch.randperm(len(self.queries))
-        for nth in range(self.steps_an_epoch):
+        for number in range(self.steps_per_epoch):
+            step = self.done * self.steps_per_epoch + number
             for group in self.optimizer.param_groups:
                 is_done = group["anchors"] and settings.anchor_epochs and not self.anchors_only
-                group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_an_epoch)
-            losses.append(self._step(order[nth * self.batch : (nth + 1) * self.batch]))
-            step += 1
-            progress("training", step, total)
+                group["lr"] = 0.0 if is_done else settings.rate(step, self.steps_per_epoch)
+            losses.append(self._step(order[number * self.batch : (number + 1) * self.batch]))
+            progress("training", step + 1, self.steps_per_epoch * settings.epochs)
         return float(np.mean(losses))
 
     def _remember(self, memory: Memory) -> None:
@@ -218,30 +213,28 @@ class _Run:
         items = self.gallery[self.answers[self.remembered].to(self.device)]
         with torch.inference_mode():
             memory.fill(queries, self.network.errors(queries, items))
-        best = self.at.history[self.at.best_epoch].mrr
+        best = self.checkpoint.history[self.checkpoint.best_epoch].mrr
         chosen = (0.0, 1.0)
-        for how in itertools.product(STRENGTHS, TEMPERATURES):
-            memory.tune(*how)
+        for recall in itertools.product(STRENGTHS, TEMPERATURES):
+            memory.tune(*recall)
             mrr = float((1 / validate(self.network, self.validation, self.network.remembering)).mean())
             if mrr > best:
-                best, chosen = mrr, how
+                best, chosen = mrr, recall
         memory.tune(*chosen)
 
-    def _step(self, which: torch.Tensor) -> float:
+    def _step(self, batch: torch.Tensor) -> float:
         """Learn from the pairs of these numbers; return the loss."""
         settings, device = self.settings, self.device
-        queries = self.queries[which]
+        queries = self.queries[batch]
         spread = settings.noise / math.sqrt(queries.shape[1])
-        queries = (queries + spread * torch.rand(len(which), 1) * torch.randn(queries.shape)).to(device)
-        answers = self.answers[which]
+        queries = (queries + spread * torch.rand(len(batch), 1) * torch.randn(queries.shape)).to(device)
+        answers = self.answers[batch]
         items = torch.cat([answers[:, None], self.semi_items[answers]], 1).to(device)
         weights = self.semi_weights[answers].to(device)
         columns = torch.cat([items[:, 0], items[:, 1:].reshape(-1)])
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             if self.anchors_only:
                 adaptation = self.network.anchored(queries)
-            elif self.network.memory is None:
-                adaptation = self.network(queries)
             else:
                 own = (answers[:, None] == self.answers[self.remembered]).to(device)
                 adaptation = self.network(queries, own)
@@ -256,43 +249,37 @@ class _Run:
         return float(loss.detach())
 
     def judge(self, loss: float | None) -> Epoch:
-        """Evaluate the network, and keep its weights if it is the best so far."""
+        """Evaluate the network, and save its weights if it is the best so far."""
         ranks = validate(self.network, self.validation)
-        history = self.at.history
-        now = Epoch(len(history), loss, r1=float((ranks == 1).mean()), mrr=float((1 / ranks).mean()))
-        self.at = replace(self.at, history=(*history, now))
-        if self.at.best_epoch == now.epoch:
-            self.at = replace(self.at, weights=weights_of(self.network))
-        return now
+        history = self.checkpoint.history
+        epoch = Epoch(len(history), loss, r1=float((ranks == 1).mean()), mrr=float((1 / ranks).mean()))
+        self.checkpoint = replace(self.checkpoint, history=(*history, epoch))
+        if self.checkpoint.best_epoch == epoch.epoch:
+            self.checkpoint = replace(self.checkpoint, weights=weights_of(self.network))
+        return epoch
 
-    def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint of the current state."""
-        return replace(self.at, resumption=training_state(self.network, self.optimizer, self.device))
+    def resumable(self) -> Checkpoint:
+        """Return the checkpoint with all that the training needs to continue."""
+        return replace(self.checkpoint, resumption=training_state(self.network, self.optimizer, self.device))
 
 
-def _expect_memory_of_use(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
+def _validate_anchors_and_memory(config: QuariConfig, settings: TrainingSettings, pairs: Pairs) -> None:
+    if settings.anchor_epochs and config.form != "anchored":
+        raise InvalidParameter(f"anchor_epochs are for the anchored form: a {config.form} one has no anchors")
     if config.memory > len(pairs):
         raise InvalidParameter(f"a memory of {config.memory} pairs cannot be filled with {len(pairs)}")
     if config.memory and settings.anchor_epochs == settings.epochs:
         raise InvalidParameter("a memory is filled after the anchor epochs, and there are no others")
     if config.memory and config.form == "anchored" and not settings.anchor_epochs:
-        raise InvalidParameter("the memory of an anchored form needs anchor_epochs: it keeps what they leave")
+        raise InvalidParameter("the memory of an anchored form needs anchor_epochs: it stores their errors")
 
 
-def _expect_same(earlier: Checkpoint, begun: Checkpoint) -> None:
-    before, now = (
-        {"pairs": each.trained_on, "encoder": each.encoder, **asdict(each.config), **asdict(each.settings)}
-        for each in (earlier, begun)
+def _expect_same(earlier: Checkpoint, now: Checkpoint) -> None:
+    options, others = (
+        {"pairs": run.trained_on, "encoder": run.encoder, **asdict(run.config), **asdict(run.settings)}
+        for run in (earlier, now)
     )
-    if other := [name for name in before if before[name] != now[name]]:
-        raise InvalidInput(f"the training to be resumed was begun with other {', '.join(other)}")
+    if changed := [name for name in options if options[name] != others[name]]:
+        raise InvalidInput(f"the training was started with other {', '.join(changed)}: pass the same to resume it")
     if earlier.resumption is None:
         raise InvalidInput("the file holds a finished network only, no training to be resumed")
-
-
-@contextlib.contextmanager
-def _own_randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Seed torch within the block, and restore its generators afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.kernels import topk
-from milvus_hubness.kernels.operands import whole_number
+from milvus_hubness.kernels.operands import convert_fields, whole_number
 
 Hits = TypeVar("Hits")
 
@@ -27,19 +27,16 @@ class DynamicGate:
     k: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k", whole_number("k", self.k))
+        convert_fields(self, whole_number, "k")
 
     def activated(self, bank: npt.ArrayLike, gallery: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is among the k nearest of a row of bank (m, d) by
-        inner product.
+        """Return (n,) whether each row of gallery (n, d) is among the k nearest of a row of bank (m, d).
 
-        Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k items.
+        Nearness is by inner product. Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k items.
         """
         items = np.asarray(gallery, np.float32)
         nearest = topk(np.asarray(bank, np.float32), items, self.k).indices
-        flags = np.zeros(len(items), bool)
-        flags[np.unique(np.asarray(nearest))] = True
-        return flags
+        return np.isin(np.arange(len(items)), np.asarray(nearest))
 
 
 def gate(
@@ -58,9 +55,9 @@ def gate(
 class DualDynamicGate:
     """Correct a query only if its raw nearest item is in one of two activation sets.
 
-    k_query: an item is in the first set if it is among the k_query nearest of some bank query. k_target: an
-    item is in the second set if it is among the k_target nearest of some item of the target bank. A target
-    bank with the gallery's own items would activate them all.
+    k_query: an item is in the first set if it is among the k_query nearest of some bank query. k_target: an item is in
+    the second set if it is among the k_target nearest of some item of the target bank, which must not be the gallery:
+    it would activate all its items.
 
     The authors' code (`db_norm`, DBNorm/dbnorm.py in yimuwangcs/Better_Cross_Modal_Retrieval) multiplies two
     dynamic inverted softmaxes, each of one bank with its own set. If a set lacks the raw nearest item of q,
@@ -71,23 +68,20 @@ class DualDynamicGate:
         second only    s(q, r) · IS_targets(q, r)
         in neither     s(q, r)²
 
-    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the
-    first line does, and as the last line does for s ≥ 0. It differs in the two middle cases, each of which
-    would need a bias of its own: there it corrects by both banks, not by one.
+    DualInvertedSoftmax, whose s − b is λ times the logarithm of the first line, ranks behind this gate as the first
+    line does, and as the last line does for s ≥ 0. In the two middle cases it corrects by both banks, not by one.
     """
 
     k_query: int = 1
     k_target: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "k_query", whole_number("k_query", self.k_query))
-        object.__setattr__(self, "k_target", whole_number("k_target", self.k_target))
+        convert_fields(self, whole_number, "k_query", "k_target")
 
     def activated(
         self, bank: npt.ArrayLike, gallery: npt.ArrayLike, target_bank: npt.ArrayLike
     ) -> npt.NDArray[np.bool_]:
-        """Return (n,) whether each row of gallery (n, d) is in a set: among the nearest, by inner product, of
-        a row of bank (m, d) or of target_bank (t, d).
+        """Return (n,) whether each row of gallery (n, d) is in the set of bank (m, d) or of target_bank (t, d).
 
         Raises DimensionMismatch, and BankTooSmall if the gallery has fewer than k_query or k_target items.
         """
@@ -106,7 +100,7 @@ class GloballyCorrected:
     candidates: int = 100
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "candidates", whole_number("candidates", self.candidates))
+        convert_fields(self, whole_number, "candidates")
 
     def order(self, scores: npt.ArrayLike, items: npt.ArrayLike, bank: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return (c,) the order of one query's candidates, best first.

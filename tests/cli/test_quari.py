@@ -57,7 +57,6 @@ def test_every_option_is_heard(run, folder):
         "anchors": 5,
         "memory": 6,
         "dropout": 0.3,
-        "adapt_gallery": False,
         "epochs": 2,
         "patience": 3,
         "batch": 9,
@@ -93,7 +92,7 @@ def test_a_training_is_taken_up_where_it_was_ended(run, folder):
     again = run("quari", "train", *options, "--out", "net.safetensors", "--resume", "--json")
     assert [each["epoch"] for each in json.loads(again.stdout)["quari"]["history"]] == [0, 1, 2]
     other = run("quari", "train", *options, "--param", "noise=0", "--out", "net.safetensors", "--resume")
-    assert_fails(other, 1, "begun with other noise")
+    assert_fails(other, 1, "started with other noise")
     assert_fails(run("quari", "train", *options, "--out", "none", "--resume"), 1, "no readable safetensors")
 
 

@@ -144,7 +144,6 @@ def test_a_memory_that_would_stay_empty_is_refused(config, settings, said):
         )
 
 
-@pytest.mark.parametrize("wrong", [{"form": "published"}, {"adapt_query": False}])
-def test_there_is_none_where_no_query_is_adapted_by_maps(wrong):
+def test_the_published_form_has_none():
     with pytest.raises(InvalidParameter, match="memory"):
-        small(memory=3, **wrong)
+        small(memory=3, form="published")
