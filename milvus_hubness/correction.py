@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank
-from milvus_hubness.codec.arrays import Dtype, Floats
+from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
 from milvus_hubness.codec.layout import Layout
@@ -20,7 +20,7 @@ from milvus_hubness.errors import ZeroVectors
 from milvus_hubness.estimators import Estimator, FittedBias, to_dict
 from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.kernels import topk
-from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
+from milvus_hubness.state import BankReference, CollectionState, Profile
 
 
 @dataclass(frozen=True)
@@ -140,19 +140,13 @@ def initial_state(
     estimator: Estimator,
     bank: BankReference,
     *,
-    field: str,
-    suffix: str,
-    dtype: Dtype,
-    source: str,
-    phase: Literal["copying", "ready"] = "ready",
     mean_bias: float = 0.0,
     strength: float = 1.0,
     gate: int | None = None,
     gate_targets: int | None = None,
-    reranking: CandidateReranking | None = None,
-    second_vector: str | None = None,
+    **others: Any,
 ) -> CollectionState:
-    """Return the first state of a field: one profile, refreshed now."""
+    """Return the first state of a field: one profile, refreshed now. others: further fields of the state."""
     profile = Profile(
         estimator=to_dict(estimator),
         slot=0,
@@ -165,27 +159,7 @@ def initial_state(
         epoch=1,
         refreshed_at=datetime.now(timezone.utc),
     )
-    return CollectionState(
-        field=field,
-        suffix=suffix,
-        metric=layout.metric,
-        dim=layout.dim,
-        slots=layout.slots,
-        multiple_of=layout.multiple_of,
-        dtype=dtype,
-        offset=layout.offset,
-        scale=layout.scale,
-        anchor=layout.anchor,
-        pull=layout.pull,
-        locality_hints=layout.locality_hints,
-        reach=layout.reach,
-        mean=layout.mean,
-        source=source,
-        phase=phase,
-        profiles={"default": profile},
-        reranking=reranking,
-        second_vector=second_vector,
-    )
+    return CollectionState(layout=layout, profiles={"default": profile}, **others)
 
 
 def _reduced_bank(layout: Layout, bank: BankLike) -> QueryBank:

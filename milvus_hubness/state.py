@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -150,29 +149,19 @@ class CollectionState(FrozenModel):
     without a copy. phase: "copying" until the copy, or the second field, is verified. reranking: None unless the bias
     location is `fields` or `side_collection`. second_vector: a second vector field with the augmented vectors, which is
     searched in place of `field`; `field` then has the vectors as the user gave them; None if `field` itself has the
-    augmented vectors. offset, scale, anchor, pull, locality_hints, reach, mean: those of the layout. dtype: of the
-    numbers in the field. incoming: the next value of a profile that a refresh is changing. outgoing: the former value
-    of a profile that has just changed: clients with an older cached state still read its slot, so new rows get that
-    bias there too. migration: the id of the migration that created the collection as a copy.
+    augmented vectors. layout: the columns of the augmented vectors and queries. dtype: of the numbers in the field.
+    incoming: the next value of a profile that a refresh is changing. outgoing: the former value of a profile that has
+    just changed: clients with an older cached state still read its slot, so new rows get that bias in it too.
+    migration: the id of the migration that created the collection as a copy.
     """
 
     version: Literal[1] = VERSION
     field: str
     suffix: str = ""
-    metric: Metric
-    dim: int = Field(ge=1)
-    slots: int = Field(ge=2)
-    multiple_of: int = Field(ge=1)
+    layout: Layout
     dtype: Dtype = "float32"
-    offset: float = 0.0
-    scale: float = 1.0
-    anchor: float = 0.0
-    pull: float = 0.0
-    locality_hints: str = ""
-    reach: float = 0.0
-    mean: str = ""
     source: str
-    phase: Literal["copying", "ready"]
+    phase: Literal["copying", "ready"] = "ready"
     profiles: dict[str, Profile]
     active: str = "default"
     reranking: CandidateReranking | None = None
@@ -182,34 +171,32 @@ class CollectionState(FrozenModel):
     migration: str = ""
 
     @property
-    def layout(self) -> Layout:
-        """The columns of the field's augmented vectors and queries."""
-        return _layout(
-            self.dim,
-            self.metric,
-            self.slots,
-            self.multiple_of,
-            self.offset,
-            self.scale,
-            self.anchor,
-            self.pull,
-            self.locality_hints,
-            self.reach,
-            self.mean,
-        )
+    def dim(self) -> int:
+        """The dimension of the user's vectors."""
+        return self.layout.dim
+
+    @property
+    def metric(self) -> Metric:
+        """The user's metric."""
+        return self.layout.metric
+
+    @property
+    def slots(self) -> int:
+        """The number of bias slots."""
+        return self.layout.slots
 
     @property
     def codec(self) -> RowCodec:
         """The codec of the field's rows, queries and scores: the one of its bias location."""
-        of = (self.field, self.suffix, self.layout, self.dtype, self.shown_slot)
+        common = (self.field, self.suffix, self.layout, self.dtype, self.shown_slot)
         if self.second_vector is not None:
-            return SecondVectorCodec(*of, second=self.second_vector)
+            return SecondVectorCodec(*common, second=self.second_vector)
         if self.reranking is None:
-            return VectorCodec(*of)
-        if self.reranking.side is None:
-            return FieldsCodec(*of, candidates=self.reranking.candidates)
+            return VectorCodec(*common)
         side, candidates = self.reranking.side, self.reranking.candidates
-        return SideCollectionCodec(*of, side_collection=side, candidates=candidates)
+        if side is None:
+            return FieldsCodec(*common, candidates=candidates)
+        return SideCollectionCodec(*common, side_collection=side, candidates=candidates)
 
     @property
     def searched_field(self) -> str:
@@ -246,8 +233,8 @@ class CollectionState(FrozenModel):
     def profile_of(self, name: str | None) -> Profile:
         """Return the profile of that name, the active one for None. Raises InvalidInput."""
         if name is not None and name not in self.profiles:
-            known = ", ".join(self.profiles)
-            raise InvalidInput(f"no profile {name!r} for field {self.field!r}: choose one of {known}")
+            names = ", ".join(self.profiles)
+            raise InvalidInput(f"no profile {name!r} for field {self.field!r}: choose one of {names}")
         return self.profiles[name or self.active]
 
     @property
@@ -262,11 +249,8 @@ class CollectionState(FrozenModel):
 
     @property
     def banks(self) -> tuple[BankReference, ...]:
-        """The banks of all profiles.
-
-        They are those of the current biases, of the former ones and of those that a refresh is writing.
-        """
-        moving = [each.profile for each in (self.incoming, self.outgoing) if each is not None]
+        """The banks of all profiles: of the current biases, the former ones and those that a refresh is writing."""
+        moving = [change.profile for change in (self.incoming, self.outgoing) if change is not None]
         return tuple(bank for profile in (*self.profiles.values(), *moving) for bank in profile.banks)
 
     @property
@@ -289,7 +273,7 @@ class CollectionState(FrozenModel):
 
         rows: (n, d). keys: names of the rows in the message.
         """
-        if not self.mean or self.codec.leaves_vectors:
+        if not self.layout.mean or self.codec.leaves_vectors:
             return ""
         lost = self.layout.lost(rows)
         if not lost.any():
@@ -297,7 +281,7 @@ class CollectionState(FrozenModel):
         row, column = np.argwhere(lost)[0]
         return (
             f"{keys[row]} has {rows[row, column]:g} in dimension {column} of {self.field!r}, which float32 "
-            f"rounds beside the mean of that dimension, {self.layout.taken_off[column]:g}: it is to be 0, or "
+            f"rounds against the mean of that dimension, {self.layout.taken_off[column]:g}: it must be 0, or "
             "from half to twice the mean"
         )
 
@@ -329,16 +313,12 @@ class CollectionState(FrozenModel):
 
 def read_states(properties: Mapping[str, str]) -> dict[str, CollectionState]:
     """Return the states among a collection's properties, by vector field."""
-    found = [
+    states = [
         CollectionState.from_json(text)
         for name, text in sorted(properties.items())
         if text and (name == PROPERTY or name.startswith(f"{PROPERTY}."))
     ]
-    return {state.field: state for state in found}
-
-
-_layout = lru_cache(maxsize=256)(Layout)
-"""Layouts are cached, because the code reads the layout of a state often."""
+    return {state.field: state for state in states}
 
 
 def slots_for(profiles: int) -> int:

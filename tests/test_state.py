@@ -21,14 +21,7 @@ def state():
         refreshed_at=datetime(2026, 1, 2, tzinfo=timezone.utc),
     )
     return CollectionState(
-        field="vector",
-        metric="COSINE",
-        dim=384,
-        slots=2,
-        multiple_of=16,
-        source="products",
-        phase="ready",
-        profiles={"default": profile},
+        field="vector", layout=Layout(384, "COSINE"), source="products", phase="ready", profiles={"default": profile}
     )
 
 
@@ -62,12 +55,12 @@ def test_a_second_field_is_searched_once_it_is_filled_and_hidden_from_the_start(
 
 
 def test_a_state_from_before_constants_were_measured_is_read_as_it_was_meant(state):
-    plain = state.model_copy(update={"metric": "L2"})
+    plain = state.model_copy(update={"layout": Layout(384, "L2")})
     text = plain.to_json().replace(',"offset":0.0,"scale":1.0', "")
     assert "scale" not in text
     assert read_states({"hubness": text}) == {state.field: plain}
     assert plain.layout == Layout(384, "L2")
-    measured = plain.model_copy(update={"offset": 1234.5678901234, "scale": 16.0})
+    measured = plain.model_copy(update={"layout": Layout(384, "L2", offset=1234.5678901234, scale=16.0)})
     assert read_states({"hubness": measured.to_json()})[state.field].layout == measured.layout
 
 
@@ -91,6 +84,12 @@ def test_a_broken_state_says_where(text, said):
         CollectionState.from_json(text)
 
 
+def test_a_broken_layout_is_a_broken_state(state):
+    for part, broken in (('"dim":384', '"dim":0'), ('"metric":"COSINE"', '"metric":"JACCARD"'), ("scale", "size")):
+        with pytest.raises(StateError, match="broken at layout"):
+            CollectionState.from_json(state.to_json().replace(part, broken))
+
+
 def test_each_field_has_its_own_property_and_columns(state):
     second = state.model_copy(update={"field": "image", "suffix": suffix_for("image", [state])})
     assert second.suffix == "_image"
@@ -109,7 +108,7 @@ def test_a_profile_is_found_by_its_name(state):
 
 def test_norms_are_hidden_only_where_they_are_kept(state):
     assert "hubness_norm" in state.codec.hidden_fields
-    assert "hubness_norm" not in state.model_copy(update={"metric": "IP"}).codec.hidden_fields
+    assert "hubness_norm" not in state.model_copy(update={"layout": Layout(384, "IP")}).codec.hidden_fields
 
 
 def test_a_state_from_before_half_precision_is_of_float32(state):
@@ -120,6 +119,6 @@ def test_a_state_from_before_half_precision_is_of_float32(state):
 
 
 def test_a_field_of_half_precision_gives_each_number_three_columns(state):
-    halves = state.model_copy(update={"dtype": "bfloat16", "dim": 380})
+    halves = state.model_copy(update={"dtype": "bfloat16", "layout": Layout(380, "COSINE")})
     assert (halves.layout.width, halves.codec.form.width) == (384, 400)
     assert read_states({"hubness": halves.to_json()})[state.field].codec.form == halves.codec.form

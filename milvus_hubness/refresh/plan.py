@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -284,15 +284,18 @@ def with_profile(state: CollectionState, name: str, options: RefreshOptions) -> 
 
 def _with_columns(state: CollectionState, slots: int) -> CollectionState:
     """Return the state with this number of slots, and with the graph hint and locality hint columns that still fit."""
-    bare = {"slots": slots, "anchor": 0.0, "pull": 0.0, "locality_hints": "", "reach": 0.0}
-    found = state.model_copy(update=bare)
-    spare = found.layout.spare
-    if spare:
-        found = found.model_copy(update={"anchor": state.anchor, "pull": state.pull})
-    count = min(state.layout.locality_hint_count, spare - bool(state.anchor))
-    if locality_hints := foremost(state.locality_hints, state.dim, count):
-        found = found.model_copy(update={"locality_hints": locality_hints, "reach": state.reach})
-    return found
+    layout = state.layout
+    bare = replace(layout, slots=slots, anchor=0.0, pull=0.0, locality_hints="", reach=0.0)
+    count = min(layout.locality_hint_count, bare.spare - bool(layout.anchor))
+    hints = foremost(layout.locality_hints, layout.dim, count)
+    wider = replace(
+        bare,
+        anchor=layout.anchor if bare.spare else 0.0,
+        pull=layout.pull if bare.spare else 0.0,
+        locality_hints=hints,
+        reach=layout.reach if hints else 0.0,
+    )
+    return state.model_copy(update={"layout": wider})
 
 
 def _whole(store: Banks, reference: BankReference) -> StoredBank | None:

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import measured_on
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import Correction
 from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.migration.clean import drop_copy
@@ -217,9 +218,8 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     looked = survey(store, info, store.chunk_rows(info), progress=progress)
     ledger, moment = Ledger(store), now()
     target = _free_name(store, info.name, state)
-    copy = state.model_copy(
-        update={**_columns(store, info, state, looked.chunks[:1]), "source": info.name, "phase": "copying"}
-    )
+    layout = _copy_layout(store, info, state, looked.chunks[:1])
+    copy = state.model_copy(update={"layout": layout, "source": info.name, "phase": "copying"})
     migration = Migration(
         source=info.name,
         target=target,
@@ -238,19 +238,18 @@ def begin(store: Store, info: CollectionInfo, state: CollectionState, *, progres
     return ledger.write(migration, state=copy.model_copy(update={"migration": migration.id}))
 
 
-def _columns(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> dict[str, Any]:
-    """Return the layout constants of the copy's index hint columns, which depend on the bank. A source
-    without these columns, for example a copy by an earlier version, gets them too. some: chunks whose vector
-    lengths are typical of all rows."""
+def _copy_layout(store: Store, info: CollectionInfo, state: CollectionState, some: Sequence[Chunk]) -> Layout:
+    """Return the layout of the copy, whose index hint columns depend on the bank. A source without these
+    columns, for example a copy by an earlier version, gets them too. some: chunks whose vector lengths are
+    typical of all rows."""
     if not some or not store.takes_locality_hints(info, state.field) or state.layout.metric == "L2":
-        return {}
+        return state.layout
     first = some[0]
     rows = store.scan(info.name, state.field, after=first.after, upto=first.upto, partition=first.partition)
     bank = store.load_bank(state.profile.bank).queries
     vectors = state.codec.decode_rows(state.codec.columns(rows.vectors, rows.rows))
     graph_hint = store.takes_graph_hint(info, state.field)
-    found = measured_on(state.layout, vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
-    return {name: getattr(found, name) for name in ("anchor", "pull", "locality_hints", "reach")}
+    return measured_on(state.layout, vectors, bank.vectors, graph_hint=graph_hint, locality_hints=True)
 
 
 def rebuildings(store: Store) -> list[Migration]:

@@ -19,6 +19,7 @@ from milvus_hubness.client.searches import field_arguments
 from milvus_hubness.client.writes import vectors_of
 from milvus_hubness.codec.arrays import encode, rounded
 from milvus_hubness.codec.base import RowBiases, with_columns
+from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import DimensionMismatch, InvalidInput
 from milvus_hubness.state import BankReference, CandidateReranking, CollectionState, Profile
 from milvus_hubness.stores import milvus_schema
@@ -49,11 +50,8 @@ class Field:
         )
         self.state = CollectionState(
             field="vector",
-            metric=metric,
-            dim=DIM,
+            layout=Layout(DIM, metric),
             dtype=dtype,
-            slots=2,
-            multiple_of=16,
             source="c",
             phase="ready",
             profiles={"default": profile},

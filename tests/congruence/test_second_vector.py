@@ -137,7 +137,7 @@ def untouched(backend):
 
 def test_an_l2_gallery_far_from_zero_is_corrected_in_place(lite):
     far = InPlace(lite, "L2", away=1_000.0)
-    assert far.state.mean
+    assert far.state.layout.mean
     far.assert_found(far.client.search(far.name, list(far.queries)), far.corrected())
     assert_alike(*far.raw_searches())
     outlier = {"id": ITEMS, "vector": [0.3, *far.items[0, 1:].tolist()], "group": 0}
