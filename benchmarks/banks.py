@@ -27,8 +27,8 @@ from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank, Vectors
 from milvus_hubness.estimators import Blend
 from milvus_hubness.quality.bank_checks import suspicions
-from milvus_hubness.quality.measures import k_occurrence, nearest, paired_difference, skewness
-from milvus_hubness.quality.trials import Outcome, assess, sweep
+from milvus_hubness.quality.measures import Outcome, assess, k_occurrence, nearest, paired_difference, skewness
+from milvus_hubness.quality.trials import sweep
 from milvus_hubness.quality.tuning import decide, tune
 from tests.real_data import DATA, EMBEDDING_TASKS, Task, load_task
 

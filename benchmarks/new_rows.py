@@ -21,7 +21,7 @@ import numpy.typing as npt
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.estimators import Blend, Estimator, FittedBias
-from milvus_hubness.quality.trials import assess
+from milvus_hubness.quality.measures import assess
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 
 SHARES = (0.01, 0.1, 0.3)

@@ -33,10 +33,10 @@ from milvus_hubness.client.query_samples import Sampler
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import initial_state
 from milvus_hubness.estimators import NNN, Blend, Estimator
-from milvus_hubness.job_properties import OnlineBank
 from milvus_hubness.quality.bank_checks import drift_between
 from milvus_hubness.quality.measures import paired_difference
 from milvus_hubness.state import BankReference
+from milvus_hubness.stores.records import OnlineBank
 from tests.real_data import EMBEDDING_TASKS, Task, load_task
 
 METHODS: dict[str, Estimator] = {"NNN 16, .75": NNN(16, 0.75), "Blend": Blend()}

@@ -27,8 +27,7 @@ from milvus_hubness.estimators import (
     InvertedSoftmax,
     Sinkhorn,
 )
-from milvus_hubness.quality.measures import confidence_interval, k_occurrence, paired_difference, skewness
-from milvus_hubness.quality.trials import assess
+from milvus_hubness.quality.measures import assess, confidence_interval, k_occurrence, paired_difference, skewness
 from milvus_hubness.rerank import DualDynamicGate, DynamicGate
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task, reference
 

@@ -21,7 +21,8 @@ import numpy as np
 from benchmarks.environment import environment, one_thread, save, table
 from milvus_hubness.banks.bank import QueryBank
 from milvus_hubness.quality.bank_checks import suspicions
-from milvus_hubness.quality.trials import assess, sweep
+from milvus_hubness.quality.measures import assess
+from milvus_hubness.quality.trials import sweep
 from milvus_hubness.quality.tuning import decide, tune
 from tests.real_data import EMBEDDING_TASKS, TASKS, Task, load_task
 

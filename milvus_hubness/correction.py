@@ -1,9 +1,9 @@
-"""A fitted estimator applied to the vectors of one collection. No I/O."""
+"""Corrections: fitted estimators applied to the vectors of a collection, fitted anew or loaded from its bank."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from milvus_hubness.banks.bank import BankLike, QueryBank
+from milvus_hubness.banks.generations import Key, StoredBank
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import NEAR, columns, evenly, lying
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.errors import ZeroVectors
-from milvus_hubness.estimators import Estimator, FittedBias, to_dict
+from milvus_hubness.distributed.ray_gallery import RayBiases
+from milvus_hubness.errors import InvalidParameter, ZeroVectors
+from milvus_hubness.estimators import CSLS, NNN, Estimator, FittedBias, from_dict, to_dict
 from milvus_hubness.estimators.base import TargetBank
+from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.kernels import topk
 from milvus_hubness.state import BankReference, CollectionState, Profile
 
@@ -183,3 +186,151 @@ def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
     """Return the rows that are finite and, under COSINE, not zero."""
     rows = np.asarray(vectors, np.float32)
     return rows[~layout.invalid(rows)]
+
+
+Engine = Literal["local", "server", "ray"]
+WINDOW = 16_384
+Biases = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class EngineCorrection(Correction):
+    """A correction whose biases an engine computes.
+
+    compute: maps vectors (m, d) to their biases (m,). only_fitted: whether it computes no biases of rows that
+    are newer than the fit.
+    """
+
+    compute: Callable[[Floats], Biases] = field(kw_only=True)
+    only_fitted: bool = field(kw_only=True)
+
+    def centred(self, vectors: npt.ArrayLike) -> Floats:
+        if self.only_fitted and self.are_new:
+            return super().centred(vectors)
+        rows = np.asarray(vectors, np.float32)
+        valid = ~self.layout.invalid(rows)
+        biases = np.zeros(len(rows), np.float32)
+        if valid.any():
+            biases[valid] = self.compute(rows[valid]) - self.mean_bias
+        return biases
+
+
+def require_engine(engine: Engine, estimator: Estimator) -> None:
+    """Check that the engine can compute this estimator. Raises InvalidParameter as `on_engine` does."""
+    if engine not in get_args(Engine):
+        raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
+    result = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
+    if engine == "server" and not result:
+        raise InvalidParameter(f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}")
+
+
+def on_engine(
+    correction: Correction, engine: Engine, store: Store, bank: BankReference, targets: QueryBank | None = None
+) -> Correction:
+    """Return the correction with its biases computed by this engine.
+
+    targets: the target bank that the database keeps with the bank. Raises InvalidParameter if the server
+    cannot compute the biases: it computes those of NNN and CSLS with a k of at most 16,384, its limit for
+    hits. Raises MissingExtra for "ray" if Ray is not installed.
+    """
+    require_engine(engine, correction.fitted.estimator)
+    if engine == "local":
+        return correction
+    layout, fitted = correction.layout, correction.fitted
+    if engine == "ray":
+        reduced = None if targets is None else reduced_targets(layout, targets)
+        workers = RayBiases(fitted, target_bank=reduced)
+
+        def compute(rows: Floats) -> Biases:
+            return workers(layout.reduce_items(rows))
+
+    else:
+
+        def compute(rows: Floats) -> Biases:
+            """Read the scores of bank queries from the bank's index, which is as exact as that index."""
+            assert isinstance(fitted.estimator, NNN | CSLS)
+            scores = capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
+            none = np.empty(0)
+            near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
+            return fitted.estimator.from_nearest(near).biases
+
+    return EngineCorrection(layout, fitted, correction.mean_bias, compute=compute, only_fitted=engine == "ray")
+
+
+Banks = Mapping[BankReference, StoredBank]
+"""Banks that the caller has read already."""
+NONE_READ: Banks = MappingProxyType({})
+
+
+def load_correction(
+    store: Store,
+    state: CollectionState,
+    profile: Profile,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    checked: bool = True,
+) -> Correction:
+    """Return the correction of a profile, without a read of the gallery: the potentials are stored with the
+    bank. checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do."""
+    kept = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
+    correction = Correction.restore(
+        state.layout,
+        from_dict(profile.estimator),
+        kept.queries,
+        kept.potentials,
+        target_bank=kept.targets,
+        mean_bias=profile.mean_bias,
+    )
+    return on_engine(correction, engine, store, profile.bank, kept.targets)
+
+
+def load_corrections(
+    store: Store,
+    state: CollectionState,
+    engine: Engine = "local",
+    banks: Banks = NONE_READ,
+    *,
+    unchecked: Container[str] = (),
+) -> dict[int, Correction]:
+    """Return the corrections of all profiles and of biases that are being added or removed, by bias slot.
+    unchecked: profiles whose bank is used even if it was edited by hand."""
+    corrections: dict[int, Correction] = {}
+    for name, profile in state.profiles.items():
+        correction = load_correction(store, state, profile, engine, banks, checked=name not in unchecked)
+        corrections |= {profile.slot: correction, profile.standby: correction}
+    if leaving := state.outgoing:
+        checked = leaving.name not in unchecked
+        corrections[leaving.profile.slot] = load_correction(
+            store, state, leaving.profile, engine, banks, checked=checked
+        )
+    if coming := state.incoming:
+        corrections[coming.profile.slot] = load_correction(store, state, coming.profile, engine, banks)
+    return corrections
+
+
+def keep_nearest(store: Store, collection: str, state: CollectionState) -> CollectionState:
+    """Store the keys of the raw nearest rows of each bank query for every profile with a gate, and of each
+    target if the gate uses targets.
+
+    Return the state that names them. Clients read the former keys until that state is written.
+    """
+    for name, profile in state.profiles.items():
+        if profile.gate is None:
+            continue
+        bank = store.load_bank(profile.bank, checked=False)
+        nearest = _nearest(store, collection, state, bank.queries, profile.gate)
+        if profile.gate_targets is not None and bank.targets is not None:
+            nearest += _nearest(store, collection, state, bank.targets, profile.gate_targets)
+        reference = store.save_nearest(profile.bank, collection, nearest)
+        state = state.with_profile(profile.model_copy(update={"bank": reference}), name)
+    return state
+
+
+def _nearest(store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int) -> list[list[Key]]:
+    """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a direction."""
+    valid = ~state.layout.invalid(bank.vectors)
+    query_vectors = bank.vectors[valid]
+    query_vectors = state.codec.encode_query(query_vectors, 0.0, slot=state.profile.slot)
+    found = iter(store.nearest(collection, state.searched_field, query_vectors, k))
+    return [next(found) if is_sound else [] for is_sound in valid]

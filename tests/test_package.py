@@ -20,30 +20,29 @@ MAY_IMPORT = {
     "charts": set(),
     "codec": {"errors"},
     "state": {"codec", "errors"},
-    "job_properties": {"state"},
     "kernels": {"errors"},
     "banks": {"codec", "errors", "state"},
     "estimators": {"banks", "errors", "kernels"},
     "rerank": {"kernels"},
     "distributed": {"banks", "errors", "estimators", "kernels"},
-    "correction": {"banks", "codec", "errors", "estimators", "kernels", "state"},
-    "stores": {"banks", "codec", "errors", "job_properties", "state"},
+    "correction": {"banks", "codec", "distributed", "errors", "estimators", "kernels", "state", "stores"},
+    "stores": {"banks", "codec", "errors", "state"},
     "operations": {
-        "banks", "codec", "correction", "distributed", "errors", "estimators", "job_properties",
+        "banks", "codec", "correction", "distributed", "errors", "estimators",
         "state", "stores",
     },
     "client": {
-        "banks", "codec", "correction", "errors", "estimators", "job_properties", "operations", "rerank",
+        "banks", "codec", "correction", "errors", "estimators", "operations", "rerank",
         "state", "stores",
     },
     "proxy": {"client", "codec", "errors", "state", "stores"},
     "quality": {
-        "banks", "charts", "codec", "correction", "errors", "estimators", "job_properties", "kernels",
+        "banks", "charts", "codec", "correction", "errors", "estimators", "kernels",
         "operations", "state", "stores",
     },
     "quari": {"banks", "codec", "errors", "kernels", "operations", "quality", "stores"},
     "migration": {
-        "banks", "codec", "correction", "errors", "estimators", "job_properties", "operations", "quality",
+        "banks", "codec", "correction", "errors", "estimators", "operations", "quality",
         "rerank", "state", "stores",
     },
     "enable": {
@@ -51,7 +50,7 @@ MAY_IMPORT = {
         "stores",
     },
     "refresh": {
-        "banks", "codec", "correction", "distributed", "enable", "errors", "estimators", "job_properties",
+        "banks", "codec", "correction", "distributed", "enable", "errors", "estimators",
         "migration", "operations", "quality", "state", "stores",
     },
     "demo": {"banks", "client", "errors", "estimators", "migration", "operations", "quality", "stores"},
@@ -59,12 +58,12 @@ MAY_IMPORT = {
         "banks", "charts", "errors", "estimators", "operations", "quality", "refresh", "state", "stores",
     },
     "cli": {
-        "banks", "charts", "demo", "enable", "errors", "estimators", "migration", "operations", "proxy",
+        "banks", "charts", "correction", "demo", "enable", "errors", "estimators", "migration", "operations", "proxy",
         "quality", "quari", "refresh", "serve", "state", "stores",
     },
 }  # fmt: skip
 WITHOUT_PYMILVUS = {
-    "errors", "charts", "codec", "state", "job_properties", "banks", "kernels", "estimators", "distributed",
+    "errors", "charts", "codec", "state", "banks", "kernels", "estimators", "distributed",
     "correction", "quality", "operations", "migration", "enable", "refresh", "quari", "rerank", "serve",
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ from milvus_hubness.enable.enable import disable as run_disable
 from milvus_hubness.enable.enable import enable as run_enable
 from milvus_hubness.enable.plan import MAX_MISS_RATE, plan_enable
 from milvus_hubness.migration.plan import CLIENT_TTL
-from milvus_hubness.operations.corrections import read_bank
+from milvus_hubness.operations.inputs import read_bank
 
 Where = Literal["auto", "fields", "side", "vectors"]
 

@@ -32,7 +32,7 @@ from milvus_hubness.cli.options import (
     read_vectors,
 )
 from milvus_hubness.migration.plan import CLIENT_TTL
-from milvus_hubness.operations.corrections import read_bank, read_pairs
+from milvus_hubness.operations.inputs import read_bank, read_pairs
 from milvus_hubness.operations.lease import holder_of
 from milvus_hubness.quality.collections import diagnose as diagnose_collection
 from milvus_hubness.quality.collections import render

@@ -17,7 +17,6 @@ from milvus_hubness.client.messages import description_out, index_out
 from milvus_hubness.client.state_cache import CachedState, StateCache
 from milvus_hubness.client.steps import Ask, InStore, Operation
 from milvus_hubness.errors import LeaseHeld, UnsupportedOperation
-from milvus_hubness.job_properties import DualWrite, OnlineBanks, WriteIntentLog
 from milvus_hubness.operations.lease import forget_leases, holder_of
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState, read_states
@@ -25,7 +24,7 @@ from milvus_hubness.stores.milvus import SIDE_PROPERTY, MilvusStore
 from milvus_hubness.stores.milvus_banks import LEDGER_PROPERTY, QUERY_SAMPLES_PROPERTY
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
 from milvus_hubness.stores.milvus_write_intents import WRITE_INTENTS_OF_PROPERTY
-from milvus_hubness.stores.records import is_fence
+from milvus_hubness.stores.records import DualWrite, OnlineBanks, WriteIntentLog, is_fence
 
 
 class Reads:

@@ -27,9 +27,9 @@ from milvus_hubness.client.write_intents import (
 )
 from milvus_hubness.client.writes import Writes
 from milvus_hubness.errors import BankTooLarge, DualWriteFailed, HubnessError
-from milvus_hubness.job_properties import DualWrite
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import is_one_of
+from milvus_hubness.stores.records import DualWrite
 
 _FAILURES = (MilvusException, HubnessError, grpc.RpcError)
 

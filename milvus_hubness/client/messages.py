@@ -15,15 +15,15 @@ from pymilvus.exceptions import ParamError
 
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import InvalidParameter, UnsupportedOperation
-from milvus_hubness.job_properties import (
+from milvus_hubness.rerank import Adaptive, GloballyCorrected
+from milvus_hubness.state import PROPERTY, CollectionState
+from milvus_hubness.stores.records import (
     DUAL_WRITE_PROPERTY,
     ONLINE_BANKS_PROPERTY,
     TUNING_PROPERTY,
     WRITE_INTENTS_PROPERTY,
+    is_fence,
 )
-from milvus_hubness.rerank import Adaptive, GloballyCorrected
-from milvus_hubness.state import PROPERTY, CollectionState
-from milvus_hubness.stores.records import is_fence
 
 LOOK_AT_SCORES = ("ranker", "function_chains", "search_aggregation")
 """Arguments that make the server compute with scores."""

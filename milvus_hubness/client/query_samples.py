@@ -16,9 +16,9 @@ from tenacity import Retrying, stop_after_attempt, wait_fixed
 
 from milvus_hubness.codec.arrays import decode
 from milvus_hubness.errors import InvalidParameter, StateError
-from milvus_hubness.job_properties import OnlineBank, OnlineBanks
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.milvus_banks import Sample
+from milvus_hubness.stores.records import OnlineBank, OnlineBanks
 
 BUFFERED = 1_000
 """Largest number of samples that wait to be written; further samples are dropped."""

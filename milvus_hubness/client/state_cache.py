@@ -22,9 +22,9 @@ from milvus_hubness.correction import Correction
 from milvus_hubness.errors import CollectionNotFound, DimensionMismatch, EmptyBank, StateError, WriteIntentFailed
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.nearest import Doubles
-from milvus_hubness.job_properties import DualWrite, OnlineBank, WriteIntentLog
 from milvus_hubness.state import CollectionState, Profile, read_states
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, COLLECTION_NOT_LOADED, supports
+from milvus_hubness.stores.records import DualWrite, OnlineBank, WriteIntentLog
 
 Name = tuple[str, str, int]
 """Collection, field, and the slot that searches of the profile read.

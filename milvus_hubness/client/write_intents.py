@@ -25,7 +25,6 @@ from milvus_hubness.client.biases import Bias
 from milvus_hubness.client.state_cache import PERHAPS_OUTDATED, CachedState, StateCache
 from milvus_hubness.client.steps import Ask, Operation
 from milvus_hubness.errors import StoreError, WriteIntentFailed
-from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND, is_one_of, literal
 from milvus_hubness.stores.milvus_write_intents import (
@@ -37,6 +36,7 @@ from milvus_hubness.stores.milvus_write_intents import (
     partition_of,
     picked,
 )
+from milvus_hubness.stores.records import WriteIntentLog
 
 T = TypeVar("T")
 Key = int | str

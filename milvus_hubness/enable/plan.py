@@ -12,20 +12,13 @@ from milvus_hubness.codec.arrays import as_metric
 from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction import Correction, load_correction
 from milvus_hubness.errors import AlreadyCorrected, CannotMigrate, InvalidParameter, ResumeRefused
 from milvus_hubness.estimators import Estimator, to_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.migration.plan import bank_facts, checked_gate, chosen
 from milvus_hubness.migration.survey import require_resolved
-from milvus_hubness.operations.corrections import (
-    Gallery,
-    fit_measured,
-    fit_with_mean,
-    load_correction,
-    only_field,
-    read_gallery,
-)
+from milvus_hubness.operations.inputs import Gallery, fit_measured, fit_with_mean, only_field, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.trials import LADDER, enough_candidates, missed_share, raw_places
 from milvus_hubness.state import CandidateReranking, CollectionState, slots_for, suffix_for

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.correction import Engine, load_corrections
 from milvus_hubness.errors import NotCaughtUp, StateError, VerificationFailed, name_some
 from milvus_hubness.migration.compare import Endpoint, Pair, same_rows
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import Chunk, key_pages
-from milvus_hubness.operations.corrections import Engine, load_corrections
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.stores.protocols import Collections, Store
 from milvus_hubness.stores.records import CollectionInfo

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from milvus_hubness.errors import CollectionExists, InvalidInput, StoreError
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.row_writer import drop_log
 from milvus_hubness.stores.protocols import Collections, Rows, Store
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 
 
 def clean(store: Store, name: str, *, drop: str, target: str | None = None) -> Migration:

@@ -27,7 +27,7 @@ from milvus_hubness.migration.compare import Pair
 from milvus_hubness.migration.ledger import Ledger, Migration
 from milvus_hubness.migration.plan import BulkTarget, MigrationPlan
 from milvus_hubness.migration.survey import KEYS_PER_PAGE, Chunk
-from milvus_hubness.operations.corrections import fit_measured
+from milvus_hubness.operations.inputs import fit_measured
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.stores.protocols import BulkImport, Rows, Store, capability

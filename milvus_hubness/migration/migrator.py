@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from milvus_hubness.correction import keep_nearest, require_engine
 from milvus_hubness.errors import CollectionNotFound, NotCaughtUp, ResumeRefused, StoreError
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.migration.catch_up import Pass, pair_of, run_pass, validate_index, verified, warm
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.compare import Pair
@@ -24,13 +24,12 @@ from milvus_hubness.migration.copy import (
 )
 from milvus_hubness.migration.ledger import Ledger, Migration, chosen_switch
 from milvus_hubness.migration.plan import MigrationOptions, MigrationPlan
-from milvus_hubness.operations.corrections import keep_nearest, require_engine
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Progress, as_events
 from milvus_hubness.operations.row_writer import repair_rows
 from milvus_hubness.stores.protocols import BulkImport, Renaming, Store, capability
-from milvus_hubness.stores.records import CollectionInfo
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, CollectionInfo, DualWrite
 
 MOST_PASSES = 5
 POSTPONED_SECONDS = 30

@@ -14,6 +14,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.codec.arrays import BYTES, StorageFormat, as_metric
 from milvus_hubness.codec.base import form_of
 from milvus_hubness.codec.layout import Layout
+from milvus_hubness.correction import Engine
 from milvus_hubness.errors import (
     AlreadyCorrected,
     CannotMigrate,
@@ -37,7 +38,7 @@ from milvus_hubness.migration.survey import (
     survey,
 )
 from milvus_hubness.operations.control import CutoverGate
-from milvus_hubness.operations.corrections import Engine, only_field
+from milvus_hubness.operations.inputs import only_field
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
 from milvus_hubness.quality.recall import RecallGate

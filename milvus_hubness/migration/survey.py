@@ -21,7 +21,7 @@ from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.errors import CannotMigrate
 from milvus_hubness.estimators import Estimator
-from milvus_hubness.operations.corrections import fit_measured, fit_with_mean
+from milvus_hubness.operations.inputs import fit_measured, fit_with_mean
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.recall import ROWS, RecallGate, measure_recall
 from milvus_hubness.state import FrozenModel

@@ -35,12 +35,11 @@ from typing import Any
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import Cancelled, LeaseLost, NotCaughtUp, name_some
-from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.state import CollectionState, FrozenModel
 from milvus_hubness.stores.protocols import Ledger, Store, WholeRows, capability
-from milvus_hubness.stores.records import CollectionInfo, Note, Record
+from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, CollectionInfo, Note, Record, WriteIntentLog
 
 BATCHES = "batches"
 HAS_BIAS = ""

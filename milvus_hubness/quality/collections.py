@@ -16,12 +16,12 @@ from milvus_hubness.charts import page_template
 from milvus_hubness.correction import Correction, reduced_targets
 from milvus_hubness.errors import InvalidInput
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
-from milvus_hubness.job_properties import TUNING_PROPERTY, TuningRecord
-from milvus_hubness.operations.corrections import WHERE_FROM, read_gallery
+from milvus_hubness.operations.inputs import WHERE_FROM, read_gallery
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality import report, tuning
 from milvus_hubness.quality.report import Diagnosis
 from milvus_hubness.stores.protocols import Store
+from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
 
 LONGEST = 160
 

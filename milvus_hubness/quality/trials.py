@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -26,70 +26,7 @@ from milvus_hubness.estimators.base import score_spread
 from milvus_hubness.kernels import topk
 from milvus_hubness.kernels.operands import as_tensor
 from milvus_hubness.operations.progress import Progress, silent
-from milvus_hubness.quality.measures import k_occurrence, robin_hood, score_tiles
-
-DEPTH = 10
-
-
-class Outcome(NamedTuple):
-    """The outcome of searches under several biases.
-
-    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `quality.ranks`; (n_biases, 0) without
-    positives. found: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery has fewer.
-    """
-
-    ranks: npt.NDArray[np.int32]
-    found: npt.NDArray[np.int32]
-
-    def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
-        """Return the outcome of these queries only."""
-        return Outcome(self.ranks[:, queries], self.found[:, queries])
-
-    @property
-    def hits(self) -> npt.NDArray[np.float64]:
-        """Return (n_biases, n_queries) 1 if a positive is first, else 0."""
-        first: npt.NDArray[np.float64] = (self.ranks == 1).astype(np.float64)
-        return first
-
-
-def assess(
-    queries: Vectors,
-    gallery: Vectors,
-    biases: Sequence[Vectors],
-    positives: Sequence[npt.NDArray[np.int64]] | None = None,
-) -> Outcome:
-    """Return the outcome of each bias (n_items,) for queries (n_queries, d) on a gallery (n_items, d).
-
-    positives: for each query the numbers of its items. Memory: a tile of at least one row of scores.
-    """
-    depth = min(DEPTH, len(gallery))
-    found = np.empty((len(biases), len(queries), depth), np.int32)
-    ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
-    answers = None if positives is None else torch.from_numpy(_padded(positives))
-    stacked = np.stack(biases)
-    for part, scores in score_tiles(queries, gallery):
-        largest = scores.abs().amax(1, keepdim=True)
-        own_answers = None if answers is None else answers[part].to(scores.device)
-        for which, bias in enumerate(as_tensor(stacked, scores.dtype, scores.device)):
-            corrected = scores - bias
-            found[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
-            if own_answers is not None:
-                own = corrected.gather(1, own_answers).amax(1, keepdim=True)
-                margin = 4 * torch.finfo(scores.dtype).eps * torch.maximum(largest, bias.abs().max())
-                ranks[which, part] = 1 + (corrected > own + margin).sum(1).cpu().numpy()
-    return Outcome(ranks, found)
-
-
-def unevenness(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
-    """Return (n_biases,) the Robin Hood index of N_10: the excess answers taken by hubs, as a share."""
-    return np.array([robin_hood(k_occurrence(found, n_items, found.shape[1])) for found in outcome.found])
-
-
-def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Return (n_queries, most) the items of each query; a query with fewer items repeats its first."""
-    most = max(len(one) for one in positives)
-    return np.stack([np.concatenate([one, np.repeat(one[:1], most - len(one))]) for one in positives])
-
+from milvus_hubness.quality.measures import DEPTH, score_tiles
 
 LADDER = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 16_384)
 """Numbers of candidates to try. Milvus answers a search with at most the last of them."""

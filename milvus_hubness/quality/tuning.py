@@ -19,13 +19,16 @@ from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.bank_checks import Suspicion, suspicions
 from milvus_hubness.quality.measures import (
     Interval,
+    Outcome,
     Positives,
     as_plain,
+    assess,
     bootstrap,
     checked_positives,
     paired_difference,
+    unevenness,
 )
-from milvus_hubness.quality.trials import Outcome, Trial, assess, sweep, unevenness
+from milvus_hubness.quality.trials import Trial, sweep
 
 MEMBERS = 8
 UNEVENNESS_WEIGHT = 0.3

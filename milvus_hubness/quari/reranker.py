@@ -22,7 +22,7 @@ from milvus_hubness.kernels.operands import (
     resolve_device,
     whole_number,
 )
-from milvus_hubness.operations.corrections import QUERY_COLUMN, read_gallery, read_pairs
+from milvus_hubness.operations.inputs import QUERY_COLUMN, read_gallery, read_pairs
 from milvus_hubness.operations.progress import Progress, silent
 from milvus_hubness.quality.measures import PositiveRanks, hits, nearest, paired_difference, ranks, retrieval_summary
 from milvus_hubness.quari.checkpoint import Checkpoint

@@ -18,8 +18,7 @@ from milvus_hubness.estimators import Estimator, from_dict
 from milvus_hubness.estimators.base import is_same
 from milvus_hubness.operations.bias_backends import BiasBackend
 from milvus_hubness.operations.progress import Progress, chunks
-from milvus_hubness.quality.measures import Interval, k_occurrence, paired_difference, skewness
-from milvus_hubness.quality.trials import Outcome, assess
+from milvus_hubness.quality.measures import Interval, Outcome, assess, k_occurrence, paired_difference, skewness
 from milvus_hubness.refresh.plan import Labels, RefreshOptions, RefreshPlan
 from milvus_hubness.state import CollectionState
 from milvus_hubness.stores.protocols import Banks, Store

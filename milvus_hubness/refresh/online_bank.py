@@ -12,13 +12,12 @@ from milvus_hubness.banks.bank import Origins, QueryBank
 from milvus_hubness.banks.generations import StoredBank
 from milvus_hubness.banks.online import Merged, Terms, merge, safe_seeds, unlike_each_other
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank, OnlineBanks
 from milvus_hubness.operations.lease import leasing
 from milvus_hubness.quality.bank_checks import AT_LEAST, AT_MOST, Drift, drift_between
 from milvus_hubness.refresh.plan import RefreshOptions
 from milvus_hubness.state import CollectionState, require_state
 from milvus_hubness.stores.protocols import Collections, QuerySampling, Store, capability
-from milvus_hubness.stores.records import CollectionInfo, QuerySamples
+from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, CollectionInfo, OnlineBank, OnlineBanks, QuerySamples
 
 DEFAULT_SETTINGS = {
     "rate": 0.01, "seed_share": 0.25, "half_life_seconds": 7 * 86_400.0, "duplicate_cosine": 0.99,

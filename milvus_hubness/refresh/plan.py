@@ -19,6 +19,7 @@ from milvus_hubness.banks.bank import BankLike, QueryBank, optional_bank
 from milvus_hubness.banks.generations import Key, StoredBank, holds, reference_to
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.codec.index_hints import foremost
+from milvus_hubness.correction import Engine
 from milvus_hubness.errors import (
     EmptyBank,
     InvalidInput,
@@ -29,15 +30,14 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.estimators import Blend, Estimator, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same
-from milvus_hubness.job_properties import TuningRecord
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import default_client_ttl
-from milvus_hubness.operations.corrections import WHERE_FROM, Engine, read_pairs
+from milvus_hubness.operations.inputs import WHERE_FROM, read_pairs
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, Throttle, silent
 from milvus_hubness.state import SLOTS_PER_PROFILE, BankReference, CollectionState, Profile, require_state
 from milvus_hubness.stores.protocols import Banks, Store
-from milvus_hubness.stores.records import CollectionInfo, Record
+from milvus_hubness.stores.records import CollectionInfo, Record, TuningRecord
 
 DEFAULT_TOLERANCE = 1e-5
 REBUILD_SHARE = 0.5

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction import NONE_READ, Banks, Correction, keep_nearest, load_correction
 from milvus_hubness.enable.plan import measure
 from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.corrections import NONE_READ, Banks, keep_nearest, load_correction, read_gallery
+from milvus_hubness.operations.inputs import read_gallery
 from milvus_hubness.operations.lease import Lease, lease_on, leasing
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import as_events

@@ -20,7 +20,7 @@ from milvus_hubness.banks.generations import Key
 from milvus_hubness.codec.base import RowBiases
 from milvus_hubness.codec.index_hints import measured_on
 from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction
+from milvus_hubness.correction import Banks, Correction, load_corrections
 from milvus_hubness.errors import Cancelled, InvalidInput
 from milvus_hubness.migration.clean import drop_copy
 from milvus_hubness.migration.ledger import Ledger, Migration
@@ -28,7 +28,6 @@ from milvus_hubness.migration.migrator import opened
 from milvus_hubness.migration.plan import MigrationOptions
 from milvus_hubness.migration.survey import Chunk, survey
 from milvus_hubness.operations.bias_backends import BiasBackend
-from milvus_hubness.operations.corrections import Banks, load_corrections
 from milvus_hubness.operations.lease import Lease
 from milvus_hubness.operations.lease_records import LEDGER, now
 from milvus_hubness.operations.progress import Progress, chunks

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import Estimator, from_dict
 from milvus_hubness.estimators.base import class_name
-from milvus_hubness.operations.corrections import COLLECTION_PREFIX, read_bank
+from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank
 from milvus_hubness.operations.progress import Throttle
 from milvus_hubness.refresh.plan import DEFAULT_TOLERANCE, Labels, Live, RefreshOptions
 from milvus_hubness.stores.protocols import Store

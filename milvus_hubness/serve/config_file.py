@@ -24,7 +24,7 @@ from milvus_hubness.errors import (
     ServerUnavailable,
     StoreError,
 )
-from milvus_hubness.operations.corrections import COLLECTION_PREFIX, read_bank, read_pairs
+from milvus_hubness.operations.inputs import COLLECTION_PREFIX, read_bank, read_pairs
 from milvus_hubness.serve.config import CollectionTable, HttpTable, ServeConfig, ServerTable
 from milvus_hubness.stores.protocols import Store
 

@@ -13,7 +13,6 @@ from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.codec.fields import SIDE_FIELD
 from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StoreError, redacted
-from milvus_hubness.job_properties import DualWrite, OnlineBanks, TuningRecord, WriteIntentLog
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
 from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between
@@ -21,7 +20,15 @@ from milvus_hubness.stores.milvus_bulk import MilvusBulk
 from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
 from milvus_hubness.stores.milvus_server import connect, in_parts, supports, translated
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
-from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
+from milvus_hubness.stores.records import (
+    CollectionInfo,
+    DualWrite,
+    OnlineBanks,
+    TuningRecord,
+    VectorField,
+    WriteIntentLog,
+    is_fence,
+)
 
 __all__ = ["MilvusStore", "connect"]
 

@@ -14,9 +14,8 @@ from milvus_hubness.codec.arrays import ALIGNMENT, Dtype, StorageFormat, as_metr
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD, NORM_FIELD
 from milvus_hubness.codec.fields import SIDE_FIELD, SLOT_FIELDS
 from milvus_hubness.errors import InvalidParameter
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY
 from milvus_hubness.state import CollectionState, read_states
-from milvus_hubness.stores.records import CollectionInfo, VectorField
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, CollectionInfo, VectorField
 
 BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataType.INT64}
 DEFAULT_SUB_VECTORS = 32

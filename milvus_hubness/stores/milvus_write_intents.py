@@ -25,11 +25,17 @@ from pymilvus.milvus_client.index import IndexParams
 
 from milvus_hubness.banks.generations import Batch, Key
 from milvus_hubness.errors import CollectionExists
-from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
 from milvus_hubness.stores.milvus_server import in_parts, is_one_of, literal, translated
-from milvus_hubness.stores.records import CollectionInfo, Note, intent_log_name, intent_logs_among
+from milvus_hubness.stores.records import (
+    WRITE_INTENTS_PROPERTY,
+    CollectionInfo,
+    Note,
+    WriteIntentLog,
+    intent_log_name,
+    intent_logs_among,
+)
 
 WRITE_INTENTS_OF_PROPERTY = "hubness_write_intents_of"
 FITS_PROPERTY = "hubness_write_intents_fits"

@@ -13,9 +13,17 @@ from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
 from milvus_hubness.banks.generations import Batch, Key, Made, StoredBank
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import UnsupportedOperation
-from milvus_hubness.job_properties import WriteIntentLog
 from milvus_hubness.state import BankReference, CollectionState, FrozenModel
-from milvus_hubness.stores.records import CollectionInfo, Fences, ImportJob, Note, QuerySamples, Record, VectorField
+from milvus_hubness.stores.records import (
+    CollectionInfo,
+    Fences,
+    ImportJob,
+    Note,
+    QuerySamples,
+    Record,
+    VectorField,
+    WriteIntentLog,
+)
 
 
 class Collections(Protocol):

@@ -13,9 +13,9 @@ from milvus_hubness.client.steps import Ask, Compute, LearnSchema, LoadBank, Pau
 from milvus_hubness.client.write_intents import Write
 from milvus_hubness.codec.layout import Layout
 from milvus_hubness.correction import initial_state
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.state import BankReference
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_LOADED
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
 
 ROW = {"id": 1, "vector": [0.0, 1.0]}
 HERE, THERE = "here", "there"

@@ -12,8 +12,8 @@ from milvus_hubness.client import query_samples
 from milvus_hubness.client.query_samples import Sampler, sampler_for
 from milvus_hubness.codec.arrays import encode
 from milvus_hubness.correction import initial_state
-from milvus_hubness.job_properties import OnlineBank
 from milvus_hubness.state import BankReference
+from milvus_hubness.stores.records import OnlineBank
 
 DIM = 4
 

@@ -19,11 +19,11 @@ from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.steps import Ask, LearnSchema, drive
 from milvus_hubness.client.write_intents import Deletion, Write
 from milvus_hubness.errors import NotCaughtUp, WriteIntentFailed
-from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.operations import row_writer as row_writer_module
 from milvus_hubness.operations.row_writer import RowContent, RowWriter, _Repair
 from milvus_hubness.stores.milvus_server import COLLECTION_NOT_FOUND
 from milvus_hubness.stores.milvus_write_intents import NAME_FIELD
+from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY, WriteIntentLog
 
 HERE, JOURNAL, ROWS = "here", "here__write_intents", "here__write_intents_rows"
 KEYS = {HERE: "id", JOURNAL: "place", ROWS: NAME_FIELD}

@@ -31,8 +31,8 @@ from milvus_hubness import (
 )
 from milvus_hubness.codec.base import EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
-from milvus_hubness.job_properties import TUNING_PROPERTY, TuningRecord
 from milvus_hubness.quality.trials import raw_places
+from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 ON_SERVERS = {"enabled": [("L2", "side"), ("L2", "fields")], "fresh": ["side"]}

@@ -24,7 +24,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.client import biases as client_biases
 from milvus_hubness.client.state_cache import CachedState
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests.congruence.test_async import opened
 from tests.galleries import nnn, plain_collection, vectors
 

@@ -18,8 +18,8 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.banks.generations import Batch
+from milvus_hubness.correction import load_correction
 from milvus_hubness.enable import enable as enabling
-from milvus_hubness.operations.corrections import load_correction
 from milvus_hubness.refresh import write
 from tests.congruence.test_second_vector import require_second_field, with_second_field
 from tests.galleries import nnn, plain_collection, similarity, vectors

@@ -20,7 +20,6 @@ from milvus_hubness import (
     refresh,
 )
 from milvus_hubness.client import query_samples
-from milvus_hubness.job_properties import ONLINE_BANKS_PROPERTY, OnlineBank
 from milvus_hubness.refresh.online_bank import (
     absorbed,
     drift,
@@ -30,6 +29,7 @@ from milvus_hubness.refresh.online_bank import (
     stop_online_bank,
 )
 from milvus_hubness.stores.milvus_banks import Sample, put_samples
+from milvus_hubness.stores.records import ONLINE_BANKS_PROPERTY, OnlineBank
 from tests.congruence.test_async import opened
 from tests.galleries import plain_collection, vectors
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from milvus_hubness import NNN, QueryBank, StoreError, clean, migrate, plan_migration, refresh, rollback
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.migration import ledger
 from milvus_hubness.refresh import write
 from milvus_hubness.stores import MilvusStore
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, plain_collection, similarity, vectors
 
 DIM, ITEMS, K = 12, 300, 8

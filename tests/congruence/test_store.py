@@ -6,10 +6,9 @@ import pytest
 from milvus_hubness import NNN, CollectionExists, CollectionNotFound, Layout, QueryBank
 from milvus_hubness.banks.generations import Batch, StoredBank
 from milvus_hubness.correction import initial_state
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.migration.survey import survey
 from milvus_hubness.state import BankReference
-from milvus_hubness.stores.records import Record
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, Record
 from tests.databases import write_state
 from tests.galleries import vectors
 

@@ -16,8 +16,8 @@ from milvus_hubness import (
     refresh,
     status,
 )
-from milvus_hubness.job_properties import TUNING_PROPERTY, TuningRecord
 from milvus_hubness.quality.collections import diagnose, tune
+from milvus_hubness.stores.records import TUNING_PROPERTY, TuningRecord
 from tests.galleries import plain_collection
 
 pytestmark = pytest.mark.beyond_contract

@@ -8,9 +8,9 @@ from milvus_hubness import CSLS, NNN, CorrectionConfig, MilvusStore, QueryBank, 
 from milvus_hubness.banks.generations import Batch, StoredBank
 from milvus_hubness.codec.arrays import decode
 from milvus_hubness.codec.fields import SIDE_FIELD
+from milvus_hubness.correction import load_corrections
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.compare import Endpoint
-from milvus_hubness.operations.corrections import load_corrections
 from milvus_hubness.state import Incoming
 from tests.congruence.test_candidate_reranking import with_bias_fields
 from tests.congruence.test_second_vector import width_for, with_second_field

@@ -31,8 +31,8 @@ from milvus_hubness import (
 from milvus_hubness.codec.base import EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
+from milvus_hubness.correction import load_correction
 from milvus_hubness.estimators import to_dict
-from milvus_hubness.operations.corrections import load_correction
 from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.refresh.write import REFRESHES

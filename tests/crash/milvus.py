@@ -18,9 +18,9 @@ from milvus_hubness import HubnessClient, MilvusStore, cli
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.fields import SLOT_FIELDS
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
 from milvus_hubness.stores import milvus
 from milvus_hubness.stores.milvus_server import connect, is_one_of
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.crash.driver import Counted, Watch
 from tests.crash.ports import Database, Place, Program, Sameness
 from tests.crash.sources import DIM, PARTITIONS, ROWS, Key, Rows, Shape

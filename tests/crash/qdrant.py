@@ -16,7 +16,7 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from milvus_hubness.codec.base import PENDING
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from qdrant_hubness import HubnessQdrantClient, QdrantStore, cli
 from qdrant_hubness.store import connect
 from qdrant_hubness.store import store as qdrant_store

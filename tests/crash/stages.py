@@ -6,12 +6,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY
 from milvus_hubness.migration import ledger
 from milvus_hubness.operations import lease, progress
 from milvus_hubness.refresh import run as refresh_run
 from milvus_hubness.refresh import write as refresh_write
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.records import WRITE_INTENTS_PROPERTY
 
 Enter = Callable[[str | None], None]
 

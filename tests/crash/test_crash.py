@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from milvus_hubness import MilvusStore, connect
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite
 from tests import servers
 from tests.crash.trials import Runner, trials
 

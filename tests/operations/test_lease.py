@@ -11,12 +11,11 @@ import pytest
 
 from milvus_hubness import LeaseHeld, LeaseLost, ServerUnavailable, StateError
 from milvus_hubness.banks.generations import Batch
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, DualWrite
 from milvus_hubness.operations import lease as lease_module
 from milvus_hubness.operations import lease_records
 from milvus_hubness.operations.lease import Lease, holder_of, read_entries
 from milvus_hubness.operations.lease_records import LEASES, LEDGER, LeasePolicy, Owner, now, process_start
-from milvus_hubness.stores.records import Record
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, DualWrite, Record
 
 QUICK = LeasePolicy(seconds=30, skew=0.0, fenced_write=0.0)
 HERE = Owner.here()

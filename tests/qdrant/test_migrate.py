@@ -30,10 +30,10 @@ from milvus_hubness import (
     rollback,
     status,
 )
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY
+from milvus_hubness.correction import load_correction
 from milvus_hubness.migration.catch_up import verify
 from milvus_hubness.migration.ledger import Ledger
-from milvus_hubness.operations.corrections import load_correction
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY
 from tests.galleries import nnn, vectors
 from tests.qdrant.worlds import METRICS, key
 

@@ -12,8 +12,8 @@ from milvus_hubness.errors import BankTooSmall, DimensionMismatch, InvalidInput,
 from milvus_hubness.estimators import CSLS, NNN, Blend, Sinkhorn, from_dict, to_dict
 from milvus_hubness.estimators.base import is_same, score_spread
 from milvus_hubness.quality.bank_checks import reach, shift, suspicions
-from milvus_hubness.quality.measures import ranks
-from milvus_hubness.quality.trials import STRENGTHS, Trial, assess, sweep, unevenness
+from milvus_hubness.quality.measures import assess, ranks, unevenness
+from milvus_hubness.quality.trials import STRENGTHS, Trial, sweep
 from milvus_hubness.quality.tuning import decide, judge_labelled, judge_unlabelled, mix, pick, tune
 from tests.real_data import LARGEST_APART, load_task, needs_real_data
 

@@ -23,7 +23,7 @@ from milvus_hubness.migration.migrator import migrate as run_plan
 from milvus_hubness.migration.migrator import resume
 from milvus_hubness.migration.migrator import rollback as roll_back
 from milvus_hubness.migration.plan import CLIENT_TTL, MigrationOptions, plan_migration
-from milvus_hubness.operations.corrections import read_bank
+from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.operations.progress import Progress, Throttle, as_events
 from milvus_hubness.refresh.run import refresh as run_refresh
 from milvus_hubness.refresh.status import status as read_status

@@ -26,7 +26,7 @@ from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
 from milvus_hubness.migration.plan import CLIENT_TTL, MigrationPlan, plan_migration
-from milvus_hubness.operations.corrections import read_bank
+from milvus_hubness.operations.inputs import read_bank
 from milvus_hubness.state import slots_for
 from milvus_hubness.stores import MilvusStore
 

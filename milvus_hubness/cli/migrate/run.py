@@ -26,7 +26,7 @@ from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
 from milvus_hubness.migration.ledger import KEPT_AS, Ledger, Migration
 from milvus_hubness.migration.migrator import migrate, resume
-from milvus_hubness.operations.corrections import WHERE_FROM
+from milvus_hubness.operations.inputs import WHERE_FROM
 from milvus_hubness.stores import MilvusStore, Store
 
 

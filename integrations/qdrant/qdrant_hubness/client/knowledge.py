@@ -13,8 +13,8 @@ from milvus_hubness.client.state_cache import BankCache
 from milvus_hubness.client.steps import Ask, Compute, Pause
 from milvus_hubness.codec.arrays import Floats
 from milvus_hubness.errors import HubnessError
-from milvus_hubness.job_properties import DualWrite, WriteIntentLog
 from milvus_hubness.state import CollectionState, Profile, read_states
+from milvus_hubness.stores.records import DualWrite, WriteIntentLog
 from qdrant_hubness.client.known import CachedState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import rows_of

@@ -11,8 +11,8 @@ import numpy as np
 from qdrant_client import models
 
 from milvus_hubness.codec.arrays import Floats
-from milvus_hubness.job_properties import DualWrite, WriteIntentLog
 from milvus_hubness.state import CollectionState
+from milvus_hubness.stores.records import DualWrite, WriteIntentLog
 from qdrant_hubness.store.properties import OURS
 from qdrant_hubness.store.rows import UNNAMED, named
 

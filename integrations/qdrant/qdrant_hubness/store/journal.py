@@ -18,9 +18,15 @@ from qdrant_client import models
 
 from milvus_hubness.banks.generations import Key
 from milvus_hubness.errors import CollectionExists
-from milvus_hubness.job_properties import WRITE_INTENTS_PROPERTY, WriteIntentLog
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.records import CollectionInfo, Note, intent_log_name, intent_logs_among
+from milvus_hubness.stores.records import (
+    WRITE_INTENTS_PROPERTY,
+    CollectionInfo,
+    Note,
+    WriteIntentLog,
+    intent_log_name,
+    intent_logs_among,
+)
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.banks import QdrantBanks
 from qdrant_hubness.store.points import PARTITIONS, SURE, partition_of

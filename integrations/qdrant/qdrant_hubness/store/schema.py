@@ -7,9 +7,8 @@ from typing import Any
 from qdrant_client import models
 
 from milvus_hubness.codec.arrays import ALIGNMENT, Dtype
-from milvus_hubness.job_properties import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY
 from milvus_hubness.state import CollectionState
-from milvus_hubness.stores.records import CollectionInfo, VectorField
+from milvus_hubness.stores.records import DUAL_WRITE_PROPERTY, WRITE_INTENTS_PROPERTY, CollectionInfo, VectorField
 from qdrant_hubness.store.rows import UNNAMED
 
 METRICS = {models.Distance.COSINE: "COSINE", models.Distance.DOT: "IP", models.Distance.EUCLID: "L2"}

@@ -10,9 +10,16 @@ from tenacity import Retrying, retry_if_result, wait_exponential
 from milvus_hubness.banks.generations import BANK_PROPERTY, Key
 from milvus_hubness.codec.arrays import Floats, decode
 from milvus_hubness.errors import CollectionExists, InvalidParameter
-from milvus_hubness.job_properties import DualWrite, OnlineBanks, TuningRecord, WriteIntentLog
 from milvus_hubness.state import CollectionState, FrozenModel, read_states
-from milvus_hubness.stores.records import CollectionInfo, VectorField, is_fence
+from milvus_hubness.stores.records import (
+    CollectionInfo,
+    DualWrite,
+    OnlineBanks,
+    TuningRecord,
+    VectorField,
+    WriteIntentLog,
+    is_fence,
+)
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.journal import QdrantWriteIntents
 from qdrant_hubness.store.points import PARTITIONS, create_alias, drop_alias
