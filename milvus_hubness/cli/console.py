@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import typer
 from pymilvus.exceptions import MilvusException
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from milvus_hubness.errors import HubnessError, InvalidParameter, UnreadableFile, redacted
@@ -29,9 +29,9 @@ CONSTANT = {"kernel": "dense", "iterations": 10, "tol": 0.001, "neighbors": None
 def describe(estimator: dict[str, Any]) -> str:
     """Return an estimator's dictionary in readable form, ½ NNN(k=16, alpha=0.75) + …, without constant parameters."""
     if "estimators" in estimator:
+        parts = [f"({describe(part)})" if "estimators" in part else describe(part) for part in estimator["estimators"]]
         shares = rounded_shares(estimator["weights"])
-        pairs = zip(shares, estimator["estimators"], strict=True)
-        return " + ".join(f"{share / 100:g} {_part(part)}" for share, part in pairs)
+        return " + ".join(f"{share / 100:g} {part}" for share, part in zip(shares, parts, strict=True))
     parameters = ", ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in estimator.items()
@@ -43,39 +43,29 @@ def describe(estimator: dict[str, Any]) -> str:
 def rounded_shares(weights: Sequence[float]) -> list[int]:
     """Return the weights of a Blend in hundredths, rounded so that they add up to 100."""
     shares = [int(100 * weight) for weight in weights]
-    left = sorted(range(len(shares)), key=lambda i: shares[i] - 100 * weights[i])
-    for i in left[: 100 - sum(shares)]:
+    by_remainder = sorted(range(len(shares)), key=lambda i: shares[i] - 100 * weights[i])
+    for i in by_remainder[: 100 - sum(shares)]:
         shares[i] += 1
     return shares
 
 
-def _part(estimator: dict[str, Any]) -> str:
-    return f"({describe(estimator)})" if "estimators" in estimator else describe(estimator)
-
-
 AS_JSON = "--json"
 FAILURE, USAGE, REFUSED, TERMINATED = 1, 2, 3, 143
-"""Exit codes: the command failed, was misused, refused new biases that are worse, or was ended by SIGTERM."""
+"""Exit codes: an error, wrong usage, new biases that are worse and were refused, SIGTERM."""
 PAGE_BYTES = 64 * 1024
 """Minimum free space for a page, in bytes."""
 
 _UsageError: type[Any] = typer.BadParameter.__mro__[2]
 """Click's ClickException, which typer keeps under a private name."""
 
-out = Console(soft_wrap=False)
+out = Console()
 err = Console(stderr=True)
 
 
 @contextmanager
 def progress_bars() -> Iterator[Report]:
     """Show a progress bar for each step on standard error, if that is a terminal."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(compact=True),
-    )
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True)
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bars:
         tasks: dict[str, Any] = {}
 
@@ -100,23 +90,41 @@ def show_result(as_json: bool, result: Mapping[str, Any], show: Callable[[], obj
 
 
 def show_facts(title: str, facts: Mapping[str, object]) -> None:
-    """Print one fact per line."""
+    """Print one fact per line, without the empty ones."""
+    texts = {name: redacted(str(value)) for name, value in facts.items() if value not in (None, "", [], ())}
     table = Table(title=title, title_justify="left", title_style="bold", show_header=False, box=None)
-    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(style="cyan", width=max(map(len, texts), default=1))
     table.add_column(overflow="fold")
-    for name, value in facts.items():
-        if value not in (None, "", [], ()):
-            table.add_row(name, redacted(str(value)))
+    for row in texts.items():
+        table.add_row(*row)
     out.print(table)
+
+
+def show_table(title: str | None, headings: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1) -> None:
+    """Print rows of texts and numbers. texts: number of columns with texts, which come first."""
+    table = Table(box=None, title=title, title_justify="left")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if number < texts else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
+
+
+def bank_words(plan: Mapping[str, Any]) -> dict[str, object]:
+    """Return the bank, the estimator and the gate of a plan in words."""
+    bank, estimator = plan["bank"], describe(plan["estimator"])
+    return {
+        "bank": f"{bank['queries']:,} queries of {bank['source']}, stored as {bank['collection']}",
+        "estimator": f"{estimator}, strength {plan['strength']:g}",
+        "gate": plan["gate"],
+    }
 
 
 @contextmanager
 def on_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """Call `handle` with the number of each SIGTERM or SIGINT within the block."""
-    before = {
-        number: signal.signal(number, lambda received, frame: handle(received))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = {number: signal.signal(number, lambda received, frame: handle(received)) for number in numbers}
     try:
         yield
     finally:
@@ -171,19 +179,18 @@ def _output_problem() -> str | None:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a page can be written to this file, before the work for it begins. The content of the file
-    stays; a device is only opened. Raises UnreadableFile."""
+    """Check that there is room for a page in this file, and leave its content as it is. A device is only opened.
+    Raises UnreadableFile."""
     existed = path.exists()
     try:
         with path.open("ab", buffering=0) as file:
             if path.is_file():
                 size = file.tell()
                 try:
-                    written = file.write(bytes(PAGE_BYTES))
+                    if file.write(bytes(PAGE_BYTES)) < PAGE_BYTES:
+                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 finally:
                     file.truncate(size)
-                if written < PAGE_BYTES:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
         raise UnreadableFile(f"cannot write {path}: {error.strerror}") from None
     finally:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from milvus_hubness.cli.console import out, progress_bars, show_result
-from milvus_hubness.cli.options import AsJson, Database, TokenFile, read_token
-
-if TYPE_CHECKING:
-    from milvus_hubness.demo.run import DemoResult
+from milvus_hubness.cli import console, options
 
 
 def demo(
     uri: Annotated[
         str, typer.Option(help="Milvus server, or path of a Milvus Lite .db file. [default: a temporary file]")
     ] = "",
-    db: Database = "",
-    token_file: TokenFile = None,
+    db: options.Database = "",
+    token_file: options.TokenFile = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the demo's collections.")] = False,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Correct a real retriever, built from Python's standard library, and measure before and after.
 
@@ -34,30 +29,28 @@ def demo(
 
     if keep and not uri:
         raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
-    with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, progress_bars() as progress:
-        result = run(uri or str(Path(folder, "demo.db")), read_token(token_file), db, keep=keep, progress=progress)
-    show_result(as_json, result.to_dict(), lambda: _show(result))
+    token = options.read_token(token_file)
+    with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, console.progress_bars() as progress:
+        result = run(uri or str(Path(folder, "demo.db")), token, db, keep=keep, progress=progress).to_dict()
+    console.show_result(as_json, result, lambda: _show(result))
 
 
-def _show(result: DemoResult) -> None:
-    out.print(
-        f"\n[bold]Docstring -> function[/bold], {result.queries:,} queries over {result.gallery:,} "
-        f"functions of the standard library, {result.dim}-d, on {result.server}"
-    )
-    out.print(f"{result.estimator} from a bank of {result.bank:,} other docstrings\n")
-    table = Table(box=None)
-    for heading in ("", "R@1", "R@5", "R@10", "skewness of N_10"):
-        table.add_column(heading, justify="left" if not heading else "right")
-    for name, measured in (("as it was", result.raw), ("corrected", result.corrected)):
-        recalls = (f"{recall:.1f}" for recall in (measured.r1, measured.r5, measured.r10))
-        table.add_row(name, *recalls, f"{measured.skewness:.2f}")
-    out.print(table)
-    if result.examples:
-        out.print("\n[bold]Answered wrongly before, rightly now[/bold]")
-    for example in result.examples:
-        out.print(f"\n  {example.question}", highlight=False, markup=False)
-        out.print(f"    [red]was[/red] {example.before}", highlight=False)
-        out.print(f"    [green]now[/green] {example.after}", highlight=False)
-    if result.kept:
-        out.print(f"\nKept: {result.collection}, {result.corrected_collection}")
-    out.print(f"\n{result.seconds} s in all")
+def _show(result: dict[str, Any]) -> None:
+    sizes = "{queries:,} queries over {gallery:,} functions of the standard library, {dim}-d, on {server}"
+    console.out.print("\n[bold]Docstring -> function[/bold], " + sizes.format(**result))
+    console.out.print("{estimator} from a bank of {bank:,} other docstrings\n".format(**result))
+    measures = {"as it was": result["raw"], "corrected": result["corrected"]}
+    rows = [
+        (name, *"{r1:.1f} {r5:.1f} {r10:.1f} {skewness:.2f}".format(**measure).split())
+        for name, measure in measures.items()
+    ]
+    console.show_table(None, ("", "R@1", "R@5", "R@10", "skewness of N_10"), rows)
+    if result["examples"]:
+        console.out.print("\n[bold]Answered wrongly before, rightly now[/bold]")
+    for example in result["examples"]:
+        typer.echo(f"\n  {example['question']}")
+        answers = "    [red]was[/red] {before}\n    [green]now[/green] {after}".format(**example)
+        console.out.print(answers, highlight=False)
+    if result["kept"]:
+        typer.echo("\nKept: {collection}, {corrected_collection}".format(**result))
+    typer.echo(f"\n{result['seconds']} s in all")

@@ -6,7 +6,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -63,13 +63,12 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     """Return `command` with each dataclass parameter replaced by the fields of the dataclass, for typer. The
     options of the connection and --json are last.
 
-    Annotations come from `inspect.signature`: on Python 3.10, `get_type_hints` wraps those with the default
-    None in Optional, which hides the content of Annotated.
+    Annotations of parameters come from `inspect.signature`: on Python 3.10, `get_type_hints` makes those with the
+    default None Optional, which hides the content of Annotated.
     """
     parameters = inspect.signature(command, eval_str=True).parameters
-    groups: dict[str, Any] = {
-        name: parameter.annotation for name, parameter in parameters.items() if is_dataclass(parameter.annotation)
-    }
+    annotations = {name: parameter.annotation for name, parameter in parameters.items()}
+    groups: dict[str, Any] = {name: group for name, group in annotations.items() if is_dataclass(group)}
 
     @wraps(command)
     def with_groups(**arguments: Any) -> None:
@@ -79,16 +78,15 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
 
     options: list[inspect.Parameter] = []
     for parameter in sorted(parameters.values(), key=lambda option: option.name in ("connection", "as_json")):
-        kind = inspect.Parameter.KEYWORD_ONLY
-        if parameter.name not in groups:
-            options.append(parameter.replace(kind=kind))
-            continue
-        group = groups[parameter.name]
-        annotations = get_type_hints(group, include_extras=True)
-        for field in fields(group):
-            default = inspect.Parameter.empty if field.default is MISSING else field.default
-            annotation = annotations[field.name]
-            options.append(inspect.Parameter(field.name, kind, default=default, annotation=annotation))
+        if group := groups.get(parameter.name):
+            hints = get_type_hints(group, include_extras=True)
+            options += (
+                parameter.replace(name=field.name, default=field.default, annotation=hints[field.name])
+                for field in fields(group)
+            )
+        else:
+            options.append(parameter)
+    options = [option.replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in options]
     with_groups.__dict__["__signature__"] = inspect.Signature(options)
     with_groups.__annotations__ = {}
     return with_groups
@@ -118,8 +116,7 @@ def open_store(uri: str, database: str, token_file: Path | None) -> MilvusStore:
 
 
 def read_token(token_file: Path | None) -> str:
-    """Return the token from a file or the environment, never from an argument: arguments are readable in the
-    process list."""
+    """Return the token from a file or the environment. An argument would be readable in the process list."""
     if token_file is None:
         token = os.environ.get(TOKEN_VARIABLE, "")
     else:
@@ -147,21 +144,19 @@ class BankOptions:
             raise typer.BadParameter(f"no reference queries: pass --bank FILE ({WHERE_FROM})")
 
     def read(self, store: Store) -> QueryBank | None:
-        return read_bank(store, self.bank, self.bank_column) if self.bank else None
+        return read_vectors(store, self.bank, self.bank_column)
 
 
-def read_vectors(store: Store, spec: str | None) -> QueryBank | None:
+def read_vectors(store: Store, spec: str | None, column: str | None = None) -> QueryBank | None:
     """Return the vectors of a file or collection; None if none is named."""
-    return read_bank(store, spec) if spec else None
+    return read_bank(store, spec, column) if spec else None
 
 
 @dataclass(frozen=True)
 class EstimatorOptions:
     """The options that choose the estimator."""
 
-    method: Annotated[str | None, typer.Option(help=f"Estimator: {', '.join(SHORT_METHODS)}.", show_default=False)] = (
-        None
-    )
+    method: Annotated[str | None, typer.Option(help=f"Estimator: {', '.join(SHORT_METHODS)}.")] = None
     param: Annotated[
         list[str] | None,
         typer.Option(

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -29,49 +30,40 @@ from milvus_hubness.state import STATE_TTL
 RESULTS = {"failed": "FAILED", "busy": "skipped", "stopped": "stopped"}
 
 
-def narrate(event: Event) -> None:
+LINES = {
+    "started": "page and metrics at {url}",
+    "waiting": "waiting for the database: {message}",
+    "ready": "every collection was reconciled",
+    "warning": "{collection}: {message}",
+    "stopping": "stopping after the current batch",
+    "stopped": "stopped",
+}
+"""The lines printed for events, with their facts."""
+
+
+def print_event(event: Event) -> None:
     """Print an event on standard output, without buffering."""
     if line := _line(event.name, event.facts):
-        sys.stdout.write(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {line}\n"))
-        sys.stdout.flush()
+        typer.echo(redacted(f"{event.time:%Y-%m-%d %H:%M:%S}Z {line}"))
 
 
 def _line(name: str, facts: Mapping[str, Any]) -> str:
-    match name:
-        case "started":
-            return f"page and metrics at {facts['url']}"
-        case "waiting":
-            return f"waiting for the database: {facts['message']}"
-        case "ready":
-            return "every collection was reconciled"
-        case "missed":
-            count = f"{facts['count']:,} scheduled runs" if facts["count"] > 1 else "a scheduled run"
-            reason = "this process was delayed" if facts["reason"] == "late" else "the last run was not over"
-            return f"{facts['collection']}: missed {count}, as {reason}; running now"
-        case "warning":
-            return f"{facts['collection']}: {facts['message']}"
-        case "stopping":
-            return "stopping after the current batch"
-        case "stopped":
-            return "stopped"
-        case "reconciled":
-            return _reconciled(facts)
-    return ""
-
-
-def _reconciled(facts: Mapping[str, Any]) -> str:
-    """Return the line of a reconciliation; empty if nothing was due."""
+    """Return the line of an event; empty for a reconciliation in which nothing was due."""
+    if name == "missed":
+        count = f"{facts['count']:,} scheduled runs" if facts["count"] > 1 else "a scheduled run"
+        reason = "this process was delayed" if facts["reason"] == "late" else "the last run was not over"
+        return f"{facts['collection']}: missed {count}, as {reason}; running now"
+    if name != "reconciled":
+        return LINES.get(name, "").format(**facts)
     collection, message = facts["collection"], " ".join(facts["message"].split())
     if facts["result"] != "ok":
         return f"{collection}: {RESULTS[facts['result']]}: {message}"
     if facts["action"] == "none":
         return ""
+    counts = "{scanned:,} scanned, {written:,} written, {skipped:,} unchanged, in {seconds:.1f} s".format(**facts)
     skewness = ", ".join(f"{name} {value:.2f}" for name, value in facts["skewness"].items())
-    return (
-        f"{collection}: {ACTIONS[facts['action']]} ({message}): {facts['scanned']:,} scanned, "
-        f"{facts['written']:,} written, {facts['skipped']:,} unchanged, in {facts['seconds']:.1f} s"
-        + (f"; skewness {skewness}" if skewness else "")
-    )
+    skewness = f"; skewness {skewness}" if skewness else ""
+    return f"{collection}: {ACTIONS[facts['action']]} ({message}): {counts}{skewness}"
 
 
 def serve(
@@ -115,8 +107,7 @@ def serve(
 def _run(file: ConfigFile, uri: str, connect: OpenStore, once: bool, as_json: bool) -> None:
     """Run the service. SIGTERM and SIGINT end it between two batches, a second signal at once. A requested
     stop is a success, except of unfinished work under --once."""
-    listener = stream if as_json else narrate
-    service = Service(file, uri, connect, [listener])
+    service = Service(file, uri, connect, [stream if as_json else print_event])
     caught: list[int] = []
 
     def stop(number: int) -> None:
@@ -154,49 +145,48 @@ def _database(file: ConfigFile) -> tuple[str, OpenStore]:
 MIB = 1 << 20
 
 
+@dataclass(frozen=True)
+class Proxying:
+    """The options of the same names in ProxyOptions."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = ProxyOptions.host
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for a free one.")] = (
+        ProxyOptions.port
+    )
+    upstream_tls: Annotated[bool, typer.Option("--upstream-tls", help="Use TLS to Milvus.")] = False
+    strength: Annotated[
+        float | None, typer.Option(help="Strength of searches that name none. [default: the collection's]")
+    ] = None
+    state_ttl: Annotated[float, typer.Option(min=0, help="TTL of the cached collection state, in seconds.")] = STATE_TTL
+    max_calls: Annotated[
+        int, typer.Option(min=1, help="Maximum number of running calls of one user on one collection.")
+    ] = ProxyOptions.max_calls
+    drain: Annotated[float, typer.Option(min=0, help="Seconds that running calls have to end after SIGTERM.")] = (
+        ProxyOptions.drain
+    )
+
+
 def proxy(
     upstream: Annotated[str, typer.Option(help="HOST:PORT of Milvus.", show_default=False)],
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = ProxyOptions.host,
-    port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 for a free one.")
-    ] = ProxyOptions.port,
+    proxying: Proxying,
     tls_cert: Annotated[Path | None, typer.Option(help="Certificate for TLS with clients, a PEM file.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="Key of that certificate, a PEM file.")] = None,
-    upstream_tls: Annotated[bool, typer.Option("--upstream-tls", help="Use TLS to Milvus.")] = False,
     upstream_ca: Annotated[
         Path | None,
         typer.Option(help="Authorities that sign Milvus's certificate, a PEM file. [default: the system's]"),
     ] = None,
-    strength: Annotated[
-        float | None, typer.Option(help="Strength of searches that name none. [default: the collection's]")
-    ] = None,
-    state_ttl: Annotated[
-        float, typer.Option(min=0, help="TTL of the cached collection state, in seconds.")
-    ] = STATE_TTL,
     max_message_mib: Annotated[
         int, typer.Option(min=1, help="Maximum size of a message in either direction, in MiB.")
     ] = ProxyOptions.max_message // MIB,
-    max_calls: Annotated[
-        int, typer.Option(min=1, help="Maximum number of running calls of one user on one collection.")
-    ] = ProxyOptions.max_calls,
-    drain: Annotated[
-        float, typer.Option(min=0, help="Seconds that running calls have to end after SIGTERM.")
-    ] = ProxyOptions.drain,
     as_json: AsJson = False,
 ) -> None:
     """Run a gRPC proxy in front of Milvus so that clients in any language get corrected search."""
     options = ProxyOptions(
         upstream,
-        upstream_tls=upstream_tls,
+        **vars(proxying),
         upstream_ca=str(upstream_ca) if upstream_ca else None,
-        host=host,
-        port=port,
         tls=_tls(tls_cert, tls_key),
-        strength=strength,
-        state_ttl=state_ttl,
         max_message=max_message_mib * MIB,
-        drain=drain,
-        max_calls=max_calls,
     )
     asyncio.run(_run_proxy(options, as_json))
 

@@ -9,19 +9,7 @@ from typing import Annotated
 
 import typer
 
-from milvus_hubness.cli.options import (
-    BankName,
-    BankOptions,
-    ClientTtl,
-    EngineName,
-    EstimatorOptions,
-    Field,
-    Gate,
-    RowsPerSecond,
-    TargetBank,
-    pairs_of,
-    read_vectors,
-)
+from milvus_hubness.cli import options
 from milvus_hubness.errors import InvalidParameter
 from milvus_hubness.estimators import to_dict
 from milvus_hubness.migration.ledger import Migration
@@ -87,18 +75,18 @@ class Writers:
     no_writers: Annotated[
         bool, typer.Option("--no-writers", help="Nobody writes to the collection: wait for no client.")
     ] = False
-    client_ttl: ClientTtl = CLIENT_TTL
+    client_ttl: options.ClientTtl = CLIENT_TTL
 
 
 @dataclass(frozen=True)
-class Planning(EstimatorOptions, BankOptions):
+class Planning(options.EstimatorOptions, options.BankOptions):
     """The options that define the copy."""
 
-    bank_name: BankName = None
-    field: Field = None
+    bank_name: options.BankName = None
+    field: options.Field = None
     target: Annotated[str | None, typer.Option(help="Name of the copy. [default: SOURCE_hubness]")] = None
-    target_bank: TargetBank = None
-    gate: Gate = None
+    target_bank: options.TargetBank = None
+    gate: options.Gate = None
     gate_targets: Annotated[
         int | None,
         typer.Option(
@@ -125,42 +113,27 @@ class Planning(EstimatorOptions, BankOptions):
     force: Annotated[bool, typer.Option("--force", help="Migrate even if tune advises against it.")] = False
 
     def plan(
-        self,
-        store: MilvusStore,
-        source: str,
-        *,
-        switching: Switching | None = None,
-        measure: bool = False,
-        writers: Writers,
+        self, store: MilvusStore, source: str, switching: Switching, writers: Writers, *, measure: bool = False
     ) -> MigrationPlan:
-        """Return the plan of these options, from `plan_migration`."""
-        switching = switching or Switching()
+        """Return the plan of these options."""
         return plan_migration(
             store,
             source,
             read_bank(store, self.bank, self.bank_column),
             estimator=self.estimator(),
-            target_bank=read_vectors(store, self.target_bank),
-            field=self.field,
-            target=self.target,
+            target_bank=options.read_vectors(store, self.target_bank),
             bank_collection=self.bank_name,
-            alias=switching.alias,
-            rename=switching.rename,
-            gate=self.gate,
-            gate_targets=self.gate_targets,
-            profiles=self.profiles,
-            index_type=self.index_type,
-            index_params=pairs_of(self.index_param, "--index-param"),
-            restart=self.restart,
-            force=self.force,
+            **vars(switching),
+            **{name: getattr(self, name) for name in PLANNED},
+            index_params=options.pairs_of(self.index_param, "--index-param"),
             measure=measure,
             client_ttl=0.0 if writers.no_writers else writers.client_ttl,
         )
 
-    def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching | None = None) -> None:
-        """Check that no option asks for another copy or switch than those of a resumed migration, because it
+    def validate_resumed(self, store: MilvusStore, migration: Migration, switching: Switching) -> None:
+        """Check that no option names another copy or switch than those of a resumed migration, because it
         would have no effect. Raises InvalidParameter."""
-        if odd := [*self._unlike(store, migration), *(switching.unlike(migration) if switching else ())]:
+        if odd := [*self._unlike(store, migration), *switching.unlike(migration)]:
             raise InvalidParameter(
                 f"{', '.join(odd)}: the migration of {migration.source!r} to {migration.target!r} is "
                 f"{migration.phase!r} and was started with other options: repeat them, or name another "
@@ -170,7 +143,7 @@ class Planning(EstimatorOptions, BankOptions):
     def _unlike(self, store: MilvusStore, migration: Migration) -> Iterator[str]:
         former = migration.arguments
         index = former.get("index") or {}
-        estimator, bank, targets = self.estimator(), self.read(store), read_vectors(store, self.target_bank)
+        estimator, bank, targets = self.estimator(), self.read(store), options.read_vectors(store, self.target_bank)
         pairs = {
             "--field": (self.field, migration.field),
             "--bank-name": (self.bank_name, migration.bank_collection),
@@ -184,9 +157,13 @@ class Planning(EstimatorOptions, BankOptions):
         }
         yield from (name for name, (now, then) in pairs.items() if now is not None and now != then)
         params = index.get("index_params", {})
-        for name, value in pairs_of(self.index_param, "--index-param").items():
+        for name, value in options.pairs_of(self.index_param, "--index-param").items():
             if str(params.get(name)) != str(value):
                 yield f"--index-param {name}"
+
+
+PLANNED = ("field", "target", "gate", "gate_targets", "profiles", "index_type", "restart", "force")
+"""The options of Planning with the names of parameters of `plan_migration`."""
 
 
 BytesPerSecond = Annotated[
@@ -201,7 +178,7 @@ ChunkSeconds = Annotated[
 class Pace:
     """The options that limit the pace of the copy and its load on the server."""
 
-    rows_per_second: RowsPerSecond = None
+    rows_per_second: options.RowsPerSecond = None
     bytes_per_second: BytesPerSecond = None
     chunk_seconds: ChunkSeconds = None
     max_load: Annotated[
@@ -219,7 +196,7 @@ class Pace:
             metavar="LOCAL[=REMOTE]",
         ),
     ] = None
-    engine: EngineName = "local"
+    engine: options.EngineName = "local"
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,9 @@ from typing import Any
 
 import typer
 
-from milvus_hubness.cli.console import out, show_facts
-from milvus_hubness.cli.migrate.options import (
-    AsEvents,
-    Measure,
-    Pace,
-    Planning,
-    Postpone,
-    Source,
-    Switching,
-    Watching,
-    Writers,
-)
-from milvus_hubness.cli.migrate.session import Course
+from milvus_hubness.cli.console import show_facts
+from milvus_hubness.cli.migrate import options
+from milvus_hubness.cli.migrate.session import Session
 from milvus_hubness.cli.migrate.show import migration_facts, migration_words, show_last, show_migration, show_plan
 from milvus_hubness.cli.options import Connection
 from milvus_hubness.errors import NoMigration
@@ -34,7 +24,7 @@ def to_resume(store: Store, name: str | None, target: str | None, *, is_planned:
     """Return the migration of this name and to this copy that a run continues without a plan. Without a name,
     it is the only one that is not over.
 
-    is_planned: a bank is given. The result is then None unless the application's name has begun to move: no
+    is_planned: a bank is named. The result is then None unless the application's name has begun to move: no
     plan is needed then, and the source may have another name or none. Raises NoMigration, and InvalidInput if
     the name has several copies.
     """
@@ -58,94 +48,87 @@ def to_resume(store: Store, name: str | None, target: str | None, *, is_planned:
 
 
 def run(
-    planning: Planning,
-    switching: Switching,
-    pace: Pace,
-    watching: Watching,
+    planning: options.Planning,
+    switching: options.Switching,
+    pace: options.Pace,
+    watching: options.Watching,
     connection: Connection,
-    source: Source = None,
-    postpone_cutover: Postpone = False,
-    as_json: AsEvents = False,
+    source: options.Source = None,
+    postpone_cutover: options.Postpone = False,
+    as_json: options.AsEvents = False,
 ) -> None:
     """Copy, correct, catch up with writes, verify, and with --alias or --rename cut over.
 
     Continues an interrupted run; without --bank, with its own options.
     """
-    course = Course(watching, pace, postponed=postpone_cutover, as_json=as_json)
-    _, migration = _carry_out(connection, source, planning, watching, course, switching)
-    result = {**migration_facts(migration), **course.timeline.to_dict()}
+    session = Session(watching, pace, postponed=postpone_cutover, as_json=as_json)
+    _, migration = _carry_out(connection, source, planning, watching, session, switching)
+    result = {**migration_facts(migration), **session.timeline.to_dict()}
     show_last(as_json, result, lambda: _show_outcome(migration))
 
 
 def _carry_out(
     connection: Connection,
     source: str | None,
-    planning: Planning,
-    writers: Writers,
-    course: Course,
-    switching: Switching | None = None,
+    planning: options.Planning,
+    writers: options.Writers,
+    session: Session,
+    switching: options.Switching | None = None,
     *,
     measure: bool = False,
 ) -> tuple[MilvusStore, Migration]:
     """Run the migration that the options plan, or resume the one that they name. switching: None for a rehearsal."""
     if planning.bank and source is None:
         raise typer.BadParameter("no collection: name the one that --bank is for")
-    store, is_planned = connection.open(), bool(planning.bank)
+    store, name = connection.open(), switching or options.Switching()
     resumed = None
-    if not (is_planned and planning.restart):
-        resumed = to_resume(store, source, planning.target, is_planned=is_planned)
+    if not (planning.bank and planning.restart):
+        resumed = to_resume(store, source, planning.target, is_planned=bool(planning.bank))
     if resumed is not None:
-        planning.validate_resumed(store, resumed, switching)
+        planning.validate_resumed(store, resumed, name)
         if switching is None:
             resumed.require("preparing", "copying", "catching up", "verified", "rolled back", step="a rehearsal")
-        with course.open(resumed.source, resumed.target) as options:
-            name = switching or Switching()
-            return store, resume(store, resumed.target, options, alias=name.alias, rename=name.rename)
-    plan = planning.plan(store, str(source), switching=switching, measure=measure, writers=writers)
-    if not course.as_json:
+        with session.open(resumed.source, resumed.target) as settings:
+            return store, resume(store, resumed.target, settings, alias=name.alias, rename=name.rename)
+    plan = planning.plan(store, str(source), name, writers, measure=measure)
+    if not session.as_json:
         show_plan(plan.to_dict())
-    with course.open(plan.source.name, plan.target) as options:
-        return store, migrate(store, plan, options)
+    with session.open(plan.source.name, plan.target) as settings:
+        return store, migrate(store, plan, settings)
 
 
 def _show_outcome(migration: Migration) -> None:
     show_migration(migration)
-    next_step = {
-        "verified": f"Next: milvus-hubness migrate cutover {migration.source}, with --alias or --rename",
-        "switched": f"To undo: milvus-hubness migrate rollback {migration.target}",
-    }.get(migration.phase)
-    if next_step:
-        out.print(f"\n{next_step}", highlight=False, markup=False)
+    if migration.phase == "verified":
+        typer.echo(f"\nNext: milvus-hubness migrate cutover {migration.source}, with --alias or --rename")
+    elif migration.phase == "switched":
+        typer.echo(f"\nTo undo: milvus-hubness migrate rollback {migration.target}")
 
 
 def rehearse(
-    planning: Planning,
-    pace: Pace,
-    watching: Watching,
+    planning: options.Planning,
+    pace: options.Pace,
+    watching: options.Watching,
     connection: Connection,
-    source: Source = None,
-    measure: Measure = False,
-    as_json: AsEvents = False,
+    source: options.Source = None,
+    measure: options.Measure = False,
+    as_json: options.AsEvents = False,
 ) -> None:
     """Do everything except the cutover, on real data, and report what it took.
 
     Drop the copy afterwards, or continue with migrate run.
     """
-    course = Course(watching, pace, as_json=as_json)
-    store, migration = _carry_out(connection, source, planning, watching, course, measure=measure)
-    report = _report(store, migration, course)
-    show_last(as_json, report, lambda: _show(report, migration))
-
-
-def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[str, Any]:
+    session = Session(watching, pace, as_json=as_json)
+    store, migration = _carry_out(connection, source, planning, watching, session, measure=measure)
     source, target = migration.source, migration.target
     aliases = store.info(source).aliases
     alias = aliases[0] if aliases else "ALIAS"
-    return {
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux counts in KiB, macOS in bytes.
+    report = {
         "source": source,
         "target": target,
-        **course.timeline.to_dict(),
-        "peak_memory_mib": _peak_memory_mib(),
+        **session.timeline.to_dict(),
+        "peak_memory_mib": round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1),
         "passes_in_all": migration.passes,
         "verification": migration.verified,
         "invalid": migration.invalid,
@@ -157,28 +140,19 @@ def _report(store: MilvusStore, migration: Migration, course: Course) -> dict[st
         ],
         "clean": f"milvus-hubness migrate clean {source} --drop {target}",
     }
+    show_last(as_json, report, lambda: _show_rehearsal(report, migration))
 
 
-def _show(report: dict[str, Any], migration: Migration) -> None:
-    passes = [f"{facts['carried']:,} of {facts['rows']:,} rows carried over" for facts in report["passes"]]
-    seconds = {doing: f"{seconds:,.1f} s" for doing, seconds in report["seconds"].items()}
+def _show_rehearsal(report: dict[str, Any], migration: Migration) -> None:
     rows, mib = report["rows_per_second"], report["mib_per_second"]
-    show_facts(
-        f"\nRehearsed: {report['source']} -> {report['target']}",
-        {
-            **seconds,
-            "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,
-            "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
-            **migration_words(migration),
-            "passes": "; ".join(passes),
-            "to switch": "\n".join(report["cutover"]),
-            "to drop it": report["clean"],
-        },
-    )
-    out.print("\nNo name was moved: the application reads the source.")
-
-
-def _peak_memory_mib() -> float:
-    """Return the peak memory of this process in MiB; Linux counts in KiB, macOS in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (2**20 if sys.platform == "darwin" else 2**10), 1)
+    facts = {
+        **{step: f"{seconds:,.1f} s" for step, seconds in report["seconds"].items()},
+        "speed": f"{rows:,.0f} rows/s, {mib:,.2f} MiB/s of vectors" if rows and mib else None,
+        "peak memory": f"{report['peak_memory_mib']:,.0f} MiB",
+        **migration_words(migration),
+        "passes": "; ".join("{carried:,} of {rows:,} rows carried over".format(**facts) for facts in report["passes"]),
+        "to switch": "\n".join(report["cutover"]),
+        "to drop it": report["clean"],
+    }
+    show_facts("\nRehearsed: {source} -> {target}".format(**report), facts)
+    typer.echo("\nNo name was moved: the application reads the source.")

@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from milvus_hubness.cli.console import err, on_signals, out, show_result
+from milvus_hubness.cli import options
+from milvus_hubness.cli.console import on_signals, show_result
 from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pace, Watching
-from milvus_hubness.cli.migrate.show import Timeline, limit_words, narrated, stream
-from milvus_hubness.cli.options import AsJson, RowsPerSecond
+from milvus_hubness.cli.migrate.show import Timeline, limit_words, printed, stream
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
 from milvus_hubness.operations.control import ControlFile, Controls, CutoverGate, MigrationMetrics, write_control
-from milvus_hubness.operations.progress import Event, Events, LatestEvents, Listener, Throttle
+from milvus_hubness.operations.progress import LIMITS, Event, Events, LatestEvents, Listener, Throttle
 from milvus_hubness.operations.shell_commands import Hooks, LoadWatch, parse_hooks
 
 
@@ -52,18 +52,18 @@ def _stoppable(throttle: Throttle, stopped: threading.Event) -> Iterator[None]:
             raise
 
 
-class Course:
+class Session:
     """The settings of a run, checked before any read. Raises InvalidParameter."""
 
     def __init__(
         self, watching: Watching, pace: Pace | None = None, *, postponed: bool = False, as_json: bool = False
     ) -> None:
+        self.as_json, self.timeline = as_json, Timeline()
         self._watching, self._pace = watching, pace or Pace()
-        self.as_json = as_json
         self._hooks = parse_hooks(watching.on or [])
-        self._throttle = Throttle(self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds)
         self._gate = CutoverGate(postponed=postponed)
-        self._steering = MigrationOptions(
+        self._throttle = Throttle(self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds)
+        self._options = MigrationOptions(
             no_writers=watching.no_writers,
             client_ttl=watching.client_ttl,
             throttle=self._throttle,
@@ -71,18 +71,17 @@ class Course:
             bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
             engine=self._pace.engine,
         )
-        self.timeline = Timeline()
 
     @contextmanager
     def open(self, source: str, target: str) -> Iterator[MigrationOptions]:
-        """Report and control the migration while this context is open. Raises InvalidParameter if --http
+        """Report and control a migration while this context is open. Raises InvalidParameter if --http
         cannot listen, and UnreadableFile for a --metrics-file that cannot be written."""
         latest, metrics = LatestEvents(), MigrationMetrics(source, target)
         with ExitStack() as stack:
             listeners: list[Listener] = [self.timeline, latest, metrics]
             if path := self._watching.metrics_file:
-                listeners.append(_MetricsFile(path, metrics))
-            listeners.append(stream if self.as_json else stack.enter_context(narrated()))
+                listeners.append(_metrics_file(path, metrics))
+            listeners.append(stream if self.as_json else stack.enter_context(printed()))
             stopped = threading.Event()
             events = Events(listeners, hooks=Hooks(self._hooks, cancelled=stopped))
             stack.enter_context(_stoppable(self._throttle, stopped))
@@ -97,70 +96,61 @@ class Course:
 
                 controls = Controls("http", self._throttle, self._gate, events)
                 server = stack.enter_context(control_server(address, controls, latest, metrics))
-                err.print(f"controlled at {server.url}", highlight=False, markup=False)
-            stack.enter_context(
-                LoadWatch(
-                    self._throttle,
-                    events,
-                    max_load=self._pace.max_load,
-                    critical_load=self._pace.critical_load,
-                    every=self._pace.load_every,
-                )
-            )
-            yield replace(self._steering, events=events)
+                typer.echo(f"controlled at {server.url}", err=True)
+            limits = {"max_load": self._pace.max_load, "critical_load": self._pace.critical_load}
+            stack.enter_context(LoadWatch(self._throttle, events, every=self._pace.load_every, **limits))
+            yield replace(self._options, events=events)
 
 
-class _MetricsFile:
-    """A listener that writes the metrics to a file. A failed write is an error at the start; later failures
+def _metrics_file(path: Path, metrics: MigrationMetrics) -> Listener:
+    """Return a listener that writes the metrics to a file. A failed write is an error at the start; later failures
     are ignored."""
+    try:
+        metrics.write_textfile(path)
+    except OSError as error:
+        raise UnreadableFile(f"cannot write the metrics file {path}: {error.strerror}") from None
 
-    def __init__(self, path: Path, metrics: MigrationMetrics) -> None:
-        self._path, self._metrics = path, metrics
-        try:
-            metrics.write_textfile(path)
-        except OSError as error:
-            raise UnreadableFile(f"cannot write the metrics file {path}: {error.strerror}") from None
-
-    def __call__(self, event: Event) -> None:
+    def write(event: Event) -> None:
         with suppress(OSError):
-            self._metrics.write_textfile(self._path)
+            metrics.write_textfile(path)
+
+    return write
 
 
-Control = Annotated[Path, typer.Option(help="File that the run was given as --control.")]
+Control = Annotated[Path, typer.Option(help="File in the option --control of the run.")]
 
 
-def pause(control: Control, as_json: AsJson = False) -> None:
+def pause(control: Control, as_json: options.AsJson = False) -> None:
     """Pause the run before its next request; clients continue to write to both collections."""
     _write(control, as_json, paused=True)
 
 
-def resume(control: Control, as_json: AsJson = False) -> None:
+def resume(control: Control, as_json: options.AsJson = False) -> None:
     """Resume a paused run."""
     _write(control, as_json, paused=False)
 
 
 def set_rate(
     control: Control,
-    rows_per_second: RowsPerSecond = None,
+    rows_per_second: options.RowsPerSecond = None,
     bytes_per_second: BytesPerSecond = None,
     chunk_seconds: ChunkSeconds = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Change the limits of a run; 0 removes a limit."""
-    options = {"rows_per_second": rows_per_second, "bytes_per_second": bytes_per_second, "chunk_seconds": chunk_seconds}
-    limits = {name: limit or None for name, limit in options.items() if limit is not None}
+    values = dict(zip(LIMITS, (rows_per_second, bytes_per_second, chunk_seconds), strict=True))
+    limits = {name: limit or None for name, limit in values.items() if limit is not None}
     if not limits:
-        names = ", ".join(f"--{name.replace('_', '-')}" for name in options)
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in LIMITS)
         raise typer.BadParameter(f"no limit to change: pass one of {names}")
     _write(control, as_json, **limits)
 
 
-def release(control: Control, as_json: AsJson = False) -> None:
+def release(control: Control, as_json: options.AsJson = False) -> None:
     """Let a run with --postpone-cutover cut over as soon as the copy has caught up."""
     _write(control, as_json, cutover="now")
 
 
 def _write(control: Path, as_json: bool, **changes: Any) -> None:
     settings = write_control(control, **changes)
-    text = f"{control}: {limit_words(settings)}"
-    show_result(as_json, {"control": settings}, lambda: out.print(text, highlight=False, markup=False, soft_wrap=True))
+    show_result(as_json, {"control": settings}, lambda: typer.echo(f"{control}: {limit_words(settings)}"))

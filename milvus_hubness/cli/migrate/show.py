@@ -8,45 +8,41 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any
 
-from milvus_hubness.cli.console import describe, out, progress_bars, show_facts, show_json
+import typer
+
+from milvus_hubness.cli.console import bank_words, progress_bars, show_facts, show_json
 from milvus_hubness.migration.ledger import Migration
-from milvus_hubness.operations.progress import Event, Listener
+from milvus_hubness.operations.progress import Event, Listener, as_events
+
+RESOLUTION = "{in_order:.1%} of {queries} queries keep the order of their nearest rows at strength 0"
 
 
 def show_plan(plan: dict[str, Any]) -> None:
     """Print the facts of a plan."""
-    sizes = {side: _mib(size) for side, size in plan["vector_bytes"].items()}
-    loaded = {side: _mib(size) for side, size in plan["memory_bytes"].items()}
-    resolution = plan["resolution"]
-    show_facts(
-        f"Migration of {plan['source']}",
-        {
-            "would create": plan["target"],
-            "vector field": f"{plan['field']}, {plan['dtype']}, {plan['index_type']} "
-            f"{plan['index_params'] or ''}".rstrip(),
-            "metric": f"{plan['metric']}, served as IP",
-            "rows": f"{plan['rows']:,}",
-            "width": f"{plan['dim']} -> {plan['width']} ({sizes['source']} -> {sizes['target']} of vectors)",
-            "partitions": ", ".join(plan["partitions"]),
-            "fields added": ", ".join(plan["hidden_fields"]),
-            "bank": f"{plan['bank']['queries']:,} queries of {plan['bank']['source']}, "
-            f"kept as {plan['bank']['collection']}",
-            "estimator": f"{describe(plan['estimator'])}, strength {plan['strength']:g}",
-            "gate": plan["gate"],
-            "gate over targets": plan["gate_targets"],
-            "alias": plan["alias"],
-            "rename": f"{plan['source']} becomes an alias of the copy" if plan["rename"] else None,
-            "server": plan["server"],
-            "memory": f"{loaded['source']} now, {loaded['target']} for the copy, {loaded['both']} for both",
-            "recall": plan["recall"] and plan["recall"]["said"],
-            "resolution": resolution
-            and f"{resolution['in_order']:.1%} of {resolution['queries']} queries keep "
-            "the order of their nearest rows at strength 0",
-            "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
-            + (f", {plan['waiting_seconds']} s of it for clients to hear of it" if plan["waiting_seconds"] else ""),
-            "note": "\n".join(plan["remarks"]),
-        },
-    )
+    sizes = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["vector_bytes"].items()}
+    memory = {name: f"{size / 2**20:,.1f} MiB" for name, size in plan["memory_bytes"].items()}
+    resolution, waiting = plan["resolution"], plan["waiting_seconds"]
+    facts = {
+        "would create": plan["target"],
+        "vector field": "{field}, {dtype}, {index_type} ".format(**plan) + str(plan["index_params"] or ""),
+        "metric": f"{plan['metric']}, served as IP",
+        "rows": f"{plan['rows']:,}",
+        "width": f"{plan['dim']} -> {plan['width']} ({sizes['source']} -> {sizes['target']} of vectors)",
+        "partitions": ", ".join(plan["partitions"]),
+        "fields added": ", ".join(plan["hidden_fields"]),
+        **bank_words(plan),
+        "gate over targets": plan["gate_targets"],
+        "alias": plan["alias"],
+        "rename": f"{plan['source']} becomes an alias of the copy" if plan["rename"] else None,
+        "server": plan["server"],
+        "memory": "{source} now, {target} for the copy, {both} for both".format(**memory),
+        "recall": plan["recall"] and plan["recall"]["said"],
+        "resolution": resolution and RESOLUTION.format(**resolution),
+        "about": f"{plan['estimated_seconds']} s (from a sample, read only)"
+        + (f", {waiting} s of it for clients to hear of it" if waiting else ""),
+        "note": "\n".join(plan["remarks"]),
+    }
+    show_facts(f"Migration of {plan['source']}", facts)
 
 
 def migration_facts(migration: Migration) -> dict[str, Any]:
@@ -71,15 +67,15 @@ def migration_words(migration: Migration) -> dict[str, object]:
     }
 
 
+VERIFICATION = (
+    "{rows:,} rows, {fields:,} field values equal; {biases:,} biases as computed again; of {searched:,} rows "
+    "searched for, {found_in_copy:,} found ({found_in_source:,} in the source)"
+)
+
+
 def verification_words(facts: dict[str, Any] | None) -> str | None:
     """Return the figures of a verification in one line."""
-    if facts is None:
-        return None
-    return (
-        f"{facts['rows']:,} rows, {facts['fields']:,} field values equal; {facts['biases']:,} biases as "
-        f"computed anew; of {facts['searched']:,} rows searched for, {facts['found_in_copy']:,} found "
-        f"({facts['found_in_source']:,} in the source)"
-    )
+    return VERIFICATION.format(**facts) if facts else None
 
 
 def _switch_words(migration: Migration) -> str | None:
@@ -92,61 +88,39 @@ def _switch_words(migration: Migration) -> str | None:
     return f"{switch.name} -> {migration.target} since {switch.at:%Y-%m-%d %H:%M:%S} UTC{window}{renamed}"
 
 
-def _mib(size: float) -> str:
-    return f"{size / 2**20:,.1f} MiB"
-
-
 def limit_words(limits: Mapping[str, Any]) -> str:
     """Return the settings of a throttle in one line."""
     return ", ".join(f"{name} {'free' if value is None else value}" for name, value in limits.items())
 
 
+LINES = {
+    "before-copy": "\ncopying {rows_total:,} rows to {target}",
+    "after-copy": "copied; catching up with later writes",
+    "verified": "verified: {rows:,} rows, {fields:,} field values as in the source",
+    "postponed": "the cutover waits for its release; until then the copy follows the source",
+    "before-cutover": "switching {alias} to {target}",
+    "throttled": "paused, the server is under load: {detail}",
+    "paused": "paused by {reason}",
+    "resumed": "resumed by {reason}",
+    "warning": "warning: {message}",
+}
+"""The lines printed for events, with their facts."""
+
+
 @contextmanager
-def narrated() -> Iterator[Listener]:
+def printed() -> Iterator[Listener]:
     """Yield a listener that prints lines on standard output, and shows progress bars."""
-    with progress_bars() as report:
+    with progress_bars() as progress:
+        bars = as_events(progress)
 
         def listen(event: Event) -> None:
-            if doing := _doing(event):
-                report(doing, event.facts["rows"], event.facts["rows_total"])
-            if line := _line(event):
-                out.print(line, highlight=False, markup=False, soft_wrap=True)
+            bars.report(event.name, **event.facts)
+            if event.name == "rate":
+                typer.echo(f"now at {limit_words(event.facts)}")
+            elif event.name in LINES:
+                typer.echo(LINES[event.name].format(**event.facts))
 
         yield listen
-
-
-def _doing(event: Event) -> str | None:
-    if event.name == "copying":
-        return "copying"
-    if event.name == "catching-up":
-        return f"catching up, pass {event.facts['pass']}" if event.facts["pass"] else "verifying"
-    return None
-
-
-def _line(event: Event) -> str | None:
-    facts = event.facts
-    match event.name:
-        case "before-copy":
-            return f"\ncopying {facts['rows_total']:,} rows to {facts['target']}"
-        case "after-copy":
-            return "copied; catching up with what was written meanwhile"
-        case "verified":
-            return f"verified: {facts['rows']:,} rows, {facts['fields']:,} field values as in the source"
-        case "postponed":
-            return "the cutover waits to be released; until then the copy follows the source"
-        case "before-cutover":
-            return f"switching {facts['alias']} to {facts['target']}"
-        case "throttled":
-            return f"paused, the server is under load: {facts['detail']}"
-        case "paused":
-            return f"paused by {facts['reason']}"
-        case "resumed":
-            return f"resumed by {facts['reason']}"
-        case "rate":
-            return "now at " + limit_words(facts)
-        case "warning":
-            return f"warning: {facts['message']}"
-    return None
 
 
 def stream(event: Event) -> None:
@@ -163,13 +137,14 @@ def show_last(as_json: bool, facts: Mapping[str, Any], show: Callable[[], object
         show()
 
 
-BEGINNINGS = {
+STEPS = {
     "plan": "preparing",
     "before-copy": "copying",
     "after-copy": "catching up",
     "before-verify": "verifying",
     "verified": None,
 }
+"""The step that begins with an event."""
 
 
 class Timeline:
@@ -177,7 +152,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
-        self._doing: str | None = None
+        self._step: str | None = None
         self._since: datetime | None = None
         self._bytes = 0
         self._rows_per_second: float | None = None
@@ -186,11 +161,12 @@ class Timeline:
     def __call__(self, event: Event) -> None:
         facts = event.facts
         if event.name == "copying":
-            self._turn("indexing", event.time, since="copying")
+            self._step = "copying"
+            self._begin("indexing", event.time)
             self._bytes += facts["bytes"]
             self._rows_per_second = facts["rows_per_second"]
-        elif event.name in BEGINNINGS:
-            self._turn(BEGINNINGS[event.name], event.time)
+        elif event.name in STEPS:
+            self._begin(STEPS[event.name], event.time)
         elif event.name == "catching-up" and facts["pass"]:
             self._passes[facts["pass"]] = {"rows": facts["rows"], "carried": facts["repaired"]}
 
@@ -199,14 +175,14 @@ class Timeline:
         compared and carried over, as plain data."""
         copying = self._seconds.get("copying")
         return {
-            "seconds": {doing: round(seconds, 2) for doing, seconds in self._seconds.items()},
+            "seconds": {step: round(seconds, 2) for step, seconds in self._seconds.items()},
             "rows_per_second": round(self._rows_per_second, 1) if self._rows_per_second else None,
             "mib_per_second": round(self._bytes / copying / 2**20, 2) if copying else None,
             "passes": [{"pass": number, **facts} for number, facts in sorted(self._passes.items())],
         }
 
-    def _turn(self, doing: str | None, at: datetime, *, since: str | None = None) -> None:
-        """End the current step at `at`, and begin `doing`. since: a new name for the step that ends."""
-        if self._since is not None and (done := since or self._doing):
-            self._seconds[done] = self._seconds.get(done, 0.0) + (at - self._since).total_seconds()
-        self._doing, self._since = doing, at
+    def _begin(self, step: str | None, at: datetime) -> None:
+        """End the current step, and begin the next."""
+        if self._since is not None and self._step:
+            self._seconds[self._step] = self._seconds.get(self._step, 0.0) + (at - self._since).total_seconds()
+        self._step, self._since = step, at
