@@ -6,7 +6,8 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from milvus_hubness.estimators.base import TargetBank
 from milvus_hubness.estimators.nearest import Nearest
 from milvus_hubness.kernels import topk
 from milvus_hubness.state import BankReference, CollectionState, Profile
+from milvus_hubness.stores.protocols import BankSearch, Rows, Store, capability
 
 
 @dataclass(frozen=True)
