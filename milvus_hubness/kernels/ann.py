@@ -1,10 +1,9 @@
 """The index types of Milvus, built in process with FAISS.
 
-Parameters that a collection does not set have Knowhere's defaults: M 30, efConstruction 360, nlist 128, m 32, nbits 8,
-and in a search ef = max(k, 16) and nprobe = 8. AUTOINDEX, and a field without an index, are the HNSW with M 18 and
-efConstruction 240 that milvus.yaml names (autoIndex.params.build). Index types without a counterpart in FAISS become
-the most similar one. Refinement by exact vectors (refine, reorder) is left out. Product quantisers learn from at most
-16 rows per centroid in 10 rounds; Knowhere's learn from 256 in 25, which takes minutes.
+Parameters that a collection does not set have Knowhere's defaults. AUTOINDEX, and a field without an index, are the
+HNSW that milvus.yaml names (autoIndex.params.build). Index types that FAISS lacks become the most similar one.
+Refinement by exact vectors (refine, reorder) is left out. Product quantisers learn from at most 16 rows per centroid in
+10 rounds; Knowhere's learn from 256 in 25, which takes minutes.
 """
 
 from __future__ import annotations
@@ -36,12 +35,8 @@ AUTOINDEX = {"M": 18, "efConstruction": 240}
 EF, NPROBE = 16, 8
 PRODUCT_POINTS, PRODUCT_ROUNDS = 16, 10
 SCALAR_QUANTIZERS = {
-    "SQ4U": "QT_4bit_uniform",
-    "SQ6": "QT_6bit",
-    "SQ8": "QT_8bit",
-    "FP16": "QT_fp16",
-    "BF16": "QT_bf16",
-}
+    "SQ4U": "QT_4bit_uniform", "SQ6": "QT_6bit", "SQ8": "QT_8bit", "FP16": "QT_fp16", "BF16": "QT_bf16",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,9 +82,8 @@ class IndexSpec:
 
 
 class AnnIndex:
-    """A FAISS index over rows (n, width) float32, by inner product or by Euclidean distance.
+    """A FAISS index over rows (n, width) float32; a graph is reproducible only on one OpenMP thread.
 
-    k-means starts from FAISS's own seed, as in Milvus; a graph is reproducible only on one OpenMP thread.
     Raises InvalidParameter if m does not divide the width, FaissConflict.
     """
 
@@ -100,7 +94,6 @@ class AnnIndex:
         if width % m:
             raise InvalidParameter(f"m = {m} of {spec.kind} does not divide the width {width}")
         faiss_metric = getattr(self._faiss, {"IP": "METRIC_INNER_PRODUCT", "L2": "METRIC_L2"}[metric])
-        self._codes: Any = None
         self._index = self._empty(width, faiss_metric)
         self._index.train(rows)
         self._index.add(rows)
@@ -108,7 +101,7 @@ class AnnIndex:
             self._search_on_codes(rows, faiss_metric)
 
     def search(self, queries: npt.NDArray[np.float32], k: int, value: int | None = None) -> npt.NDArray[np.int64]:
-        """Return the numbers of the rows found for queries (m, width), best first, −1 for none, (m, k).
+        """Return the numbers of the k best rows for queries (m, width), best first, −1 for none, (m, k).
 
         value: of the search parameter, by default that of Milvus; ef is at least k.
         """
@@ -116,7 +109,7 @@ class AnnIndex:
         params = None
         if value is not None and self.spec.search_parameter == "ef":
             params = self._faiss.SearchParametersHNSW(efSearch=max(k, value))
-        elif self.spec.search_parameter == "nprobe":
+        elif value is not None:
             params = self._faiss.SearchParametersIVF(nprobe=value)
         rows: npt.NDArray[np.int64] = self._index.search(np.ascontiguousarray(queries, np.float32), k, params=params)[1]
         return rows
@@ -146,7 +139,7 @@ class AnnIndex:
         FAISS's own IndexHNSWPQ links by distances between codes, which it supports for L2 only.
         """
         params = self.spec.params
-        self._codes = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], metric)
+        self._codes: Any = self._faiss.IndexPQ(rows.shape[1], params["m"], params["nbits"], metric)
         _shorten_training(self._codes.pq.cp)
         self._codes.train(rows)
         self._codes.add(rows)
@@ -157,13 +150,8 @@ class AnnIndex:
 
 def _relative(name: str) -> str:
     """Return the kind most similar to an index type that FAISS does not have, or has under another name."""
-    if "BRUTE_FORCE" in name:
-        return "FLAT"
-    if "IVF_PQ" in name:
-        return "IVF_PQ"
-    if name.startswith("HNSW_P"):
-        return "HNSW_PQ"
-    return "IVF_FLAT" if "IVF" in name or name == "SCANN" else "HNSW"
+    relatives = {"BRUTE_FORCE": "FLAT", "IVF_PQ": "IVF_PQ", "HNSW_P": "HNSW_PQ", "IVF": "IVF_FLAT", "SCANN": "IVF_FLAT"}
+    return next((kind for part, kind in relatives.items() if part in name), "HNSW")
 
 
 def _shorten_training(clustering: Any) -> None:

@@ -1,7 +1,7 @@
 """Approximate top-k means: an index of the bank, tuned on a sample of the gallery until its error is small.
 
-The index is `routed.RoutedBank` on the CPU and the inverted lists of faiss-gpu on a CUDA device. If it is not
-faster than the exact kernel of the device then, the exact kernel is used.
+The index is `routed.RoutedBank` on the CPU and the inverted lists of faiss-gpu on a CUDA device. The exact kernel of
+the device is used where it is faster.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from milvus_hubness.kernels.operands import (
     import_faiss,
     positive_number,
     resolve_device,
-    whole_number,
 )
 from milvus_hubness.kernels.primitives import check_k, topk, topk_mean
 from milvus_hubness.kernels.routed import RoutedBank
@@ -43,8 +42,8 @@ class Tuned(NamedTuple):
 
     kind: "exact" if no index was both accurate enough and faster. width: for "routed" the thousandths of the bank that
     a row reads on average, for "ivf" nprobe; 0 for "exact". recall: share of the k nearest that are in the lists read.
-    mean_error, max_error: of the means, in units of the score; share: mean_error as a share of the standard deviation
-    of the exact means. speedup: seconds of the exact kernel over seconds of this one, on up to 8,192 rows.
+    mean_error, max_error: of the means, in units of the score; share: mean_error over the standard deviation of the
+    exact means. speedup: over the exact kernel, on up to 8,192 rows.
     """
 
     kind: Literal["exact", "routed", "ivf"] = "exact"
@@ -59,13 +58,13 @@ class Tuned(NamedTuple):
 class InvertedLists:
     """FAISS's inverted lists over a bank (m, d) float32, on a CUDA device or on the CPU."""
 
-    def __init__(self, bank: torch.Tensor, k: int, device: torch.device, seed: int) -> None:
+    def __init__(self, bank: torch.Tensor, k: int, device: torch.device) -> None:
         self._faiss, self._k = import_faiss(), k
         m, d = bank.shape
         self._count = max(1, min(int(8 * sqrt(m)), m // TRAINING_ROWS_PER_LIST))
         metric = self._faiss.METRIC_INNER_PRODUCT
         index: Any = self._faiss.IndexIVFFlat(self._faiss.IndexFlatIP(d), d, self._count, metric)
-        index.cp.seed = seed
+        index.cp.seed = 0
         index.cp.min_points_per_centroid = 1
         index.cp.max_points_per_centroid = TRAINING_ROWS_PER_LIST
         if device.type == "cuda":
@@ -76,7 +75,7 @@ class InvertedLists:
         self._index = index
 
     def widths(self) -> Iterator[int]:
-        """Yield numbers of lists to read, each half as large again as the one before."""
+        """Yield numbers of lists to read, which grow by half."""
         width = 1
         while width < self._count:
             yield width
@@ -84,10 +83,8 @@ class InvertedLists:
         yield self._count
 
     def search(self, x: torch.Tensor, width: int) -> tuple[Array, Array]:
-        """Return the k largest products in `width` lists for rows x (n, d), float32 (n, k), and their rows of
-        the bank, int64 (n, k), −1 where the lists have fewer."""
-        params = self._faiss.SearchParametersIVF(nprobe=width)
-        scores, rows = self._index.search(x.numpy(), self._k, params=params)
+        """Return the k largest products of rows x (n, d) in `width` lists, and their rows of the bank or −1, (n, k)."""
+        scores, rows = self._index.search(x.numpy(), self._k, params=self._faiss.SearchParametersIVF(nprobe=width))
         return scores, rows
 
     def means(self, x: torch.Tensor, width: int) -> tuple[Array, Array]:
@@ -104,23 +101,19 @@ class InvertedLists:
 class ApproximateBank:
     """Means of the k largest inner products with a bank B (m, d), for many rows similar to those of X (n, d).
 
-    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. device: "auto",
-    "cpu", "cuda" or "cuda:1"; on CUDA an index needs faiss-gpu, without which the exact kernel is used.
-    measured: how many rows the reported errors were measured on. Raises as `topk_mean` does, InvalidInput for
-    fewer than 32 rows of X, InvalidParameter, FaissConflict.
+    error: largest acceptable mean |Δ| of the means, as a share of their standard deviation. device: as for `topk_mean`;
+    on CUDA an index needs faiss-gpu, without which the exact kernel is used. measured: how many rows the reported
+    errors were measured on. Raises as `topk_mean` does, InvalidInput for fewer than 32 rows of X, FaissConflict.
     """
 
-    def __init__(
-        self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, device: str = "cpu", seed: int = 0
-    ) -> None:
+    def __init__(self, B: Matrix, X: Matrix, k: int, *, error: float = ERROR, device: str = "cpu") -> None:
         self._has_gpu_lists = hasattr(import_faiss(), "StandardGpuResources")
         self._bank = Operands.of(X, B, "cpu").bank.float().contiguous()
         self._device, self._place = device, resolve_device(device)
         self.k = check_k(k, self._bank)
         if X.shape[0] < LEAST_SAMPLE:
-            raise InvalidInput(f"an index is tuned on {LEAST_SAMPLE} rows at least, not {X.shape[0]}")
-        self._seed = whole_number("seed", seed, at_least=0)
-        rng, here = np.random.default_rng(self._seed), torch.device("cpu")
+            raise InvalidInput(f"an approximate bank needs at least {LEAST_SAMPLE} items to tune on, not {X.shape[0]}")
+        rng, here = np.random.default_rng(0), torch.device("cpu")
         sample, timed = (
             as_tensor(X[rng.choice(X.shape[0], min(size, X.shape[0]), replace=False)], torch.float32, here)
             for size in (SAMPLE, TIMED)
@@ -135,9 +128,8 @@ class ApproximateBank:
 
         A row whose mean is not reliable is computed exactly. Raises DimensionMismatch, InvalidInput.
         """
-        operands = Operands.of(X, self._bank, "cpu")
         values = np.empty(X.shape[0], np.float32)
-        for part, x in operands.rows(ROWS_AT_ONCE):
+        for part, x in Operands.of(X, self._bank, "cpu").rows(ROWS_AT_ONCE):
             values[part] = self._means(x)
         return values
 
@@ -151,10 +143,10 @@ class ApproximateBank:
         exact_seconds = self._seconds(timed)
         index: RoutedBank | InvertedLists
         if on_gpu:
-            index = InvertedLists(self._bank, self.k, self._place, self._seed)
+            index = InvertedLists(self._bank, self.k, self._place)
             settings: Iterator[tuple[int, Any]] = ((width, width) for width in index.widths())
         else:
-            index = RoutedBank(self._bank, self._seed)
+            index = RoutedBank(self._bank)
             routings = index.routings(sample[:half], self.k, scores[:half], SHARES)
             settings = ((round(1000 * share), routing) for share, routing in routings)
         self._index = index

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 
@@ -17,9 +17,8 @@ def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
         for part, x in operands.rows(operands.tile_shape()[0]):
             means[part] = x.double() @ center
     else:
-        rows, columns = operands.tile_shape(columns=k, spare_columns=k)
-        for part, x in operands.rows(rows):
-            means[part] = _running_topk(x, operands.columns(columns), k)[0].sum(1, dtype=torch.float64) / k
+        for part, best, _ in _running_topk(operands, k):
+            means[part] = best.sum(1, dtype=torch.float64) / k
     return (means,)
 
 
@@ -27,9 +26,7 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
     n = operands.X.shape[0]
     values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
-    rows, columns = operands.tile_shape(columns=k, spare_columns=k)
-    for part, x in operands.rows(rows):
-        best, places = _running_topk(x, operands.columns(columns), k)
+    for part, best, places in _running_topk(operands, k):
         values[part], order = best.sort(1, descending=True)
         indices[part] = places.gather(1, order)
     return values, indices
@@ -46,10 +43,7 @@ def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[to
 
 
 def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Tensor) -> torch.Tensor:
-    """Return tau · log Σ exp(s / tau) along the rows of all tiles (n, p), which are overwritten.
-
-    `like`: (n,).
-    """
+    """Return tau · log Σ exp(s / tau), like `like` (n,), along the rows of all tiles (n, p), which are overwritten."""
     largest = like.new_full((len(like), 1), torch.finfo(like.dtype).min)
     total = like.new_zeros((len(like), 1), dtype=torch.float64)
     for scores in tiles:
@@ -60,21 +54,21 @@ def running_logsumexp(tiles: Iterable[torch.Tensor], tau: float, like: torch.Ten
     return (largest + tau * total.log_()).squeeze(1)
 
 
-def _running_topk(
-    x: torch.Tensor, columns: Iterable[tuple[slice, torch.Tensor]], k: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k largest of x @ tile over all tiles (d, p) and their places, both (len(x), k), unsorted."""
-    best = x.new_empty(len(x), 0)
-    places = best.long()
-    for part, tile in columns:
-        scores = x @ tile
-        fresh, where = scores.topk(min(k, scores.shape[1]), dim=1, sorted=False)
-        best = torch.cat([best, fresh], 1)
-        places = torch.cat([places, where + part.start], 1)
-        if best.shape[1] > k:
-            best, chosen = best.topk(k, dim=1, sorted=False)
-            places = places.gather(1, chosen)
-    return best, places
+def _running_topk(operands: Operands, k: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Yield parts of X, the k largest products of their rows, and the places of these, both (rows, k), unsorted."""
+    rows, columns = operands.tile_shape(columns=k, spare_columns=k)
+    for part, x in operands.rows(rows):
+        best = x.new_empty(len(x), 0)
+        places = best.long()
+        for span, tile in operands.columns(columns):
+            scores = x @ tile
+            fresh, where = scores.topk(min(k, scores.shape[1]), dim=1, sorted=False)
+            best = torch.cat([best, fresh], 1)
+            places = torch.cat([places, where + span.start], 1)
+            if best.shape[1] > k:
+                best, chosen = best.topk(k, dim=1, sorted=False)
+                places = places.gather(1, chosen)
+        yield part, best, places
 
 
 def cached_scores(X: torch.Tensor, B: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -96,12 +90,10 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
         from milvus_hubness.kernels import fused
 
         return fused.cached_logsumexp(scores, tau, weights)
-    n, m = scores.shape
-    result = weights.new_empty(n)
-    size = max(1, TILE_SIZE[scores.device.type] // m)
+    size = max(1, TILE_SIZE[scores.device.type] // scores.shape[1])
     with full_precision(scores.device):
-        for start in range(0, n, size):
-            part = slice(start, start + size)
-            tile = scores[part].float() + weights
-            result[part] = running_logsumexp([tile], tau, result[part])
-    return result
+        parts = [
+            running_logsumexp([tile.float() + weights], tau, weights.new_empty(len(tile)))
+            for tile in torch.split(scores, size)
+        ]
+    return torch.cat(parts)

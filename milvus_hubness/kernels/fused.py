@@ -88,8 +88,8 @@ def sum_products(
     x_ptr, b_ptr, w_ptr, max_ptr, sum_ptr, n, m, d, scale,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """Compute max_ptr and sum_ptr (splits, n): the maximum of scale·x·b_i + w_i over the split, and the sum
-    of 2^(scale·x·b_i + w_i − maximum). w_i is in powers of 2.
+    """Compute max_ptr and sum_ptr (splits, n): the maximum of scale·x·b_i + w_i over the split, and the sum of
+    2^(scale·x·b_i + w_i − maximum). w_i is in powers of 2.
     """
     split = tl.program_id(1)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -156,10 +156,9 @@ def keep_survivors(
 
 @triton.jit
 def mean_of_largest(value_ptr, mean_ptr, width, k, WIDTH: tl.constexpr):
-    """Compute mean_ptr (n,) float64: the mean of the k largest of value_ptr (n, width).
+    """Compute mean_ptr (n,) float64: the mean of the k largest of value_ptr (n, width); WIDTH ≥ width.
 
-    Empty places are −inf; WIDTH ≥ width. The k-th largest is found bit by bit in integers that have the same
-    order as the floats.
+    Empty places are −inf. The k-th largest is searched bit by bit, in integers that have the same order as the floats.
     """
     row = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
@@ -213,9 +212,6 @@ KEEPING = {
 CACHED_TILE = (16, 256)
 
 
-# -- log-sum-exp --------------------------------------------------------------------------------------------
-
-
 def logsumexp(operands: Operands, tau: float, weights: torch.Tensor) -> tuple[torch.Tensor]:
     """Return tau · log Σ_i exp((x·b_i + w_i) / tau), float32 (n,); weights (m,) float32 on the device."""
     if tau < LEAST_TAU:
@@ -245,10 +241,7 @@ def _joined(largest: torch.Tensor, sums: torch.Tensor, scale: float) -> torch.Te
 
 
 def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) -> torch.Tensor:
-    """Return tau · log Σ_i exp((s_ij + w_j) / tau) of scores (n, m), float32 (n,).
-
-    The scores have any strides, in float16 or float32; weights (m,).
-    """
+    """Return what `dense.cached_logsumexp` returns."""
     n, m = scores.shape
     scale = LOG2E / tau
     BM, BN = CACHED_TILE if scores.stride(1) == 1 else CACHED_TILE[::-1]
@@ -259,9 +252,6 @@ def cached_logsumexp(scores: torch.Tensor, tau: float, weights: torch.Tensor) ->
     with _on(scores.device):
         sum_cached[rows, splits](scores, scale * weights, largest, sums, n, m, *scores.stride(), scale, BM=BM, BN=BN)
     return _joined(largest, sums, scale)
-
-
-# -- top-k --------------------------------------------------------------------------------------------------
 
 
 class Survivors(NamedTuple):
@@ -317,10 +307,7 @@ def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
 def _survivors(
     X: torch.Tensor, B: torch.Tensor, k: int, threshold: Threshold | None, *, indices: bool
 ) -> Iterator[Survivors]:
-    """Yield survivors of rows of X, as many rows at a time as fit into memory.
-
-    Yield nothing without a threshold.
-    """
+    """Yield survivors of rows of X, as many rows at a time as fit into memory; nothing without a threshold."""
     if threshold is None:
         return
     m, tile = len(B), KEEPING[X.dtype]
@@ -350,11 +337,8 @@ def _thresholds(x: torch.Tensor, sample: torch.Tensor, rank: int) -> torch.Tenso
     return torch.cat(parts).float()
 
 
-# -- launch parameters --------------------------------------------------------------------------------------
-
-
 def _splits(n: int, m: int, tile: Tile, device: torch.device) -> int:
-    """Return the number of parts of the bank: enough to keep the device busy, each of at least eight tiles."""
+    """Return the number of parts of the bank: enough for the device to be busy, each of at least eight tiles."""
     row_blocks = -(-n // tile.BM)
     return max(1, min(PROGRAMS[device.type] // row_blocks, m // (8 * tile.BN)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,10 +28,9 @@ _STARTING = Lock()
 
 
 def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> None:
-    """Run `work` on each of `tasks` in threads; each of torch's operations uses one thread there.
+    """Run `work` on all `tasks` in threads, in which an operation of torch uses one thread.
 
-    Tasks are drawn by one thread at a time. With one thread, the work runs in the current thread, with
-    torch's settings unchanged. Errors of `work` are raised here.
+    With one thread, the work runs in the current thread, with torch's settings unchanged. Raises errors of `work`.
     """
     if threads == 1:
         for task in tasks:
@@ -54,8 +54,8 @@ def share_out(work: Callable[[T], None], tasks: Iterator[T], threads: int) -> No
             running = [pool.submit(worker) for _ in range(threads)]
             started.wait()
             torch.set_num_threads(outside)
-        for each in running:
-            each.result()
+        for future in running:
+            future.result()
 
 
 @cache
@@ -74,10 +74,7 @@ def import_faiss() -> Any:
 
 
 def whole_number(name: str, value: Any, *, at_least: int = 1, at_most: int | None = None) -> int:
-    """Return `value` as an int.
-
-    Raises InvalidParameter if it is not an integer (True is not) or out of range.
-    """
+    """Return `value` as an int. Raises InvalidParameter if it is not an integer (True is not) or out of range."""
     upper = "" if at_most is None else f" and at most {at_most}"
     whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
     if not whole or value < at_least or (at_most is not None and value > at_most):
@@ -111,9 +108,7 @@ ALL_DEVICES = "cuda:all"
 
 
 def kernel_on(device: torch.device) -> Kernel:
-    """Return the kernel for the primitives on a device.
-
-    It is "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
+    """Return "fused" on CUDA from capability 8.0 on if Triton is installed, "screened" on a CPU that multiplies
     bfloat16 natively if FAISS is installed, and otherwise "dense".
     """
     if device.type == "cuda":
@@ -143,33 +138,33 @@ def cuda_devices() -> list[str]:
 def resolve_device(device: str = "auto") -> torch.device:
     """Return the torch device for "auto", "cpu", "cuda" or "cuda:1"; "auto" is CUDA if there is a CUDA device.
 
-    "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises
-    InvalidParameter for any other name, and for a CUDA device that this machine does not have.
+    "cuda:all", over which the primitives spread their rows, gives the current CUDA device. Raises InvalidParameter for
+    any other name, and for a CUDA device that this machine does not have.
     """
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device == "auto":
-        return torch.device("cuda" if devices else "cpu")
-    if device == "cpu":
-        return torch.device("cpu")
-    if device == ALL_DEVICES:
-        device = "cuda"
-    kind, _, index = device.partition(":") if isinstance(device, str) else ("", "", "")
-    if kind != "cuda" or not (device == "cuda" or (index.isascii() and index.isdecimal())):
+        device = "cuda" if devices else "cpu"
+    name = re.fullmatch(r"cpu|cuda(:all|:(?P<index>[0-9]+))?", device) if isinstance(device, str) else None
+    if name is None:
         raise InvalidParameter(f'device is "auto", "cpu", "cuda", "cuda:<number>" or "{ALL_DEVICES}", not {device!r}')
-    if not devices:
-        raise InvalidParameter(f'device {device!r} was asked for but torch sees no CUDA device; use "cpu"')
-    if index and int(index) >= devices:
-        raise InvalidParameter(f"device {device!r} was asked for but torch sees {devices} CUDA device(s)")
-    return torch.device(device)
-
-
-_Setting: TypeAlias = tuple[Callable[[], str], Callable[[str], None], tuple[str, ...]]
+    if device != "cpu" and not devices:
+        raise InvalidParameter(f'device {device!r}: torch sees no CUDA device, use "cpu"')
+    if name["index"] and int(name["index"]) >= devices:
+        raise InvalidParameter(f"device {device!r}: torch sees {devices} CUDA device(s)")
+    return torch.device("cuda" if device == ALL_DEVICES else device)
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Within the block, float32 products have full precision: no TF32, no bfloat16, no autocast; and no gradients."""
-    read, write, full = _precision_setting(device)
+    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
+    backend: Any = getattr(library, "matmul", None)
+    full: tuple[str, ...] = ("highest",)
+    read: Callable[[], str] = torch.get_float32_matmul_precision
+    write: Callable[[str], None] = torch.set_float32_matmul_precision
+    if hasattr(backend, "fp32_precision"):  # Newer versions of torch have a setting for each backend.
+        full, write = ("ieee", "none"), partial(setattr, backend, "fp32_precision")
+        read = partial(getattr, backend, "fp32_precision")
     before = read()
     if before not in full:
         write(full[0])
@@ -181,29 +176,16 @@ def full_precision(device: torch.device) -> Iterator[None]:
             write(before)
 
 
-def _precision_setting(device: torch.device) -> _Setting:
-    """Return functions that read and set the precision of float32 products, and the values for full precision."""
-    library: Any = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
-    backend: Any = getattr(library, "matmul", None)
-    if hasattr(backend, "fp32_precision"):
-        write = partial(setattr, backend, "fp32_precision")
-        return lambda: backend.fp32_precision, write, ("ieee", "none")
-    return torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, ("highest",)
-
-
 Array: TypeAlias = npt.NDArray[Any]
 Matrix: TypeAlias = Array | torch.Tensor
 
-HALVES = (torch.bfloat16, torch.float16)
+HALF_PRECISION = (torch.bfloat16, torch.float16)
 TILE_SIZE = {"cpu": 1 << 21, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
 class Operands:
-    """X (n, d) on the caller's device, and B (m, d) on the kernel's device in the dtype of the arithmetic.
-
-    kernel: the module that computes with them.
-    """
+    """X (n, d) on the caller's device, B (m, d) on the kernel's in the dtype of the arithmetic, and its kernel."""
 
     X: Matrix
     bank: torch.Tensor
@@ -211,12 +193,11 @@ class Operands:
 
     @classmethod
     def of(cls, X: Matrix, B: Matrix, device: str) -> Operands:
-        """Prepare operands for a device.
+        """Prepare operands for a device; with "auto", tensors X on CUDA stay there.
 
-        The dtype is float64 if both are float64, else float32; the fused kernel takes bfloat16 or float16 if
-        both are tensors of it, and accumulates products in float32. With device "auto", tensors X on CUDA
-        stay there. Raises InvalidInput unless both are 2-D arrays or tensors of real numbers,
-        DimensionMismatch if they differ in width, and EmptyBank if B has no rows.
+        The dtype is float64 if both are float64, else float32; the fused kernel takes bfloat16 or float16 if both are
+        tensors of it, and accumulates products in float32. Raises InvalidInput unless both are 2-D arrays or tensors of
+        real numbers, DimensionMismatch if they differ in width, and EmptyBank if B has no rows.
         """
         _check_matrix("X", X)
         _check_matrix("B", B)
@@ -228,9 +209,9 @@ class Operands:
         if _is_double(X) and _is_double(B):
             return cls(X, as_tensor(B, torch.float64, target))
         kernel = kernel_on(target)
-        tensors = isinstance(X, torch.Tensor) and isinstance(B, torch.Tensor)
-        halves = [half for half in HALVES if tensors and X.dtype == B.dtype == half]
-        dtype = halves[0] if halves and kernel == "fused" else torch.float32
+        dtype = torch.float32
+        if kernel == "fused" and isinstance(B, torch.Tensor) and X.dtype == B.dtype and B.dtype in HALF_PRECISION:
+            dtype = B.dtype
         return cls(X, as_tensor(B, dtype, target), kernel)
 
     @property
@@ -259,17 +240,13 @@ class Operands:
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return an empty result tensor on the device of X."""
         where = self.X.device if isinstance(self.X, torch.Tensor) else "cpu"
-        result = torch.float32 if self.bank.dtype in HALVES else self.bank.dtype
+        result = torch.float32 if self.bank.dtype in HALF_PRECISION else self.bank.dtype
         return torch.empty(shape, dtype=dtype or result, device=where)
 
     def in_full(self, rows: Matrix | None = None) -> Operands:
-        """Return operands for the dense kernel, in at least float32: X or these rows of it, and the bank."""
-        bank = self.bank.float() if self.bank.dtype in HALVES else self.bank
+        """Return operands for the dense kernel, in at least float32, with these rows in place of X."""
+        bank = self.bank.float() if self.bank.dtype in HALF_PRECISION else self.bank
         return Operands(self.X if rows is None else rows, bank)
-
-    def as_given(self, result: torch.Tensor) -> Matrix:
-        """Return `result` in the type of X: an array or a tensor."""
-        return result if isinstance(self.X, torch.Tensor) else result.numpy()
 
 
 def as_tensor(M: Matrix, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -1,8 +1,7 @@
 """The two primitives: the k largest inner products and their log-sum-exp, by the fastest kernel.
 
-On CUDA that is `fused` (Triton), on a CPU that multiplies bfloat16 natively `screened`. If these do not
-apply, for float64, and for shapes that they are not made for, it is `dense` (torch). `kernel_on` returns the
-kernel of a device. All are exact up to the rounding of float32.
+On CUDA that is `fused` (Triton), on a CPU that multiplies bfloat16 natively `screened`. Elsewhere, for float64, and for
+shapes that these are not made for, it is `dense` (torch). All are exact up to the rounding of float32.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ import torch
 from milvus_hubness.errors import BankTooSmall, DimensionMismatch
 from milvus_hubness.kernels.operands import (
     ALL_DEVICES,
-    Array,
     Kernel,
     Matrix,
     Operands,
@@ -31,6 +29,8 @@ from milvus_hubness.kernels.operands import (
 )
 from milvus_hubness.kernels.screened import tiles_for
 
+Rows = TypeVar("Rows", bound=Matrix)
+
 LEAST_SCREENED_ROWS, LEAST_SCREENED_WORK = 128, 1 << 32
 """Smallest number of rows, and of products of numbers, for which a screen is faster than the dense kernel."""
 SCREENED_SHARE = 32
@@ -40,28 +40,23 @@ SCREENED_SHARE = 32
 class TopK(NamedTuple):
     """The k largest inner products of each row.
 
-    values: (n, k), falling along each row. indices: (n, k) int64, the rows of B. Both are arrays if X is an
-    array and tensors if X is a tensor.
+    values: (n, k), falling along each row. indices: (n, k) int64, the rows of B. Both are of X's type.
     """
 
     values: Any
     indices: Any
 
 
-@overload
-def topk_mean(X: torch.Tensor, B: Matrix, k: int, *, device: str = ...) -> torch.Tensor: ...
-@overload
-def topk_mean(X: Array, B: Matrix, k: int, *, device: str = ...) -> Array: ...
-def topk_mean(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> Matrix:
+def topk_mean(X: Rows, B: Matrix, k: int, *, device: str = "auto") -> Rows:
     """Return the mean of the k largest inner products of each row of X with the rows of B.
 
-    X (n, d) and B (m, d): arrays or tensors of finite numbers; 1 ≤ k ≤ m. Returns (n,), an array for an array
-    and a tensor on X's device for a tensor, float64 if X and B both are, else float32. Never holds more of
-    the n × m products than a tile; the k values are summed in float64.
+    X (n, d) and B (m, d): arrays or tensors of finite numbers; 1 ≤ k ≤ m. Returns (n,), an array for an array and a
+    tensor on X's device for a tensor, float64 if X and B both are, else float32. Never holds more of the n × m products
+    than a tile; the k values are summed in float64.
 
     Raises InvalidInput (not 2-D), DimensionMismatch, EmptyBank, BankTooSmall (k > m), InvalidParameter.
     """
-    means: Matrix = _spread("topk_mean", X, B, device, lambda bank: (check_k(k, bank),))[0]
+    means: Rows = _spread("topk_mean", X, B, device, lambda bank: (check_k(k, bank),))[0]
     return means
 
 
@@ -74,21 +69,14 @@ def topk(X: Matrix, B: Matrix, k: int, *, device: str = "auto") -> TopK:
     return TopK(*_spread("topk", X, B, device, lambda bank: (check_k(k, bank),)))
 
 
-@overload
-def logsumexp(
-    X: torch.Tensor, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...
-) -> torch.Tensor: ...
-@overload
-def logsumexp(X: Array, B: Matrix, tau: float, weights: Matrix | None = ..., *, device: str = ...) -> Array: ...
-def logsumexp(X: Matrix, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto") -> Matrix:
+def logsumexp(X: Rows, B: Matrix, tau: float, weights: Matrix | None = None, *, device: str = "auto") -> Rows:
     """Return tau · log Σ_i exp((x·b_i + w_i) / tau) for each row x of X.
 
     It tends to the largest x·b_i + w_i as tau goes to 0. X (n, d) and B (m, d): arrays or tensors of finite numbers;
     tau > 0; weights (m,), 0 by default; −inf leaves a row of B out. Returns (n,) of the type and dtype that `topk_mean`
     returns, in the same memory. Raises as `topk_mean` does; DimensionMismatch also for weights of another length.
     """
-    check = partial(_check_logsumexp, tau, weights)
-    soft: Matrix = _spread("logsumexp", X, B, device, check)[0]
+    soft: Rows = _spread("logsumexp", X, B, device, partial(_check_logsumexp, tau, weights))[0]
     return soft
 
 
@@ -96,7 +84,7 @@ def check_k(k: int, bank: torch.Tensor) -> int:
     """Return `k` as an int. Raises InvalidParameter below 1 and BankTooSmall above the bank's rows."""
     k = whole_number("k", k)
     if k > len(bank):
-        raise BankTooSmall(f"k = {k} nearest were asked for and the bank has {len(bank)}")
+        raise BankTooSmall(f"k = {k} but the bank has {len(bank)} rows: use a smaller k or a larger bank")
     return k
 
 
@@ -116,7 +104,7 @@ def _spread(
 ) -> tuple[Any, ...]:
     """Return the result of the kernels' function `name` for X, B and the arguments that `check` returns.
 
-    For all devices at once, each device gets a share of X's rows and all of B.
+    With "cuda:all", each device gets a share of X's rows and all of B.
     """
     places = cuda_devices() if device == ALL_DEVICES else [device]
     if len(places) < 2:
@@ -136,8 +124,8 @@ def _on_one(
     arguments = check(operands.bank)
     kernel = import_module(f"milvus_hubness.kernels.{_kernel(name, operands, arguments)}")
     with full_precision(operands.device):
-        results = getattr(kernel, name)(operands, *arguments)
-    return tuple(operands.as_given(result) for result in results)
+        results: tuple[torch.Tensor, ...] = getattr(kernel, name)(operands, *arguments)
+    return results if isinstance(X, torch.Tensor) else tuple(result.numpy() for result in results)
 
 
 def _kernel(name: str, operands: Operands, arguments: tuple[Any, ...]) -> Kernel:

@@ -1,36 +1,33 @@
 """Top-k means on CPUs with native bfloat16: screened in bfloat16, then computed exactly.
 
-Rounding both factors and the product to bfloat16 changes a score by no more than an error e, which is
-computed for each row. The scores of a row within 2·e of the k-th largest include the k largest exact ones,
-and are computed again in float32. A lower bound of the k-th largest is the k-th largest of the maxima of many
-groups of scores, which are found at the speed of memory; all scores that reach that bound less 2·e are
-selected. If a row has too many of them, as one with many ties does, the dense kernel computes it.
+Rounding both factors and the product to bfloat16 changes a score by no more than an error e, which is computed for each
+row. The scores of a row within 2·e of the k-th largest include the k largest exact ones, and are computed again in
+float32. A lower bound of the k-th largest is the k-th largest of the maxima of many groups of scores, which take the
+time of reading memory; all scores that reach that bound less 2·e are selected. If a row has too many of them, as one
+with many ties does, the dense kernel computes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from milvus_hubness.kernels import dense
 from milvus_hubness.kernels.operands import Operands, import_faiss, share_out
+
+Results: TypeAlias = tuple[torch.Tensor, ...]
 
 SECOND_CACHE, THIRD_CACHE = 1 << 20, 32 << 20
 """Assumed bytes of the caches of a core and of a CPU: the least that CPUs with native bfloat16 have."""
 GROUP, GROUPS_TOGETHER = 8, 8
 LEAST_COLUMNS = 1 << 14
 LEAST_GROUPS = 4
-"""Least number of groups for each of the k: with fewer the bound is loose, because two of the k largest fall
-into one group.
-"""
-
-MOST_KEPT = 8
+"""Least number of groups for each of the k: with fewer, two of the k largest fall into one group."""
+MOST_SELECTED = 8
 """Largest number of selected groups of a row for each of the k; or, if more, the usual share of all groups."""
-
 USUAL_SHARE = 1 / 16
 HALF_UNIT = 2.0**-8
 """Largest relative error of rounding to bfloat16."""
@@ -46,8 +43,8 @@ class Tiles(NamedTuple):
 class _Bank(NamedTuple):
     """The bank in two precisions.
 
-    exact: (m, d) float32. rounded: (p, d) bfloat16, with rows of zeros up to a multiple of the groups. norm:
-    of the longest row. error: the largest norm of a row's rounding error.
+    exact: (m, d) float32. rounded: (p, d) bfloat16, with rows of zeros up to a multiple of the groups. norm: of the
+    longest row. error: the largest norm of a row's rounding error.
     """
 
     exact: torch.Tensor
@@ -57,9 +54,7 @@ class _Bank(NamedTuple):
 
 
 def tiles_for(dim: int) -> Tiles:
-    """Return the tile sizes for a dimension.
-
-    A tile has as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
+    """Return tiles with as many rows of X in bfloat16 as half the second-level cache holds, 128 to 1,024, and so many
     columns that their scores would fill the third-level cache.
     """
     rows = min(1024, max(128, SECOND_CACHE // (4 * dim) // 128 * 128))
@@ -67,38 +62,31 @@ def tiles_for(dim: int) -> Tiles:
     return Tiles(rows, max(LEAST_COLUMNS, THIRD_CACHE // (2 * rows)) // whole * whole)
 
 
-def topk_mean(operands: Operands, k: int) -> tuple[torch.Tensor]:
+def topk_mean(operands: Operands, k: int) -> Results:
     """Return means of the k largest products, (n,), summed in float64."""
     means = operands.empty(operands.X.shape[0])
-
-    def keep(part: slice, values: torch.Tensor, columns: torch.Tensor) -> None:
-        means[part] = values.sum(1, dtype=torch.float64) / k
-
-    for part in _screened(operands, k, keep):
-        [again] = dense.topk_mean(operands.in_full(operands.X[part]), k)
-        means[part] = again
-    return (means,)
+    return _screened(
+        operands, k, dense.topk_mean, lambda values, _: (values.sum(1, dtype=torch.float64) / k,), (means,)
+    )
 
 
-def topk(operands: Operands, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def topk(operands: Operands, k: int) -> Results:
     """Return values (n, k), falling, and indices (n, k) int64 of the k largest products."""
-    n = operands.X.shape[0]
-    values, indices = operands.empty(n, k), operands.empty(n, k, dtype=torch.int64)
-
-    def keep(part: slice, best: torch.Tensor, columns: torch.Tensor) -> None:
-        values[part], indices[part] = best, columns
-
-    for part in _screened(operands, k, keep):
-        values[part], indices[part] = dense.topk(operands.in_full(operands.X[part]), k)
-    return values, indices
+    shape = operands.X.shape[0], k
+    results = operands.empty(*shape), operands.empty(*shape, dtype=torch.int64)
+    return _screened(operands, k, dense.topk, lambda *largest: largest, results)
 
 
 def _screened(
-    operands: Operands, k: int, keep: Callable[[slice, torch.Tensor, torch.Tensor], None]
-) -> list[npt.NDArray[np.int64]]:
-    """Pass the values and columns of all rows, (rows, k) each, to `keep`.
+    operands: Operands,
+    k: int,
+    exact: Callable[[Operands, int], Results],
+    reduce: Callable[[torch.Tensor, torch.Tensor], Results],
+    results: Results,
+) -> Results:
+    """Set and return `results`, by `reduce` from the k largest products and their columns, both (rows, k).
 
-    Returns the numbers of the rows that must be computed again, in a list that is empty if there are none.
+    exact: the dense kernel, for the rows that the screen is not certain of.
     """
     threads, bank = torch.get_num_threads(), _rounded(operands.bank)
     tiles, unsure = tiles_for(bank.exact.shape[1]), []
@@ -106,12 +94,17 @@ def _screened(
     def work(task: tuple[slice, torch.Tensor]) -> None:
         part, x = task
         values, columns, sure = _largest(x, bank, k, tiles)
-        keep(part, values, columns)
+        for result, rows in zip(results, reduce(values, columns), strict=True):
+            result[part] = rows
         if not sure.all():
             unsure.append(part.start + (~sure).nonzero()[:, 0].numpy())
 
     share_out(work, operands.rows(tiles.rows), threads)
-    return [np.concatenate(unsure)] if unsure else []
+    if unsure:
+        numbers = np.concatenate(unsure)
+        for result, rows in zip(results, exact(operands.in_full(operands.X[numbers]), k), strict=True):
+            result[numbers] = rows
+    return results
 
 
 def _rounded(bank: torch.Tensor) -> _Bank:
@@ -130,14 +123,13 @@ def _rounded(bank: torch.Tensor) -> _Bank:
 
 
 def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the k largest products of x (rows, d): values (rows, k) float32, falling, and indices (rows, k).
-
-    The third result, (rows,), is whether they are certain.
+    """Return the k largest products of x (rows, d), falling, their indices, both (rows, k), and whether they are
+    certain, (rows,).
     """
     near = x.bfloat16()
     product = (x - near.float()).norm(dim=1) * bank.norm + near.float().norm(dim=1) * bank.error
     product += x.shape[1] * 2.0**-23 * x.norm(dim=1) * bank.norm
-    scores, columns, threshold = _kept(near, bank, k, product, tiles)
+    scores, columns, threshold = _selected(near, bank, k, product, tiles)
     enough = (columns >= 0).sum(1) >= k
     if not enough.any():
         return x.new_empty(len(x), k), columns.new_empty(len(x), k), enough
@@ -150,18 +142,18 @@ def _largest(x: torch.Tensor, bank: _Bank, k: int, tiles: Tiles) -> tuple[torch.
     return values, columns.gather(1, chosen), sure
 
 
-def _kept(
+def _selected(
     near: torch.Tensor, bank: _Bank, k: int, product: torch.Tensor, tiles: Tiles
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the scores that reach the threshold, and their columns, (rows, p) each.
+    """Return the scores that reach a threshold, float32, their columns, both (rows, p), and the threshold, (rows,).
 
-    The scores are float32; unused places are −inf and −1. The third result is the threshold (rows,), which is
-    infinite for rows that would select too many. product: (rows,) errors.
+    Unused places are −inf and −1; the threshold is infinite for rows that would select too many. product: (rows,)
+    errors.
     """
     room = near.new_empty(len(near) * min(tiles.columns, len(bank.rounded)))
     best = near.new_empty(len(near), 0, dtype=torch.float32)
     counted = torch.zeros(len(near), dtype=torch.int64)
-    most = max(MOST_KEPT * k, USUAL_SHARE * len(bank.rounded) / GROUP)
+    most = max(MOST_SELECTED * k, USUAL_SHARE * len(bank.rounded) / GROUP)
     survivors = []
     for start in range(0, len(bank.rounded), tiles.columns):
         part = bank.rounded[start : start + tiles.columns]
@@ -174,9 +166,10 @@ def _kept(
         best = best.topk(min(k, best.shape[1]), dim=1).values
         low = best[:, -1]
         threshold = (low - 2 * product - 4 * HALF_UNIT * low.abs()).bfloat16()
-        if not (threshold > 0).all():
-            highest = scores.view(len(near), GROUP, -1).amax(1)
-        reached = _at_least(highest, threshold)
+        if (threshold > 0).all():
+            reached = highest.view(torch.int16) >= threshold.view(torch.int16)[:, None]
+        else:
+            reached = scores.view(len(near), GROUP, -1).amax(1) >= threshold[:, None]
         counted += reached.sum(1)
         reached[counted > most] = False
         survivors.append(_padded(scores, reached, threshold, start))
@@ -186,21 +179,13 @@ def _kept(
 
 
 def _highest(scores: torch.Tensor, together: int) -> torch.Tensor:
-    """Return the largest of each `together` scores (rows, p) bfloat16, (rows, p / together), if one is above
-    0.
+    """Return the largest of every `together` scores (rows, p) bfloat16, (rows, p / together), if one is above 0.
 
-    Otherwise the result is one of these scores. bfloat16 numbers above 0 have the same order as their bits
-    read as integers, which are compared many times faster.
+    Otherwise the result is one of these scores. bfloat16 numbers above 0 have the same order as their bits read as
+    integers, which are compared many times faster.
     """
     grouped = scores.view(torch.int16).view(len(scores), together, -1)
     return grouped.amax(1).view(torch.bfloat16)
-
-
-def _at_least(scores: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Return whether scores (rows, p) reach the threshold (rows,), both bfloat16, (rows, p)."""
-    if (threshold > 0).all():
-        return scores.view(torch.int16) >= threshold.view(torch.int16)[:, None]
-    return scores >= threshold[:, None]
 
 
 def _padded(
@@ -208,7 +193,7 @@ def _padded(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return columns (rows, p), counted from `start`, and float32 scores that reach the threshold (rows,).
 
-    They are taken from the groups in which a score reaches it; rows with fewer than p end in −1 and −inf.
+    reached: the groups that have such scores. Rows with fewer than p end in −1 and −inf.
     """
     apart = reached.shape[1]
     rows, group = reached.nonzero(as_tuple=True)
@@ -225,19 +210,15 @@ def _padded(
 
 
 def _products(x: torch.Tensor, bank: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return inner products of x (rows, d) with the bank rows (m, d) that `columns` (rows, p) name, float32 (rows, p).
-
-    The result is −inf for −1. Runs on as many threads as torch has.
-    """
+    """Return inner products of x (rows, d) with the rows `columns` (rows, p) of the bank, −inf for −1, (rows, p)."""
     faiss = import_faiss()
     x, columns = x.contiguous(), columns.contiguous()
     products = torch.empty(columns.shape)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(torch.get_num_threads())
     try:
-        faiss.fvec_inner_products_by_idx(
-            *(faiss.swig_ptr(each.numpy()) for each in (products, x, bank, columns)), x.shape[1], *columns.shape
-        )
+        pointers = [faiss.swig_ptr(tensor.numpy()) for tensor in (products, x, bank, columns)]
+        faiss.fvec_inner_products_by_idx(*pointers, x.shape[1], *columns.shape)
     finally:
         faiss.omp_set_num_threads(threads)
     return products

@@ -65,8 +65,7 @@ def gpu_lists(monkeypatch):
     """The inverted lists of a CUDA device, held by the CPU's FAISS."""
     place = torch.device("cpu")
     monkeypatch.setattr(
-        "milvus_hubness.kernels.approximate.InvertedLists",
-        lambda bank, k, device, seed: InvertedLists(bank, k, place, seed),
+        "milvus_hubness.kernels.approximate.InvertedLists", lambda bank, k, device: InvertedLists(bank, k, place)
     )
     monkeypatch.setattr(
         "milvus_hubness.kernels.approximate.resolve_device", lambda device: SimpleNamespace(type="cuda")
@@ -87,7 +86,7 @@ def test_inverted_lists_on_a_gpu_are_tuned_until_they_are_near_enough(vectors, s
 
 def test_all_inverted_lists_hold_the_nearest(vectors):
     X, B = vectors
-    lists = InvertedLists(torch.from_numpy(B), 8, torch.device("cpu"), 0)
+    lists = InvertedLists(torch.from_numpy(B), 8, torch.device("cpu"))
     means, reliable = lists.means(torch.from_numpy(X[:50]), list(lists.widths())[-1])
     assert reliable.all()
     np.testing.assert_allclose(means, topk_mean(X[:50], B, 8), rtol=0, atol=1e-6)
@@ -163,7 +162,7 @@ def test_nnn_is_the_same_however_rows_come(vectors, slow_exact):
 
 def test_bad_input(vectors):
     X, B = vectors
-    with pytest.raises(InvalidInput, match="tuned on 32 rows at least, not 31"):
+    with pytest.raises(InvalidInput, match="at least 32 items to tune on, not 31"):
         ApproximateBank(B, X[:31], 8)
     with pytest.raises(BankTooSmall):
         ApproximateBank(B[:7], X, 8)

@@ -22,7 +22,7 @@ def vectors():
 
 def learned(vectors, k, *shares):
     X, B = vectors
-    bank = RoutedBank(B, 0)
+    bank = RoutedBank(B)
     nearest = topk(X[:400], B, k, device="cpu").values
     return bank, [routing for _, routing in bank.routings(X[:400], k, nearest, shares)]
 
@@ -50,7 +50,7 @@ def test_how_much_is_looked_at(vectors):
     bank, routings = learned(vectors, 20, 0.1, 1.0)
     nearest = topk(X[400:], B, 20, device="cpu").indices
     for routing, share, least in ((routings[0], 0.1, 0.5), (routings[1], 1.0, 1.0)):
-        looked = bank.looked_into(X[400:], routing)
+        looked = bank.reads(X[400:], routing)
         assert looked.float().mean() == pytest.approx(share, rel=0.25)
         assert looked.gather(1, nearest).float().mean() >= least
 
@@ -91,7 +91,7 @@ def test_the_least_of_an_exponential_fall_is_found_exactly():
     n, k, w = 500.0, 20, 0.3
     steps = (-0.5, 0.2, 0.7, 1.4)
     above = torch.tensor([[n * w * np.exp(-step / w) for step in steps]], dtype=torch.float64)
-    nothing = routed.Look(0.0, (), torch.zeros(4))
+    nothing = routed.Pass(0.0, (), torch.zeros(4))
     place, width, inside = routed._fall(above, steps, routed.Routing(k, torch.zeros(1), 0.1, nothing, nothing))
     assert place.item() == pytest.approx(w * np.log(n / k))
     assert width.item() == pytest.approx(w)
