@@ -1,8 +1,8 @@
-"""Bank collections: generations of stored banks, each named by the digest of its content.
+"""Bank collections: generations of stored banks, named by the digests of their content.
 
-A generation never changes: another bank, or the same bank with other potentials, has another name and other
-row ids. Two writers of one generation write the same rows under the same ids, so writes may be repeated,
-overlap or arrive late. Rows are written first and named in a collection state afterwards.
+A generation never changes: another bank, or the same bank with other potentials, has another name and other row ids.
+Two writers of one generation write the same rows under the same ids, so writes may come twice, overlap or arrive late.
+The rows are written first and named in a collection state afterwards.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from milvus_hubness.state import BankReference, CollectionState
 
 Key = int | str
 """A primary key."""
-
-
+Row = dict[str, Any]
 Made = Literal["collection", "generation", "nothing"]
 """Kind of object that `save_bank` created in the database."""
 
@@ -36,9 +35,9 @@ Made = Literal["collection", "generation", "nothing"]
 class StoredBank:
     """The content of one generation: the bank of one fit.
 
-    potentials: (|queries|, p) float32, the estimator's result for each query; p = 0 if it has none. targets:
-    the target bank, for estimators that use one. nearest: for gated searches, the keys of each query's
-    nearest items, then of each target's.
+    potentials: (|queries|, p) float32, the estimator's result for each query; p = 0 if it has none. targets: the target
+    bank, for estimators that use one. nearest: for gated searches, the keys of the nearest items of the queries, then
+    of the targets.
     """
 
     queries: QueryBank
@@ -61,19 +60,17 @@ class StoredBank:
 class Batch:
     """Rows in the order of `keys`.
 
-    vectors: (n, width) float32 of one field, whatever its type; in the columns of the layout if the field is
-    corrected. rows: the other fields.
+    vectors: (n, width) float32 of one field of any type; augmented if the field is corrected. rows: the other fields.
     """
 
     keys: list[Key]
     vectors: Floats
-    rows: list[dict[str, Any]]
+    rows: list[Row]
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def take(self, places: Sequence[int]) -> Batch:
-        """Return the rows at these places, in this order."""
         if len(places) == len(self) and all(map(int.__eq__, places, range(len(self)))):
             return self
         return Batch([self.keys[i] for i in places], self.vectors[places], [self.rows[i] for i in places])
@@ -90,15 +87,9 @@ DIGITS_OF_GENERATION = 32
 ROWS_PER_WRITE = 2_000
 WRITES_OF_A_GENERATION = 3
 
-Row = dict[str, Any]
-
 
 def generation_of(bank: StoredBank) -> str:
-    """Return the name of the generation of `bank`.
-
-    It is a digest of the queries, the potentials and the targets, and of the origins of the queries if an
-    online bank took some of them in.
-    """
+    """Return a digest of queries, potentials and targets, and of origins if an online bank took in some queries."""
     parts: list[npt.NDArray[Any]] = [bank.queries.vectors, bank.potentials]
     if bank.targets is not None:
         parts.append(bank.targets.vectors)
@@ -114,27 +105,24 @@ def generation_of(bank: StoredBank) -> str:
 
 
 def reference_to(collection: str, bank: StoredBank) -> BankReference:
-    """Return the reference that `save_bank` returns for `bank`, saved or not."""
+    """Return the reference that `save_bank` would return."""
     return BankReference(
         collection=collection, generation=generation_of(bank), fingerprint=bank.fingerprint, count=len(bank.queries)
     )
 
 
 def holds(reference: BankReference, bank: StoredBank) -> bool:
-    """Return whether the reference names exactly this bank."""
+    """Whether the reference names exactly this bank."""
     return generation_of(bank) == reference.generation
 
 
 def validated(reference: BankReference, bank: StoredBank) -> StoredBank:
-    """Return `bank`, which was read from the rows that the reference names.
-
-    Raises StateError if these rows have another bank.
-    """
+    """Return the bank read from the rows that the reference names. Raises StateError if it is another bank."""
     if not holds(reference, bank):
         raise StateError(
             f"bank {reference.collection!r} holds other rows than the collection state names (fingerprint "
-            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank "
-            "FILE to replace them, or run refresh to use them as they are"
+            f"{generation_of(bank)[:12]}… instead of {reference.generation[:12]}…): run refresh with --bank FILE to "
+            "replace them, or run refresh to use them as they are"
         )
     return bank
 
@@ -145,17 +133,17 @@ def parts_of(reference: BankReference) -> list[str]:
 
 
 def fitted_bank(reference: BankReference, database: str, vectors: Floats, rows: Sequence[Row]) -> StoredBank:
-    """Return the bank in the rows of `parts_of(reference)`.
+    """Return the bank in the rows of `parts_of(reference)`, which come in any order, and their vectors (n, d).
 
-    vectors: (n, d). rows: the other fields, in any order. Raises EmptyBank if there are no queries.
+    Raises EmptyBank if there are no queries.
     """
-    numbers = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
-    of_part = {part: [i for i in numbers if rows[i]["part"] == part] for part in parts_of(reference)}
+    ordered = sorted(range(len(rows)), key=lambda i: rows[i]["number"])
+    of_part = {part: [i for i in ordered if rows[i]["part"] == part] for part in parts_of(reference)}
     queries, targets = [rows[i] for i in of_part[QUERIES]], of_part[TARGETS]
     if not queries:
         raise EmptyBank(
-            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: "
-            "run refresh with --bank FILE"
+            f"bank {reference.collection!r} has no queries of generation {reference.generation[:12]}…: run refresh "
+            "with --bank FILE"
         )
     potentials = [row.get("potentials", []) for row in queries]
     are_whole = len({len(own) for own in potentials}) == 1
@@ -174,10 +162,6 @@ def _origins(rows: Sequence[Row]) -> Origins:
     return Origins(np.array(numbers, np.int64), np.array([row["added_at"] for row in rows], np.int64))
 
 
-def _row_id(generation: str, part: str, number: int) -> str:
-    return f"{generation}/{part}/{number:010}"
-
-
 class BankGenerations(ABC):
     """The methods of `stores.protocols.Banks`, except what differs between databases.
 
@@ -186,9 +170,9 @@ class BankGenerations(ABC):
     needs them, `potentials`. Rows of nearest items have a zero vector and the keys in `nearest`.
     """
 
-    database = ""
+    database: str
     """Source of the banks that this store reads."""
-    bank_field = ""
+    bank_field: str
     """Name of the vector field of bank collections."""
 
     @abstractmethod
@@ -210,17 +194,16 @@ class BankGenerations(ABC):
     def _make_bank(self, collection: str, dim: int) -> None:
         """Create an empty bank collection. Raises StoreError if the name is taken."""
 
-    @abstractmethod
-    def _serve_bank(self, collection: str, metric: Metric) -> None:
-        """Make an existing bank collection ready for reads and writes."""
+    def _serve_bank(self, collection: str, metric: Metric) -> None:  # noqa: B027
+        """Make an existing bank collection ready for reads and writes, if the database needs that."""
 
     @abstractmethod
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         """Return the dimension of the collection's vectors and whether it is a bank collection."""
 
-    @abstractmethod
     def _bank_key(self, row_id: str) -> Key:
         """Return a row id in the form of the database."""
+        return row_id
 
     @abstractmethod
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
@@ -239,14 +222,11 @@ class BankGenerations(ABC):
         reference = reference_to(collection, bank)
         writes = 0
         try:
-            while True:
-                stored = self._read_bank_rows(reference, [QUERIES, TARGETS])
-                if self._is_whole(reference, stored):
-                    break
+            while not self._is_whole(reference, stored := self._read_bank_rows(reference, [QUERIES, TARGETS])):
                 if writes == WRITES_OF_A_GENERATION:
                     raise StateError(
-                        f"bank {collection!r} loses rows while they are written: another process changes "
-                        "them; run this command again"
+                        f"bank {collection!r} loses rows while they are written: another process changes them; "
+                        "run this command again"
                     )
                 writes += 1
                 self._write_generation(reference, bank, stored.keys)
@@ -266,13 +246,13 @@ class BankGenerations(ABC):
     def save_nearest(
         self, reference: BankReference, collection: str, nearest: Sequence[Sequence[Key]]
     ) -> BankReference:
-        first, second = (f"nearest_{collection}_{place}" for place in (0, 1))
-        renewed = reference.model_copy(update={"nearest": second if reference.nearest == first else first})
+        first, second = f"nearest_{collection}_0", f"nearest_{collection}_1"
+        part = second if reference.nearest == first else first
         dim, _ = self._describe_bank(reference.collection)
-        self._delete_bank_rows(renewed, renewed.nearest)
+        self._delete_bank_rows(reference, part)
         rows = [{"source": "", "added_at": int(time.time()), "nearest": list(keys)} for keys in nearest]
-        self._write_part(renewed, renewed.nearest, np.zeros((len(rows), dim), np.float32), rows)
-        return renewed
+        self._write_part(reference, part, np.zeros((len(rows), dim), np.float32), rows)
+        return reference.model_copy(update={"nearest": part})
 
     def drop_bank_generation(self, reference: BankReference) -> None:
         self._expect_bank(reference.collection)
@@ -280,31 +260,29 @@ class BankGenerations(ABC):
             return
         before = self._read_bank_rows(reference)
         self._delete_bank_rows(reference)
-        # A job may have named the generation in a collection state between the check and the deletion. A job
-        # that does so from now on finds that the rows are gone.
+        # A job may have named the generation in a collection state between the check and the deletion. A job that does
+        # so later finds that the rows are gone.
         if self._is_used(reference):
             self._write_rows(reference.collection, before)
 
     def _ensure_bank(self, collection: str, dim: int, metric: Metric) -> bool:
         """Create the bank collection if it does not exist, and return whether it was created."""
-        created = False
-        if not self.exists(collection):
+        created = not self.exists(collection)
+        if created:
             try:
                 self._make_bank(collection, dim)
-                created = True
             except StoreError:
                 # Another process may have created it meanwhile.
                 if not self.exists(collection):
                     raise
+                created = False
         if not created:
             self._expect_bank(collection, dim)
         self._serve_bank(collection, metric)
         return created
 
     def _expect_bank(self, collection: str, dim: int | None = None) -> None:
-        """Raise CollectionExists if the collection is not a bank, and DimensionMismatch if its vectors have
-        another width.
-        """
+        """Raise CollectionExists if the collection is no bank, DimensionMismatch if its vectors have another width."""
         width, is_bank = self._describe_bank(collection)
         if not is_bank:
             raise CollectionExists(
@@ -314,15 +292,14 @@ class BankGenerations(ABC):
             raise DimensionMismatch(f"bank {collection!r} has {width} dimensions, the queries have {dim}")
 
     def _is_whole(self, reference: BankReference, stored: Batch) -> bool:
-        """Return whether these rows are exactly those that the reference names."""
+        """Whether these rows are exactly those that the reference names."""
         try:
-            bank = fitted_bank(reference, self.database, stored.vectors, stored.rows)
+            return holds(reference, fitted_bank(reference, self.database, stored.vectors, stored.rows))
         except EmptyBank:
             return False
-        return holds(reference, bank)
 
     def _is_used(self, reference: BankReference) -> bool:
-        """Return whether any collection state names this generation."""
+        """Whether any collection state names this generation."""
         return any(
             (bank.collection, bank.generation) == (reference.collection, reference.generation)
             for state in self._all_states()
@@ -332,29 +309,26 @@ class BankGenerations(ABC):
     def _write_generation(self, reference: BankReference, bank: StoredBank, stored: Sequence[Key]) -> None:
         """Write the queries and targets, and delete the other `stored` rows."""
         now = int(time.time())
-        written: set[Key] = set()
+        keys: set[Key] = set()
         for part, own in ((QUERIES, bank.queries), (TARGETS, bank.targets)):
             if own is None:
                 continue
             source = own.source.encode()[:LONGEST_SOURCE].decode(errors="ignore")
             origins = own.origins or Origins.seeds(len(own), now)
             potentials = bank.potentials.tolist() if part == QUERIES else [[]] * len(own)
-            columns = (origins.numbers.tolist(), origins.at.tolist(), potentials)
             rows = [
                 {"source": source, "added_at": at, "sample": sample, **({"potentials": p} if p else {})}
-                for sample, at, p in zip(*columns, strict=True)
+                for sample, at, p in zip(origins.numbers.tolist(), origins.at.tolist(), potentials, strict=True)
             ]
-            written.update(self._write_part(reference, part, own.vectors, rows))
-        if excess := [key for key in stored if key not in written]:
+            keys.update(self._write_part(reference, part, own.vectors, rows))
+        if excess := [key for key in stored if key not in keys]:
             self.delete(reference.collection, excess)
 
     def _write_part(self, reference: BankReference, part: str, vectors: Floats, fields: Sequence[Row]) -> list[Key]:
         """Write the rows of a part, and return their keys."""
-        generation = reference.generation
-        ids = [_row_id(generation, part, number) for number in range(len(fields))]
-        common = {"generation": generation, "part": part}
+        ids = [f"{reference.generation}/{part}/{number:010}" for number in range(len(fields))]
         rows = [
-            {**row, **common, "id": row_id, "number": number}
+            {**row, "generation": reference.generation, "part": part, "id": row_id, "number": number}
             for number, (row_id, row) in enumerate(zip(ids, fields, strict=True))
         ]
         keys = [self._bank_key(row_id) for row_id in ids]
@@ -363,6 +337,5 @@ class BankGenerations(ABC):
 
     def _write_rows(self, collection: str, batch: Batch) -> None:
         for start in range(0, len(batch), ROWS_PER_WRITE):
-            rows = slice(start, start + ROWS_PER_WRITE)
-            part = Batch(batch.keys[rows], batch.vectors[rows], batch.rows[rows])
+            part = batch.take(range(start, min(start + ROWS_PER_WRITE, len(batch))))
             self.upsert(collection, part, self.bank_field)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from milvus_hubness.banks.generations import StoredBank
+from milvus_hubness.banks.generations import QUERIES, TARGETS, StoredBank
 from milvus_hubness.client.state_cache import BankCache, BankSummary, Name, StateCache
 from milvus_hubness.client.steps import Ask, Compute, LoadBank, Operation
 from milvus_hubness.codec.arrays import Floats
@@ -19,7 +19,7 @@ from milvus_hubness.errors import BankTooLarge, EmptyBank, InvalidInput, Invalid
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.estimators.nearest import Doubles, Nearest, Needs, masses
 from milvus_hubness.state import BankReference, CollectionState, Profile
-from milvus_hubness.stores.milvus_banks import all_queries, all_targets, queries_between, targets_between
+from milvus_hubness.stores.milvus_banks import bank_rows
 
 VECTORS_PER_REQUEST = 100
 
@@ -71,11 +71,11 @@ def _nearest(
     if summary.mean is not None:
         means = state.layout.reduce_items(vectors) @ summary.mean
     if needs.queries:
-        filters = [queries_between(bank, *part) for part in _parts(bank.count, needs.queries)]
+        filters = [bank_rows(bank, [QUERIES], *part) for part in _parts(bank.count, needs.queries)]
         scores, potentials = yield from _search(state, bank, filters, needs.queries, vectors, columns, timeout)
     queries = Nearest(scores, max(bank.count - needs.queries, 0), means, potentials, summary.masses)
     if needs.targets:
-        filters = [targets_between(bank, *part) for part in _parts(summary.targets, needs.targets)]
+        filters = [bank_rows(bank, [TARGETS], *part) for part in _parts(summary.targets, needs.targets)]
         scores, no_potentials = yield from _search(state, bank, filters, needs.targets, vectors, 0, timeout)
         rest = max(summary.targets - needs.targets, 0)
         targets = Nearest(scores, rest, np.empty(0), no_potentials, np.empty(0))
@@ -133,7 +133,7 @@ def _search(
 
 def _expect_queries(bank: BankReference, timeout: float | None) -> Operation[None]:
     """Raises EmptyBank if the bank's queries are missing, and StateError if some of them are."""
-    [counted] = yield _query(bank, all_queries(bank), ["count(*)"], timeout)
+    [counted] = yield _query(bank, bank_rows(bank, [QUERIES]), ["count(*)"], timeout)
     count = counted["count(*)"]
     if not count:
         raise EmptyBank(f"{bank.collection!r} holds no queries of generation {bank.generation}")
@@ -323,7 +323,7 @@ class Biases:
         numbers = needs.mean * state.dim + len(needs.temperatures)
         rows = min(WINDOW, NUMBERS_PER_PAGE // max(1, numbers))
         for start in range(0, bank.count if fields else 0, rows):
-            page = yield _query(bank, queries_between(bank, start, start + rows), fields, timeout)
+            page = yield _query(bank, bank_rows(bank, [QUERIES], start, start + rows), fields, timeout)
             if needs.mean and page:
                 queries = state.layout.reduce_queries([row["vector"] for row in page])
                 sums = queries.sum(0, dtype=np.float64)
@@ -332,7 +332,7 @@ class Biases:
                 mass = masses(_potentials(page, bank, len(mass)), needs.temperatures, mass)
         targets = 0
         if needs.targets:
-            [counted] = yield _query(bank, all_targets(bank), ["count(*)"], timeout)
+            [counted] = yield _query(bank, bank_rows(bank, [TARGETS]), ["count(*)"], timeout)
             targets = counted["count(*)"]
             if not targets:
                 raise EmptyBank(f"{bank.collection!r} holds no targets of generation {bank.generation}")

@@ -81,7 +81,7 @@ class DualWrites:
                 yield from self._upsert(dual_write, write)
                 return
             description = yield Ask("describe_collection", (dual_write.collection, write.timeout))
-            whole = milvus_schema.as_written(in_collection, description)
+            whole = milvus_schema.insertable_rows(in_collection, description)
             for part in parts(whole, ROWS_PER_REQUEST):
                 yield from self._upsert(dual_write, replace(write, data=part, options={}))
 

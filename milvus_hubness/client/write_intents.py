@@ -237,7 +237,7 @@ class WriteIntents:
         partitions = [partition_name] if partition_name else None
         args = (collection, is_one_of(field, values), ["*"], timeout, None, partitions)
         rows = yield Ask("query", args, dict(STRONG))
-        return {row[field]: row for row in milvus_schema.as_written(rows, description)}
+        return {row[field]: row for row in milvus_schema.insertable_rows(rows, description)}
 
     # -- deletions --------------------------------------------------------------------------------------
 

@@ -6,19 +6,21 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
+from pymilvus import DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 from tenacity import Retrying, retry_if_result, wait_exponential
 
-from milvus_hubness.banks.generations import BANK_PROPERTY, Key
+from milvus_hubness.banks.generations import BANK_PROPERTY, QUERIES, Key
 from milvus_hubness.codec.arrays import Floats
+from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.fields import SIDE_FIELD
+from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
 from milvus_hubness.errors import BankTooSmall, CannotMigrate, CollectionExists, StoreError, redacted
 from milvus_hubness.state import BankReference, CollectionState, read_states
 from milvus_hubness.stores import milvus_schema, milvus_server
-from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, queries_between
+from milvus_hubness.stores.milvus_banks import MilvusQuerySamples, bank_rows
 from milvus_hubness.stores.milvus_bulk import MilvusBulk
-from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
-from milvus_hubness.stores.milvus_server import connect, in_parts, supports, translated
+from milvus_hubness.stores.milvus_server import connect, in_parts, supports, translated, translating
 from milvus_hubness.stores.milvus_write_intents import MilvusWriteIntents
 from milvus_hubness.stores.records import (
     CollectionInfo,
@@ -32,6 +34,7 @@ from milvus_hubness.stores.records import (
 
 __all__ = ["MilvusStore", "connect"]
 
+_SCALARS = {BIAS_FIELD: DataType.FLOAT, EPOCH_FIELD: DataType.INT64}
 CHUNK_BYTES = 8_000_000
 ROW_OVERHEAD_BYTES = 512
 QUERIES_PER_REQUEST = 500
@@ -40,35 +43,35 @@ SIDE_PROPERTY = "hubness_side"
 """Property of a side collection: the collection whose biases it has."""
 
 
-class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuerySamples):
+@translating
+class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusQuerySamples):
     """A Store over a plain MilvusClient; see `connect`."""
 
     # -- descriptions -------------------------------------------------------------------------------
 
     def info(self, collection: str, *, counted: bool = True) -> CollectionInfo:
-        with translated(collection):
-            schema = self.client.describe_collection(collection)
-            name = schema["collection_name"]
-            partitions: tuple[str | None, ...] = (None,)
-            if not milvus_schema.has_partition_key(schema):
-                names = self.client.list_partitions(name)
-                partitions = tuple(names) if len(names) > 1 else partitions
-            return CollectionInfo(
-                name=name,
-                key_field=milvus_schema.key_field(schema)["name"],
-                vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
-                rows=self.count(name) if counted else 0,
-                partitions=partitions,
-                aliases=tuple(each for each in self._all_aliases(schema) if not is_fence(each)),
-                states=read_states(schema["properties"]),
-                tuning=TuningRecord.read(schema["properties"]),
-                is_bank=BANK_PROPERTY in schema["properties"],
-                schema=schema,
-                dual_write=DualWrite.read(schema["properties"]),
-                intent_log=WriteIntentLog.read(schema["properties"]),
-                online_banks=OnlineBanks.read_or_default(schema["properties"]).banks,
-                identity=str(schema["collection_id"] or ""),
-            )
+        schema = self.client.describe_collection(collection)
+        name, properties = schema["collection_name"], schema["properties"]
+        partitions: tuple[str | None, ...] = (None,)
+        if not milvus_schema.has_partition_key(schema):
+            names = self.client.list_partitions(name)
+            partitions = tuple(names) if len(names) > 1 else partitions
+        return CollectionInfo(
+            name=name,
+            key_field=milvus_schema.key_field(schema)["name"],
+            vector_fields=milvus_schema.vector_fields(schema, self._indexes(name)),
+            rows=self.count(name) if counted else 0,
+            partitions=partitions,
+            aliases=tuple(alias for alias in self._all_aliases(schema) if not is_fence(alias)),
+            states=read_states(properties),
+            tuning=TuningRecord.read(properties),
+            is_bank=BANK_PROPERTY in properties,
+            schema=schema,
+            dual_write=DualWrite.read(properties),
+            intent_log=WriteIntentLog.read(properties),
+            online_banks=OnlineBanks.read_or_default(properties).banks,
+            identity=str(schema["collection_id"] or ""),
+        )
 
     def obstacles(self, source: CollectionInfo, field: str, suffix: str) -> list[str]:
         return milvus_schema.obstacles(source, field, suffix, lite=self.is_lite)
@@ -99,42 +102,35 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
         return max(16, min(2_000, CHUNK_BYTES // bytes_per_row))
 
     def nearest(self, collection: str, field: str, query_vectors: Floats, k: int) -> list[list[Key]]:
+        schema = self.client.describe_collection(collection)
+        key_field = milvus_schema.key_field(schema)["name"]
+        data = milvus_schema.form_of(schema, field).encode_queries(query_vectors)
         keys: list[list[Key]] = []
-        with translated(collection):
-            schema = self.client.describe_collection(collection)
-            key_field = milvus_schema.key_field(schema)["name"]
-            data = milvus_schema.form_of(schema, field).encode_queries(query_vectors)
-            for part in in_parts(data, QUERIES_PER_REQUEST):
-                results = self.client.search(
-                    collection,
-                    data=part,
-                    anns_field=field,
-                    limit=k,
-                    output_fields=[key_field],
-                    consistency_level="Strong",
-                )
-                keys += [[hit["entity"][key_field] for hit in hits] for hits in results]
+        for part in in_parts(data, QUERIES_PER_REQUEST):
+            results = self.client.search(
+                collection, data=part, anns_field=field, limit=k, output_fields=[key_field], consistency_level="Strong"
+            )
+            keys += [[hit["entity"][key_field] for hit in hits] for hits in results]
         return keys
 
     def bank_scores(self, reference: BankReference, query_vectors: Floats, k: int) -> Floats:
         scores = np.empty((len(query_vectors), k), np.float32)
-        with translated(reference.collection):
-            self.client.load_collection(reference.collection)
-            [index] = self.client.list_indexes(reference.collection, field_name="vector")
-            metric = self.client.describe_index(reference.collection, index)["metric_type"]
-            for start in range(0, len(query_vectors), QUERIES_PER_REQUEST):
-                results = self.client.search(
-                    reference.collection,
-                    data=list(query_vectors[start : start + QUERIES_PER_REQUEST]),
-                    anns_field="vector",
-                    filter=queries_between(reference, 0, reference.count),
-                    limit=k,
-                    consistency_level="Strong",
-                )
-                for row, hits in enumerate(results, start):
-                    if len(hits) < k:
-                        raise BankTooSmall(f"the {k} nearest are needed, and {len(hits)} were found")
-                    scores[row] = [hit["distance"] for hit in hits]
+        self.client.load_collection(reference.collection)
+        [index] = self.client.list_indexes(reference.collection, field_name="vector")
+        metric = self.client.describe_index(reference.collection, index)["metric_type"]
+        for start in range(0, len(query_vectors), QUERIES_PER_REQUEST):
+            results = self.client.search(
+                reference.collection,
+                data=list(query_vectors[start : start + QUERIES_PER_REQUEST]),
+                anns_field="vector",
+                filter=bank_rows(reference, [QUERIES], 0, reference.count),
+                limit=k,
+                consistency_level="Strong",
+            )
+            for row, hits in enumerate(results, start):
+                if len(hits) < k:
+                    raise BankTooSmall(f"the {k} nearest queries are needed, and the search returned {len(hits)}")
+                scores[row] = [hit["distance"] for hit in hits]
         return scores * np.float32(-0.5 if metric == "L2" else 1)
 
     # -- the corrected copy ---------------------------------------------------------------------------
@@ -169,20 +165,18 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
 
     # -- side biases ------------------------------------------------------------------------------------
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         if obstacles := milvus_schema.kind_obstacles(source.schema):
             raise CannotMigrate(f"{source.name!r} cannot be corrected: {'; '.join(obstacles)}")
         if milvus_schema.has_bias_fields(source.schema, suffix):
-            return "there"
+            return "present"
         auto_id = milvus_schema.key_field(source.schema).get("auto_id")
         return "can be added" if supports(self._version, "new fields") and not auto_id else "none"
 
     def add_bias_fields(self, collection: str, suffix: str) -> None:
-        with translated(collection):
-            for name, kind in milvus_schema.BIAS_FIELDS.items():
-                self.client.add_collection_field(
-                    collection, name + suffix, kind, nullable=True, default_value=milvus_schema.NO_BIAS[kind]
-                )
+        for name, kind in milvus_schema.BIAS_FIELDS.items():
+            default = milvus_schema.NO_BIAS[kind]
+            self.client.add_collection_field(collection, name + suffix, kind, nullable=True, default_value=default)
 
     def is_left_side(self, source: CollectionInfo, side: str) -> bool:
         if not self.exists(side):
@@ -204,27 +198,106 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
                 consistency_level=source.schema["consistency_level"],
             )
 
+    # -- second vector fields ---------------------------------------------------------------------------
+
+    def second_vector_field(
+        self, source: CollectionInfo, field: str, suffix: str, width: int
+    ) -> Literal["present", "can be added"]:
+        if obstacles := self._second_vector_obstacles(source, field, suffix, width):
+            raise CannotMigrate(
+                f"{source.name!r} cannot hold corrected vectors in a second field: {'; '.join(obstacles)}"
+            )
+        names = milvus_schema.fields_by_name(source.schema)
+        return "present" if names.keys() >= _second_fields(source, field, suffix).keys() else "can be added"
+
+    def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
+        remarks = ["clients other than HubnessClient must name the field in their searches, now that there are two"]
+        required = milvus_schema.required_fields(source, [name + suffix for name in (SECOND_VECTOR_FIELD, *_SCALARS)])
+        if required:
+            remarks.append(f"neither nullable nor with a default, so their inserts must set: {', '.join(required)}")
+        else:
+            remarks.append("rows that they insert are found by corrected searches after the next refresh")
+        if not supports(self._version, "partial updates"):
+            remarks.append(
+                "this server replaces whole rows: one that changes in the instant in which its second field "
+                "is filled may come back as it was"
+            )
+        return remarks
+
+    def add_second_vector(self, source: CollectionInfo, field: str, suffix: str, width: int) -> None:
+        names = milvus_schema.fields_by_name(source.schema)
+        with translated(source.name):
+            for name, kind in _second_fields(source, field, suffix).items():
+                if name not in names:
+                    is_vector = name == SECOND_VECTOR_FIELD + suffix
+                    options = {"dim": width} if is_vector else {"default_value": milvus_schema.NO_BIAS[kind]}
+                    self.client.add_collection_field(source.name, name, kind, nullable=True, **options)
+
+    def load_second_vector(self, source: CollectionInfo, state: CollectionState) -> None:
+        first, name = source.vector_fields[state.field], state.searched_field
+        with translated(source.name):
+            if not self.client.list_indexes(source.name, name):
+                index = MilvusClient.prepare_index_params(
+                    name, index_type=first.index_type, index_name=name, metric_type="IP", params=first.index_params
+                )
+                self.client.create_index(source.name, index)
+            if self.is_lite:
+                self.client.load_collection(source.name)
+            else:
+                self.client.refresh_load(source.name)
+
+    def drop_second_vector(self, collection: str, state: CollectionState) -> bool:
+        if not supports(self._version, "dropped fields"):
+            return False
+        for name in state.codec.hidden_fields:
+            self.client.drop_collection_field(collection, name)
+        return True
+
+    def _second_vector_obstacles(self, source: CollectionInfo, field: str, suffix: str, width: int) -> list[str]:
+        fields = milvus_schema.fields_by_name(source.schema)
+        hidden = _second_fields(source, field, suffix)
+        reasons = milvus_schema.kind_obstacles(source.schema) + [
+            f"field {name!r} is {DataType(fields[name]['type']).name}, not {kind.name}"
+            for name, kind in hidden.items()
+            if name in fields and fields[name]["type"] != kind
+        ]
+        second = SECOND_VECTOR_FIELD + suffix
+        stored = int(fields[second]["params"].get("dim", 0)) if second in fields else width
+        if stored != width and not reasons:
+            reasons.append(f"field {second!r} has {stored} dimensions, the augmented vectors have {width}")
+        missing = [name for name in hidden if name not in fields]
+        if missing and not supports(self._version, "new vector fields"):
+            kinds = [f"{name} ({kind.name})" for name, kind in hidden.items()]
+            reasons.append(
+                f"it lacks {', '.join(missing)}, and Milvus adds vector fields to a collection from 2.6.18 on, this is "
+                f"{self._version} (where several vector fields are allowed, make the collection with "
+                f"{', '.join(kinds)}, the first of {width} dimensions)"
+            )
+        if fields[field].get("nullable"):
+            reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
+        if milvus_schema.key_field(source.schema).get("auto_id") and not self.is_lite:
+            reasons.append("auto_id: this server gives every written row a new key")
+        return reasons
+
     # -- whole collections ------------------------------------------------------------------------------
 
     def flush(self, collection: str) -> None:
-        with translated(collection):
-            self.client.flush(collection)
+        self.client.flush(collection)
         self.load(collection)
 
     def load(self, collection: str) -> None:
-        with translated(collection):
-            for index in self.client.list_indexes(collection):
-                is_building = retry_if_result(_is_building)
-                described = Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(
-                    self.client.describe_index, collection, index
+        for index in self.client.list_indexes(collection):
+            is_building = retry_if_result(_is_building)
+            described = Retrying(retry=is_building, wait=wait_exponential(0.1, max=5))(
+                self.client.describe_index, collection, index
+            )
+            if described["state"] == "Failed":
+                raise StoreError(
+                    f"the server failed to build index {index!r} of collection {collection!r}: "
+                    f"{self._why_failed(collection, index)}; drop the index, create it again with "
+                    "parameters that the server accepts, and repeat the command"
                 )
-                if described["state"] == "Failed":
-                    raise StoreError(
-                        f"the server failed to build index {index!r} of collection {collection!r}: "
-                        f"{self._why_failed(collection, index)}; drop the index, create it again with "
-                        "parameters that the server accepts, and repeat the command"
-                    )
-            self.client.load_collection(collection)
+        self.client.load_collection(collection)
 
     def _why_failed(self, collection: str, index: str) -> str:
         # `MilvusClient.describe_index` does not return the reason.
@@ -234,40 +307,30 @@ class MilvusStore(MilvusBulk, MilvusWriteIntents, MilvusSecondField, MilvusQuery
 
     def show_imported(self, collection: str) -> None:
         self.flush(collection)
-        with translated(collection):
-            self.client.refresh_load(collection)
+        self.client.refresh_load(collection)
 
     def wait_visible(self, collection: str) -> None:
         self.count(collection)
 
     def rename(self, collection: str, name: str) -> None:
-        with translated(collection):
-            loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
-            self.client.rename_collection(collection, name)
-            if loaded:  # Milvus Lite releases it; if it cannot load it, the next read reports it.
-                with suppress(MilvusException):
-                    self.client.load_collection(name)
+        loaded = self.is_lite and self.client.get_load_state(collection)["state"].name == "Loaded"
+        self.client.rename_collection(collection, name)
+        if loaded:  # Milvus Lite releases it; if it cannot load it, the next read reports it.
+            with suppress(MilvusException):
+                self.client.load_collection(name)
 
     def drop_alias(self, alias: str) -> None:
-        with translated(alias):
-            self.client.drop_alias(alias)
+        self.client.drop_alias(alias)
 
     def alias_target(self, alias: str) -> str | None:
-        if not self.exists(alias):
-            return None
-        with translated(alias):
-            name = str(self.client.describe_collection(alias)["collection_name"])
+        name = str(self.client.describe_collection(alias)["collection_name"]) if self.exists(alias) else alias
         return name if name != alias else None
 
     def point_alias(self, alias: str, collection: str) -> None:
-        with translated(alias):
-            if self.alias_target(alias):
-                self.client.alter_alias(collection, alias)
-            else:
-                self.client.create_alias(collection, alias)
-
-    def _indexes(self, collection: str) -> list[dict[str, Any]]:
-        return [self.client.describe_index(collection, name) for name in self.client.list_indexes(collection)]
+        if self.alias_target(alias):
+            self.client.alter_alias(collection, alias)
+        else:
+            self.client.create_alias(collection, alias)
 
 
 def _is_building(index: dict[str, Any]) -> bool:
@@ -275,3 +338,9 @@ def _is_building(index: dict[str, Any]) -> bool:
     if index["state"] == "Failed":
         return False
     return index["state"] != "Finished" or bool(index["pending_index_rows"])
+
+
+def _second_fields(source: CollectionInfo, field: str, suffix: str) -> dict[str, DataType]:
+    """Return the names and types of the hidden fields: the augmented vector, its bias and its epoch."""
+    kind = DataType(milvus_schema.fields_by_name(source.schema)[field]["type"])
+    return {name + suffix: kind for name, kind in {SECOND_VECTOR_FIELD: kind, **_SCALARS}.items()}

@@ -6,23 +6,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from pymilvus import DataType, MilvusClient
+from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.exceptions import MilvusException
 
 from milvus_hubness.banks.bank import Origins
-from milvus_hubness.banks.generations import (
-    BANK_PROPERTY,
-    LONGEST_SOURCE,
-    QUERIES,
-    TARGETS,
-    BankGenerations,
-    Batch,
-    Key,
-    Row,
-)
+from milvus_hubness.banks.generations import BANK_PROPERTY, LONGEST_SOURCE, BankGenerations, Batch, Key, Row
 from milvus_hubness.codec.arrays import Floats, Metric
 from milvus_hubness.errors import CollectionExists, DimensionMismatch
 from milvus_hubness.state import BankReference, CollectionState, read_states
@@ -36,50 +26,31 @@ QUERIES_PER_PAGE = 8_000
 LONGEST_ID = 512
 
 
-def all_queries(reference: BankReference) -> str:
-    """Return the filter that picks a generation's queries."""
-    return _rows_of(reference, [QUERIES])
-
-
-def all_targets(reference: BankReference) -> str:
-    """Return the filter that picks a generation's targets."""
-    return _rows_of(reference, [TARGETS])
-
-
-def queries_between(reference: BankReference, start: int, end: int) -> str:
-    """Return the filter that picks a generation's queries from number `start` to before number `end`."""
-    return f"{all_queries(reference)} and number >= {start} and number < {end}"
-
-
-def targets_between(reference: BankReference, start: int, end: int) -> str:
-    """Return the filter that picks a generation's targets from number `start` to before number `end`."""
-    return f"{all_targets(reference)} and number >= {start} and number < {end}"
-
-
-def _rows_of(reference: BankReference, parts: Sequence[str] = ()) -> str:
-    """Return the filter that picks these parts of a generation; all of them without `parts`."""
-    rows = f'generation == "{reference.generation}"'
-    return f"{rows} and {is_one_of('part', parts)}" if parts else rows
+def bank_rows(reference: BankReference, parts: Sequence[str] = (), start: int = 0, end: int | None = None) -> str:
+    """Return the filter that picks a generation's rows of these parts, or all parts, with start ≤ number < end."""
+    where = [f'generation == "{reference.generation}"']
+    where += [is_one_of("part", parts)] if parts else []
+    where += [f"number >= {start} and number < {end}"] if end is not None else []
+    return " and ".join(where)
 
 
 class OwnCollections(MilvusRequests):
     """Collections that this package creates for itself."""
 
-    def _ensure(self, collection: str, schema: Any, property_name: str, kind: str) -> dict[str, Any]:
-        """Create, index and load a collection of the package, whatever an interrupted call left of it, and
-        return its description.
-        """
-        with translated(collection):
-            if not self.client.has_collection(collection):
-                properties = {property_name: "1"}
-                self.client.create_collection(
-                    collection, schema=schema, properties=properties, consistency_level="Strong"
-                )
-            described: dict[str, Any] = self.client.describe_collection(collection)
-            if property_name not in described["properties"]:
-                raise CollectionExists(f"{collection!r} is there already and is no {kind}: rename it first")
-            self._serve_flat(collection, "IP")
+    def _ensure(self, collection: str, schema: CollectionSchema, property_name: str, kind: str) -> Row:
+        """Create, index and load a collection, as far as an interrupted call left it undone; return its description."""
+        if not self.client.has_collection(collection):
+            self._create(collection, schema, property_name)
+        described: Row = self.client.describe_collection(collection)
+        if property_name not in described["properties"]:
+            raise CollectionExists(f"{collection!r} exists already and is no {kind}: rename it first")
+        self._serve_flat(collection, "IP")
         return described
+
+    def _create(self, collection: str, schema: CollectionSchema, property_name: str) -> None:
+        self.client.create_collection(
+            collection, schema=schema, properties={property_name: "1"}, consistency_level="Strong"
+        )
 
     def _serve_flat(self, collection: str, metric: str) -> None:
         """Index the field `vector` exactly and load the collection, as far as that is not done yet."""
@@ -105,33 +76,26 @@ class MilvusBanks(OwnCollections, BankGenerations):
         schema.add_field("source", DataType.VARCHAR, max_length=LONGEST_SOURCE)
         schema.add_field("added_at", DataType.INT64, description="Unix time, seconds")
         with translated(collection):
-            self.client.create_collection(
-                collection, schema=schema, properties={BANK_PROPERTY: "1"}, consistency_level="Strong"
-            )
+            self._create(collection, schema, BANK_PROPERTY)
 
     def _serve_bank(self, collection: str, metric: Metric) -> None:
-        with translated(collection):
-            try:
-                self._serve_flat(collection, metric)
-            except MilvusException:
-                # Another process may have built the index meanwhile.
-                if not self.client.list_indexes(collection):
-                    raise
-                self._serve_flat(collection, metric)
+        try:
+            self._serve_flat(collection, metric)
+        except MilvusException:
+            # Another process may have built the index meanwhile.
+            if not self.client.list_indexes(collection):
+                raise
+            self._serve_flat(collection, metric)
 
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
-        with translated(collection):
-            schema = self.client.describe_collection(collection)
-        dims = [field["params"]["dim"] for field in schema["fields"] if field["name"] == "vector"]
-        return int(dims[0]) if dims else 0, BANK_PROPERTY in schema["properties"]
-
-    def _bank_key(self, row_id: str) -> Key:
-        return row_id
+        schema = self.client.describe_collection(collection)
+        vector = milvus_schema.fields_by_name(schema).get("vector")
+        return int(vector["params"]["dim"]) if vector else 0, BANK_PROPERTY in schema["properties"]
 
     def _read_bank_rows(self, reference: BankReference, parts: Sequence[str] = ()) -> Batch:
         self._ensure_loaded(reference.collection)
-        where = _rows_of(reference, parts)
-        with translated(reference.collection), ThreadPoolExecutor(1, "bank") as pool:
+        where = bank_rows(reference, parts)
+        with ThreadPoolExecutor(1, "bank") as pool:
             # The context has the caller's deadline.
             counting = pool.submit(copy_context().run, self._count, reference.collection, where)
             schema = self.client.describe_collection(reference.collection)
@@ -145,9 +109,8 @@ class MilvusBanks(OwnCollections, BankGenerations):
         return self._batch(schema, "vector", keys, by_key)
 
     def _delete_bank_rows(self, reference: BankReference, part: str | None = None) -> None:
-        with translated(reference.collection):
-            where = _rows_of(reference, [part] if part else [])
-            self.client.delete(reference.collection, filter=where)
+        where = bank_rows(reference, [part] if part else [])
+        self.client.delete(reference.collection, filter=where)
 
     def _all_states(self) -> Iterator[CollectionState]:
         # Some may be dropped meanwhile.
@@ -175,16 +138,11 @@ class Sample:
 
 def put_samples(client: MilvusClient, samples_collection: str, samples: Sequence[Sample], timeout: float) -> None:
     """Write samples, each into its slot. Raises as the client does."""
-    rows = {
-        f"{each.profile}/{each.place}": {
-            "place": f"{each.profile}/{each.place}",
-            "vector": each.vector,
-            "profile": each.profile,
-            "sample": each.number,
-            "asked_at": each.at,
-        }
-        for each in samples
-    }
+    rows = {}
+    for sample in samples:
+        place = f"{sample.profile}/{sample.place}"
+        row = {"place": place, "profile": sample.profile, "sample": sample.number, "queried_at": sample.at}
+        rows[place] = {**row, "vector": sample.vector}
     client.upsert(samples_collection, list(rows.values()), timeout=timeout)
 
 
@@ -192,31 +150,31 @@ class MilvusQuerySamples(OwnCollections):
     """The query-sample methods of the store."""
 
     def create_query_samples(self, samples_collection: str, dim: int) -> None:
-        schema = MilvusClient.create_schema(
-            description="live queries sampled by milvus_hubness", enable_dynamic_field=False
-        )
+        description = "live queries sampled by milvus_hubness"
+        schema = MilvusClient.create_schema(description=description, enable_dynamic_field=False)
         schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=1_024)
         schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
         schema.add_field("profile", DataType.VARCHAR, max_length=1_000)
         schema.add_field("sample", DataType.INT64)
-        schema.add_field("asked_at", DataType.INT64, description="Unix time, seconds")
+        schema.add_field("queried_at", DataType.INT64, description="Unix time, seconds")
         described = self._ensure(samples_collection, schema, QUERY_SAMPLES_PROPERTY, "collection of samples")
-        [stored] = [int(f["params"]["dim"]) for f in described["fields"] if f["name"] == "vector"]
+        stored = int(milvus_schema.fields_by_name(described)["vector"]["params"]["dim"])
         if stored != dim:
-            raise DimensionMismatch(f"{samples_collection!r} holds {stored}-d samples, these queries have {dim}")
+            raise DimensionMismatch(
+                f"{samples_collection!r} holds {stored}-d samples, these queries have {dim} dimensions"
+            )
 
     def read_query_samples(self, samples_collection: str, profile: str) -> QuerySamples:
         if not self.exists(samples_collection):
             return QuerySamples(np.empty((0, 0), np.float32), Origins.seeds(0, 0))
         keys = self._keys(samples_collection, f"profile == {literal(profile)}")
         vectors, rows = self._whole(samples_collection, "vector", keys)
-        numbers, at = (np.array([row[name] for row in rows], np.int64) for name in ("sample", "asked_at"))
+        numbers, at = (np.array([row[name] for row in rows], np.int64) for name in ("sample", "queried_at"))
         return QuerySamples(vectors, Origins(numbers, at))
 
     def drop_samples(self, samples_collection: str, numbers: Sequence[int]) -> None:
-        if not self.exists(samples_collection):
-            return
-        self._delete_in(samples_collection, "sample", numbers)
+        if self.exists(samples_collection):
+            self._delete_in(samples_collection, "sample", numbers)
 
 
 LEDGER_PROPERTY = "hubness_ledger"
@@ -233,9 +191,7 @@ class MilvusLedger(MilvusBanks):
 
     def put_records(self, ledger: str, records: Sequence[Record]) -> None:
         self._ensure_ledger(ledger)
-        rows = [
-            {"key": each.key, "belongs_to": each.group, "body": each.body, "vector": [0.0, 0.0]} for each in records
-        ]
+        rows = [{"key": r.key, "belongs_to": r.group, "body": r.body, "vector": [0.0, 0.0]} for r in records]
         for part in in_parts(rows, _RECORDS_PER_REQUEST):
             self._upsert(ledger, part)
 
@@ -243,35 +199,30 @@ class MilvusLedger(MilvusBanks):
         if ledger not in self._ready_ledgers and not self.exists(ledger):
             return None
         self._ensure_ledger(ledger)
-        rows = self.get(ledger, [key], "vector").rows
-        return Record(rows[0]["key"], rows[0]["belongs_to"], rows[0]["body"]) if rows else None
+        return next(iter(self._records(ledger, is_one_of("key", [key]))), None)
 
     def records(self, ledger: str, group: str) -> list[Record]:
         if not self.exists(ledger):
             return []
         self._ensure_ledger(ledger)
-        where = f"belongs_to == {literal(group)}"
-        with translated(ledger):
-            few = self.client.query(
-                ledger, where, ["key", "belongs_to", "body"], limit=_FEW, consistency_level="Strong"
-            )
-        if len(few) < _FEW:
-            rows = sorted(few, key=lambda row: str(row["key"]))
-            return [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
-        _, rows = self._whole(ledger, "vector", self._keys(ledger, where))
-        return [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
+        return self._records(ledger, f"belongs_to == {literal(group)}")
+
+    def _records(self, ledger: str, where: str) -> list[Record]:
+        fields = ["key", "belongs_to", "body"]
+        rows = self._query(ledger, where, fields, limit=_FEW)
+        if len(rows) == _FEW:
+            pages = self._pages(ledger, "key", fields, _RECORDS_PER_REQUEST, where=where)
+            rows = [row for _, page in pages for row in page.values()]
+        records = [Record(row["key"], row["belongs_to"], row["body"]) for row in rows]
+        return sorted(records, key=lambda record: record.key)
 
     def drop_records(self, ledger: str, group: str, keys: Sequence[str] | None = None) -> None:
-        if not self.exists(ledger):
-            return
-        self._ensure_ledger(ledger)
-        # By keys alone: with any other field, Milvus searches for the rows first.
-        chosen = f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys)
-        with translated(ledger):
-            self._delete(ledger, chosen)
+        if self.exists(ledger):
+            self._ensure_ledger(ledger)
+            # By keys alone: with any other field, Milvus searches for the rows first.
+            self._delete(ledger, f"belongs_to == {literal(group)}" if keys is None else is_one_of("key", keys))
 
     def _ensure_ledger(self, ledger: str) -> None:
-        """Create, index and load the ledger, whatever an interrupted call left."""
         if ledger in self._ready_ledgers:
             return
         schema = MilvusClient.create_schema(description="ledger of milvus_hubness")

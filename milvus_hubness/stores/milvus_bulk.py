@@ -103,24 +103,18 @@ class MilvusBulk(MilvusLedger):
         """
         if missing := _missing_packages():
             raise StoreError(missing)
-        with translated(collection):
-            described = self.client.describe_collection(collection)
+        described = self.client.describe_collection(collection)
         return ImportWriter(collection, described, folder, file_bytes)
 
     def bulk_import(self, collection: str, file: str, *, partition: str | None = None) -> str:
-        def send(name: str, **options: Any) -> Any:
-            return self._connection.do_bulk_insert(name, partition or "", [file], **options)
-
-        with translated(collection):
-            return str(self._send(collection, send))
+        return str(self._send(collection, self._connection.do_bulk_insert, partition or "", [file]))
 
     def import_job(self, job: str) -> ImportJob:
         with translated(f"import job {job}"):
             return _job(self._connection.get_bulk_insert_state(int(job)))
 
     def import_jobs(self, collection: str) -> list[ImportJob]:
-        with translated(collection):
-            return [_job(state) for state in self._connection.list_bulk_insert_tasks(0, collection)]
+        return [_job(state) for state in self._connection.list_bulk_insert_tasks(0, collection)]
 
     @property
     def _connection(self) -> Any:

@@ -21,7 +21,6 @@ BIAS_FIELDS = {**dict.fromkeys(SLOT_FIELDS, DataType.FLOAT), EPOCH_FIELD: DataTy
 DEFAULT_SUB_VECTORS = 32
 """m of Milvus's product quantisers if the index does not set it."""
 NO_BIAS = {DataType.FLOAT: 0.0, DataType.INT64: 0}
-STORAGE_FORMAT_FIELDS = (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)
 TTL_PROPERTY = "collection.ttl.seconds"
 DTYPES: dict[int, Dtype] = {
     DataType.FLOAT_VECTOR: "float32",
@@ -45,6 +44,10 @@ _INDEX_STATUS = {
     "pending_index_rows",
     "state",
 }
+
+
+def fields_by_name(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {field["name"]: field for field in schema["fields"]}
 
 
 def key_field(schema: dict[str, Any]) -> dict[str, Any]:
@@ -83,25 +86,25 @@ def form_of(schema: dict[str, Any], field: str) -> StorageFormat:
     for state in read_states(schema["properties"]).values():
         if field == state.searched_field:
             return state.codec.form
-    [described] = [each for each in schema["fields"] if each["name"] == field]
+    described = fields_by_name(schema)[field]
     return StorageFormat(DTYPES[described["type"]], int(described["params"]["dim"]))
 
 
-def as_written(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
+def insertable_rows(rows: Iterable[dict[str, Any]], schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return rows of a query in the form that pymilvus inserts.
 
-    Fields that the server computes are left out, the bytes of vectors are taken out of their lists, and other
-    vectors become lists, which compare.
+    Fields that the server computes are omitted, the bytes of vectors are taken out of their lists, and other vectors
+    become lists, which compare.
     """
-    written_by_server = function_outputs(schema)
+    computed = function_outputs(schema)
     in_bytes = {field["name"] for field in schema["fields"] if field["type"] in _READ_AS_LISTS_OF_BYTES}
 
-    def taken(name: str, value: Any) -> Any:
+    def insertable(name: str, value: Any) -> Any:
         if name in in_bytes and value:
             return value[0]
         return value.tolist() if isinstance(value, np.ndarray) else value
 
-    return [{name: taken(name, value) for name, value in row.items() if name not in written_by_server} for row in rows]
+    return [{name: insertable(name, value) for name, value in row.items() if name not in computed} for row in rows]
 
 
 def build_params(index: dict[str, Any]) -> dict[str, Any]:
@@ -131,8 +134,8 @@ def width_multiple(field: VectorField) -> int:
 def takes_locality_hints(index_type: str, dtype: Dtype) -> bool:
     """Whether an index takes locality hint columns.
 
-    It does not if it quantises sub-vectors of several columns together, nor with half-precision numbers, of
-    which each hint would take three columns.
+    It does not if it quantises sub-vectors of several columns together, nor with half-precision numbers, where each
+    hint would take three columns.
     """
     return index_type in CELLED and dtype == "float32"
 
@@ -143,18 +146,18 @@ def kind_obstacles(schema: Mapping[str, Any]) -> list[str]:
     if external := schema.get("external_source"):
         reasons.append(f"it is external, its rows are read from {external!r} and cannot be rewritten")
     if schema.get("enable_namespace"):
-        reasons.append("it has namespaces: rows of one key in several of them cannot be told apart")
+        reasons.append("it has namespaces: rows with one key in several namespaces cannot be distinguished")
     return reasons
 
 
 def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) -> list[str]:
     """Return the reasons why the collection cannot be copied, each with a remedy."""
     schema, reasons = source.schema, kind_obstacles(source.schema)
-    names = {each["name"]: each for each in schema["fields"]}
+    fields = fields_by_name(schema)
     if field not in source.vector_fields:
-        kind = DataType(names[field]["type"]).name if field in names else "missing"
+        kind = DataType(fields[field]["type"]).name if field in fields else "missing"
         dense = ", ".join(source.vector_fields) or "none"
-        corrected = ", ".join(DataType(each).name for each in DTYPES)
+        corrected = ", ".join(DataType(dtype).name for dtype in DTYPES)
         reasons.append(f"field {field!r} is {kind}: only {corrected} are corrected (here: {dense})")
     else:
         vector = source.vector_fields[field]
@@ -165,14 +168,14 @@ def obstacles(source: CollectionInfo, field: str, suffix: str, *, lite: bool) ->
                 as_metric(vector.metric)
             except InvalidParameter as error:
                 reasons.append(f"field {field!r}: {error}")
-        if names[field].get("nullable"):
+        if fields[field].get("nullable"):
             reasons.append(f"field {field!r} is nullable: rows without a vector cannot carry a bias")
     if key_field(schema).get("auto_id") and not lite:
-        reasons.append("auto_id: this server gives every written row a new key, the copy could not keep them")
-    if taken := sorted({name + suffix for name in STORAGE_FORMAT_FIELDS} & set(names)):
-        reasons.append(f"fields of these names are there already: {', '.join(taken)}")
-    if structs := [each["name"] for each in schema["fields"] if each.get("struct_fields")]:
-        reasons.append(f"struct fields cannot be carried over yet: {', '.join(structs)}")
+        reasons.append("auto_id: this server gives every row of the copy a new key")
+    if taken := sorted({name + suffix for name in (BIAS_FIELD, EPOCH_FIELD, NORM_FIELD)} & fields.keys()):
+        reasons.append(f"fields of these names exist already: {', '.join(taken)}")
+    if structs := [name for name, described in fields.items() if described.get("struct_fields")]:
+        reasons.append(f"struct fields cannot be copied yet: {', '.join(structs)}")
     return reasons
 
 
@@ -180,19 +183,18 @@ def remarks(source: CollectionInfo, field: str) -> list[str]:
     """Return remarks for the user about changes that a copy brings. source: with the copy's planned index."""
     remarks = []
     if TTL_PROPERTY in source.schema.get("properties", {}):
-        remarks.append("time to live: the copied rows start theirs anew")
+        remarks.append("time to live: that of the copied rows starts again")
     if outputs := function_outputs(source.schema):
-        remarks.append(f"computed anew by the server, not copied: {', '.join(sorted(outputs))}")
+        remarks.append(f"computed by the server again, not copied: {', '.join(sorted(outputs))}")
     if source.aliases:
         remarks.append(f"aliases stay on the source unless switched: {', '.join(source.aliases)}")
     remarks.append("grants on the source do not carry over to the copy")
     vector = source.vector_fields[field]
-    locality_hints, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
-    if 0 < FEW_CELLS * locality_hints <= advised:
+    nlist, advised = int(vector.index_params.get("nlist", 0)), advised_cells(source.rows, vector.dim)
+    if 0 < FEW_CELLS * nlist <= advised:
         remarks.append(
-            f"{vector.index_type} has nlist {locality_hints}, Milvus advises {advised} for these rows: "
-            "corrected "
-            f"searches look into more cells, and smaller ones make up for it (--index-param nlist={advised})"
+            f"{vector.index_type} has nlist {nlist}, Milvus advises {advised} for these rows: corrected searches visit "
+            f"more cells, and smaller cells compensate for that (--index-param nlist={advised})"
         )
     return remarks
 
@@ -207,7 +209,7 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
 
     A server's function chain takes a null for a score of 0.
     """
-    fields = {field["name"]: field for field in schema["fields"]}
+    fields = fields_by_name(schema)
     return all(
         name in fields
         and fields[name]["type"] == kind
@@ -216,26 +218,26 @@ def has_bias_fields(schema: dict[str, Any], suffix: str) -> bool:
     )
 
 
+def required_fields(source: CollectionInfo, names: Iterable[str]) -> list[str]:
+    """Return which of these fields an insert must set: they exist, are not nullable and have no default value."""
+    fields = fields_by_name(source.schema)
+    present = [fields[name] for name in names if name in fields]
+    return [field["name"] for field in present if not field.get("nullable") and field.get("default_value") is None]
+
+
 def bias_remarks(source: CollectionInfo, suffix: str) -> list[str]:
     """Return remarks about writes to bias fields that have no default value."""
-    ours = {name + suffix for name in BIAS_FIELDS}
-    bare = [
-        field["name"]
-        for field in source.schema["fields"]
-        if field["name"] in ours and field.get("default_value") is None
-    ]
-    if not bare:
+    required = required_fields(source, [name + suffix for name in BIAS_FIELDS])
+    if not required:
         return []
     return [
-        f"no default value: {', '.join(bare)}; inserts by clients other than HubnessClient fail unless they "
-        "set these fields. Make the collection with 0 as their default, or let a side collection hold biases"
+        f"no default value: {', '.join(required)}; inserts by clients other than HubnessClient fail unless they "
+        "set these fields. Create the collection with 0 as their default, or let a side collection hold biases"
     ]
 
 
 def side_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return the schema of a side collection: keys as in the source, the slots as a vector, which every
-    Milvus collection must have.
-    """
+    """Return the schema of a side collection: the keys of the source, and the slots as a vector field."""
     key = key_field(source.schema)
     schema = MilvusClient.create_schema(description=f"biases of {source.name}", enable_dynamic_field=False)
     schema.add_field(key["name"], DataType(key["type"]), is_primary=True, **{**key.get("params", {}), "auto_id": False})
@@ -250,7 +252,7 @@ def facts(source: CollectionInfo) -> dict[str, Any]:
     fields = [{name: str(field[name]) for name in facts if field.get(name)} for field in source.schema["fields"]]
     return {
         "fields": sorted(fields, key=lambda field: field["name"]),
-        "functions": sorted(str(each["name"]) for each in source.schema.get("functions", [])),
+        "functions": sorted(str(function["name"]) for function in source.schema.get("functions", [])),
         "dynamic": bool(source.schema.get("enable_dynamic_field")),
         "partitions": [name for name in source.partitions if name],
         "indexes": {
@@ -295,13 +297,13 @@ def copy_indexes(indexes: Iterable[dict[str, Any]], corrected: VectorField) -> I
     """Return the source's indexes, with that of the corrected field from `corrected` and the metric IP."""
     params = MilvusClient.prepare_index_params()
     for index in indexes:
-        ours = index["field_name"] == corrected.name
-        metric = "IP" if ours else index.get("metric_type", "")
+        is_corrected = index["field_name"] == corrected.name
+        metric = "IP" if is_corrected else index.get("metric_type", "")
         params.add_index(
             index["field_name"],
-            index_type=corrected.index_type if ours else index["index_type"],
+            index_type=corrected.index_type if is_corrected else index["index_type"],
             index_name=index["index_name"],
             **({"metric_type": metric} if metric else {}),
-            params=corrected.index_params if ours else build_params(index),
+            params=corrected.index_params if is_corrected else build_params(index),
         )
     return params

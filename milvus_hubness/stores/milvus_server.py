@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
+from inspect import getattr_static, isfunction
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,6 +32,7 @@ from milvus_hubness.errors import (
 )
 from milvus_hubness.stores.records import VectorField
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 COLLECTION_NOT_FOUND = 100
@@ -165,6 +168,25 @@ def translated(collection: str) -> Iterator[None]:
                 f"the server stopped answering about {collection!r}: {_message_of(error)}"
             ) from error
         raise StoreError(f"Milvus refused a request on {collection!r}: {_message_of(error)}") from error
+
+
+def translating(store: type[S]) -> type[S]:
+    """Have the public methods of a store convert pymilvus's errors to errors about their first argument."""
+    for name in dir(store):
+        if not name.startswith("_") and isfunction(method := getattr_static(store, name)):
+            setattr(store, name, _translating(method))
+    return store
+
+
+def _translating(method: Callable[..., T]) -> Callable[..., T]:
+    @wraps(method)
+    def call(self: Any, *args: Any, **options: Any) -> T:
+        subject = next(iter((*args, *options.values())), "")
+        name = getattr(subject, "collection", getattr(subject, "name", subject))
+        with translated(name):
+            return method(self, *args, **options)
+
+    return call
 
 
 def literal(key: int | str) -> str:

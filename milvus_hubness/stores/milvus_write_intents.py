@@ -23,7 +23,7 @@ from typing import Any
 from pymilvus import CollectionSchema, DataType, MilvusClient
 from pymilvus.milvus_client.index import IndexParams
 
-from milvus_hubness.banks.generations import Batch, Key
+from milvus_hubness.banks.generations import Batch, Key, Row
 from milvus_hubness.errors import CollectionExists
 from milvus_hubness.stores import milvus_schema
 from milvus_hubness.stores.milvus_requests import MilvusRequests
@@ -48,8 +48,6 @@ DEFAULT_PARTITION = "_default"
 _AFTER_ALL = "~"
 """Sorts after every digit."""
 
-Row = dict[str, Any]
-
 
 def place_of(intent_log: WriteIntentLog, key: Key, partition: str | None) -> str:
     """Return the key of a row's note in the write-intent log."""
@@ -64,10 +62,7 @@ def partition_of(intent_log: WriteIntentLog, partition: str | None) -> str:
 
 
 def line(intent_log: WriteIntentLog, key: Key, partition: str | None, name: str, changed: Collection[str] = ()) -> Row:
-    """Return the note of a row as the write-intent log stores it.
-
-    name: of the noted row; empty for a deletion. changed: see Note.
-    """
+    """Return the note of a row, as stored. name: of the noted row; empty for a deletion. changed: see Note."""
     return {
         "place": place_of(intent_log, key, partition),
         "made": intent_log.made,
@@ -84,7 +79,8 @@ class MilvusWriteIntents(MilvusRequests):
     """The write-intent log methods of the store."""
 
     def create_intent_log(self, source: CollectionInfo) -> WriteIntentLog:
-        fits, made = _digest(source), _made()
+        fits = _digest(source)
+        made = f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"  # These digits sort by time.
         facts: dict[str, Any] = {
             "made": made,
             "auto_id": bool(milvus_schema.key_field(source.schema).get("auto_id")),
@@ -95,7 +91,7 @@ class MilvusWriteIntents(MilvusRequests):
                 return left.model_copy(update=facts)
         intent_log = WriteIntentLog(collection=intent_log_name(source.name), **facts)
         with translated(source.name):
-            indexes = [self.client.describe_index(source.name, each) for each in self.client.list_indexes(source.name)]
+            indexes = self._indexes(source.name)
         parts = {
             intent_log.collection: (_lines_schema(source), milvus_schema.flat_index("vector", "IP")),
             intent_log.rows: (_rows_schema(source), _rows_index(source.schema, indexes)),
@@ -133,15 +129,12 @@ class MilvusWriteIntents(MilvusRequests):
             self._forget_notes(intent_log, before=intent_log.made + _AFTER_ALL)
 
     def _forget_notes(self, intent_log: WriteIntentLog, *, before: str) -> None:
-        """Delete the notes for jobs that started before `before`.
-
-        So a process that was stopped and revived deletes no notes of its successor.
-        """
+        """Delete the notes for jobs that started before `before`: not those of a successor of a stopped process."""
 
         def forget(collection: str, field: str) -> None:
-            # The newest notes may not be visible yet: the next job deletes them.
-            if self._count(collection, consistency_level="Eventually"):
-                with translated(collection):
+            with translated(collection):
+                # The newest notes may not be visible yet: the next job deletes them.
+                if self._count(collection, consistency_level="Eventually"):
                     self.client.delete(collection, filter=f"{field} < {literal(before)}")
 
         with ThreadPoolExecutor(1, "intent-log") as executor:
@@ -150,17 +143,16 @@ class MilvusWriteIntents(MilvusRequests):
             lines.result()
 
     def intent_logs(self, collection: str) -> list[WriteIntentLog]:
-        with translated(collection):
-            names = self.client.list_collections()
-        return [WriteIntentLog(collection=name, made="") for name in intent_logs_among(names, collection)]
+        names = intent_logs_among(self.client.list_collections(), collection)
+        return [WriteIntentLog(collection=name, made="") for name in names]
 
     def drop_intent_log(self, intent_log: WriteIntentLog, check: Callable[[], None]) -> None:
-        collections = [each for each in (intent_log.collection, intent_log.rows) if self.exists(each)]
+        collections = [name for name in (intent_log.collection, intent_log.rows) if self.exists(name)]
         for collection in collections:
             with translated(collection):
                 properties = self.client.describe_collection(collection)["properties"]
             if WRITE_INTENTS_OF_PROPERTY not in properties:
-                raise CollectionExists(f"{collection!r} is there already and is no write-intent log: rename it")
+                raise CollectionExists(f"{collection!r} exists already and is no write-intent log: rename it")
             self._alter_properties(collection, {RETIRED_PROPERTY: "1"})
         check()
         for collection in collections:
@@ -186,10 +178,10 @@ class MilvusWriteIntents(MilvusRequests):
     def noted(
         self, collection: str, intent_log: WriteIntentLog, keys: Sequence[Key], field: str
     ) -> tuple[list[str], Batch]:
-        with translated(collection):
-            schema = self.client.describe_collection(collection)
+        schema = self.client.describe_collection(collection)
         key_field = milvus_schema.key_field(schema)["name"]
-        rows = self._rows(intent_log.rows, key_field, keys, None)
+        with translated(intent_log.rows):
+            rows = self._rows(intent_log.rows, key_field, keys, None)
         by_name = {row.pop(NAME_FIELD): row for row in rows}
         batch = self._batch(schema, field, list(by_name), by_name)
         return list(by_name), Batch([row[key_field] for row in batch.rows], batch.vectors, batch.rows)
@@ -202,11 +194,10 @@ class MilvusWriteIntents(MilvusRequests):
         return frozenset(spare - unused)
 
     def count_notes(self, intent_log: WriteIntentLog) -> int:
-        return sum(self.count(each) for each in (intent_log.collection, intent_log.rows) if self.exists(each))
+        return sum(self.count(name) for name in (intent_log.collection, intent_log.rows) if self.exists(name))
 
     def replay(self, collection: str, intent_log: WriteIntentLog, notes: Sequence[Note]) -> list[Note]:
-        with translated(collection):
-            schema = self.client.describe_collection(collection)
+        schema = self.client.describe_collection(collection)
         by_partition: dict[str | None, list[Note]] = {}
         for note in notes:
             by_partition.setdefault(note.partition, []).append(note)
@@ -217,51 +208,41 @@ class MilvusWriteIntents(MilvusRequests):
         return done
 
     def _replay(
-        self,
-        collection: str,
-        schema: dict[str, Any],
-        intent_log: WriteIntentLog,
-        notes: Sequence[Note],
-        partition: str | None,
+        self, collection: str, schema: Row, intent_log: WriteIntentLog, notes: Sequence[Note], partition: str | None
     ) -> list[Note]:
-        key_field = milvus_schema.key_field(schema)["name"]
         names = [note.row for note in notes if note.row is not None]
-        noted = self._as_written(intent_log.rows, schema, NAME_FIELD, names, None)
+        noted = self._by_value(intent_log.rows, schema, NAME_FIELD, names, None)
         # A row that a note names disappears once its client has replaced the note.
         notes = [note for note in notes if note.row is None or note.row in noted]
         for row in noted.values():
             row.pop(NAME_FIELD)
         within = partition_of(intent_log, partition) or None
-        held = self._as_written(collection, schema, key_field, [note.key for note in notes], within)
-        gone = [note for note in notes if note.row is None and note.key in held]
-        other = [note for note in notes if note.row is not None and held.get(note.key) != noted[note.row]]
-        if other:
-            self._upsert(collection, [noted[note.row] for note in other if note.row], partition)
-        if gone:
-            self.delete(collection, [note.key for note in gone], partition=within)
-        return other + gone
+        key_field = milvus_schema.key_field(schema)["name"]
+        stored = self._by_value(collection, schema, key_field, [note.key for note in notes], within)
+        deleted = [note for note in notes if note.row is None and note.key in stored]
+        changed = [note for note in notes if note.row is not None and stored.get(note.key) != noted[note.row]]
+        if changed:
+            self._upsert(collection, [noted[note.row] for note in changed if note.row], partition)
+        if deleted:
+            self.delete(collection, [note.key for note in deleted], partition=within)
+        return changed + deleted
 
-    def _as_written(
-        self, collection: str, schema: dict[str, Any], field: str, values: Sequence[Any], partition: str | None
+    def _by_value(
+        self, collection: str, schema: Row, field: str, values: Sequence[Any], partition: str | None
     ) -> dict[Any, Row]:
-        """Return the rows with these values of a unique field, by value."""
+        """Return the rows with these values of a unique field, in the form that inserts take, by value."""
         if not values:
             return {}
-        self._ensure_loaded(collection)
         with translated(collection):
+            self._ensure_loaded(collection)
             by_value = self._by_key(collection, field, values, partition)
-        rows = milvus_schema.as_written(by_value.values(), schema)
+        rows = milvus_schema.insertable_rows(by_value.values(), schema)
         return dict(zip(by_value, rows, strict=True))
 
 
 def name_for(intent_log: WriteIntentLog) -> str:
     """Return a new name for a noted row."""
     return intent_log.made + uuid.uuid4().hex
-
-
-def _made() -> str:
-    """Return 32 hexadecimal digits whose order is that of time."""
-    return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
 
 
 def _digest(source: CollectionInfo) -> str:
@@ -279,7 +260,7 @@ def names_in(
     intent_log: WriteIntentLog, lines: Sequence[Row], keys: Sequence[Key], partition: str | None
 ) -> dict[Key, str]:
     """Return the names of the noted rows, for those of these keys that have a note among `lines`."""
-    by_place = {each["place"]: str(each["name"]) for each in lines}
+    by_place = {line["place"]: str(line["name"]) for line in lines}
     places = {key: place_of(intent_log, key, partition) for key in keys}
     return {key: by_place[place] for key, place in places.items() if place in by_place}
 
@@ -294,31 +275,25 @@ def _lines_schema(source: CollectionInfo) -> CollectionSchema:
     limits = {name: value for name, value in key.get("params", {}).items() if name == "max_length"}
     schema = MilvusClient.create_schema(description=f"write-intent log of {source.name}", enable_dynamic_field=False)
     schema.add_field("place", DataType.VARCHAR, is_primary=True, max_length=64)
-    schema.add_field("made", DataType.VARCHAR, max_length=64)
     schema.add_field("key", DataType(key["type"]), **limits)
-    schema.add_field("partition", DataType.VARCHAR, max_length=1_024)
-    schema.add_field("name", DataType.VARCHAR, max_length=64)
-    schema.add_field("id", DataType.VARCHAR, max_length=64)
-    schema.add_field("changed", DataType.VARCHAR, max_length=65_535)
+    for name, length in {"made": 64, "partition": 1_024, "name": 64, "id": 64, "changed": 65_535}.items():
+        schema.add_field(name, DataType.VARCHAR, max_length=length)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)
     return schema
 
 
 def _rows_schema(source: CollectionInfo) -> CollectionSchema:
-    """Return a schema with the source's fields, except those that the server computes.
-
-    None of them is a key.
-    """
+    """Return a schema with the source's fields, except those that the server computes; none of them is a key."""
     computed = milvus_schema.function_outputs(source.schema)
     no_key = {"is_primary": False, "auto_id": False, "is_partition_key": False, "is_clustering_key": False}
     name = {"name": NAME_FIELD, "type": DataType.VARCHAR, "params": {"max_length": 64}, "is_primary": True}
-    fields = [{**each, **no_key} for each in source.schema["fields"] if each["name"] not in computed]
+    fields = [{**field, **no_key} for field in source.schema["fields"] if field["name"] not in computed]
     described = {**source.schema, "fields": [name, *fields], "functions": []}
     return CollectionSchema.construct_from_dict(described)
 
 
 def _rows_index(schema: dict[str, Any], indexes: Sequence[dict[str, Any]]) -> IndexParams:
-    """Return an index for each vector field: one that costs nothing if there is one, or else that of the source."""
+    """Return an index for each vector field: FLAT if it is dense, or else that of the source."""
     kinds = {field["name"]: field["type"] for field in schema["fields"]}
     computed = milvus_schema.function_outputs(schema)
     params = MilvusClient.prepare_index_params()

@@ -105,7 +105,7 @@ class Schemas(Protocol):
         it, the rest is created. Raises CollectionExists if `target` is not an unfilled copy of `source`.
         """
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         """Whether fields of the collection can hold biases."""
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
@@ -331,7 +331,7 @@ class SecondVectors(Protocol):
 
     def second_vector_field(
         self, source: CollectionInfo, field: str, suffix: str, width: int
-    ) -> Literal["there", "can be added"]:
+    ) -> Literal["present", "can be added"]:
         """Whether `source` has the second field. Raises CannotMigrate if it cannot get one."""
 
     def second_vector_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:

@@ -24,7 +24,7 @@ from milvus_hubness import (
 from milvus_hubness.client import biases as client_biases
 from milvus_hubness.client.steps import Ask, drive
 from milvus_hubness.estimators import from_dict
-from milvus_hubness.stores.milvus_banks import queries_between
+from milvus_hubness.stores.milvus_banks import bank_rows
 from tests.congruence.test_async import opened
 from tests.galleries import METRICS, plain_collection, similarity, vectors
 
@@ -204,7 +204,7 @@ def test_a_bank_that_is_gone_is_named(small, estimator):
 def test_a_bank_that_lost_queries_is_refused(small, estimator):
     small.fit(estimator)
     bank = small.store.info(small.name).state.profile.bank
-    small.backend.client().delete(bank.collection, filter=queries_between(bank, 5, 7))
+    small.backend.client().delete(bank.collection, filter=bank_rows(bank, ["queries"], 5, 7))
     client = small.backend.hubness_client(bank_budget=0)
     with pytest.raises(StateError, match=f"{BANK - 2:,} queries and the collection state names {BANK:,}"):
         client.insert(small.name, small.rows())

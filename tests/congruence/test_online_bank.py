@@ -121,7 +121,7 @@ def test_queries_of_searches_are_sampled_and_nothing_else_of_them(corrected):
     client.close()
     rows = corrected.rows()
     assert as_set(row["vector"] for row in rows) == as_set(asked[:10])
-    assert {name for row in rows for name in row} == {"place", "vector", "profile", "sample", "asked_at"}
+    assert {name for row in rows for name in row} == {"place", "vector", "profile", "sample", "queried_at"}
     assert {row["profile"] for row in rows} == {"default"}
     assert client.hubness_samples == query_samples.Sampled(written=10, dropped=0, waiting=0)
 

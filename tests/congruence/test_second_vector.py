@@ -28,7 +28,7 @@ from milvus_hubness import (
 )
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.stores import milvus_second_vector
+from milvus_hubness.stores import milvus_requests
 from tests.galleries import METRICS, as_distance, nnn, plain_collection, similarity, vectors
 
 DIM, WIDTH, ITEMS, QUERIES, BANK, K, ALPHA = 14, 16, 300, 7, 60, 6, 0.75
@@ -402,7 +402,7 @@ def test_an_interrupted_run_is_searched_raw_and_carried_on(untouched, monkeypatc
 @pytest.mark.parametrize("updates", [True, False], ids=["fields updated", "rows replaced"])
 def test_what_clients_write_while_it_is_filled_is_kept(untouched, monkeypatch, updates):
     """Between the reading of the rows and their writing, a client that has heard of it changes one."""
-    monkeypatch.setattr(milvus_second_vector, "supports", lambda version, feature: updates)
+    monkeypatch.setattr(milvus_requests, "supports", lambda version, feature: updates)
     update, new = untouched.store.update, vectors(np.random.default_rng(8), 2, DIM)
     pending = [{"id": 20, "vector": new[0], "group": 0, "note": "theirs"}]
 
@@ -493,7 +493,7 @@ def test_a_second_profile_has_columns_of_its_own(backend):
 def test_a_field_of_another_width_is_refused(lite):
     name, rng = lite.name(), np.random.default_rng(9)
     with_second_field(lite.client(), name, vectors(rng, 30, DIM), "IP", 48)
-    with pytest.raises(CannotMigrate, match="has 48 dimensions, the augmented form has 16"):
+    with pytest.raises(CannotMigrate, match="has 48 dimensions, the augmented vectors have 16"):
         plan_enable(lite.store(), name, QueryBank(vectors(rng, 20, DIM)), estimator=NNN(4), where="vectors")
 
 

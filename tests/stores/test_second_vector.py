@@ -6,7 +6,7 @@ from pymilvus import DataType
 from milvus_hubness import CannotMigrate
 from milvus_hubness.codec.base import BIAS_FIELD, EPOCH_FIELD
 from milvus_hubness.codec.second_vector import SECOND_VECTOR_FIELD
-from milvus_hubness.stores.milvus_second_vector import MilvusSecondField
+from milvus_hubness.stores.milvus import MilvusStore
 from milvus_hubness.stores.records import CollectionInfo, VectorField
 
 WIDTH = 16
@@ -51,7 +51,7 @@ def scalars():
 
 def test_a_server_that_adds_vector_fields_is_asked_for_what_is_missing():
     server = Server("v2.6.18")
-    store, source = MilvusSecondField(server), info(scalars()[0])
+    store, source = MilvusStore(server), info(scalars()[0])
     assert store.second_vector_field(source, "vector", "", WIDTH) == "can be added"
     store.add_second_vector(source, "vector", "", WIDTH)
     assert server.asked == [
@@ -66,20 +66,20 @@ def test_a_server_that_adds_vector_fields_is_asked_for_what_is_missing():
 
 @pytest.mark.parametrize("version", ["v2.6.17", "v2.3.5-lite", "milvus_lite-3.2.2"])
 def test_others_must_have_them(version):
-    store = MilvusSecondField(Server(version))
+    store = MilvusStore(Server(version))
     with pytest.raises(CannotMigrate, match=rf"lacks {SECOND_VECTOR_FIELD}, .* from 2\.6\.18 on, this is {version}"):
         store.second_vector_field(info(*scalars()), "vector", "", WIDTH)
-    assert store.second_vector_field(info(second(), *scalars()), "vector", "", WIDTH) == "there"
+    assert store.second_vector_field(info(second(), *scalars()), "vector", "", WIDTH) == "present"
 
 
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        (info(second(17), *scalars()), "has 17 dimensions, the augmented form has 16"),
+        (info(second(17), *scalars()), "has 17 dimensions, the augmented vectors have 16"),
         (info(second(kind=DataType.FLOAT16_VECTOR), *scalars()), "is FLOAT16_VECTOR, not FLOAT_VECTOR"),
         (info(auto_id=True), "auto_id"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(source, told):
     with pytest.raises(CannotMigrate, match=told):
-        MilvusSecondField(Server("3.0.1")).second_vector_field(source, "vector", "", WIDTH)
+        MilvusStore(Server("3.0.1")).second_vector_field(source, "vector", "", WIDTH)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from qdrant_client import models
 
 from milvus_hubness.banks.generations import BANK_PROPERTY, BankGenerations, Batch, Key
-from milvus_hubness.codec.arrays import Metric
 from milvus_hubness.state import BankReference, CollectionState
 from qdrant_hubness.store import schema
 from qdrant_hubness.store.ledger import QdrantLedger
@@ -28,9 +27,6 @@ class QdrantBanks(QdrantLedger, BankGenerations):
         if not self.is_local:
             for name in ("generation", "part"):
                 self.ask("create_payload_index", collection, field_name=name, field_schema="keyword")
-
-    def _serve_bank(self, collection: str, metric: Metric) -> None:
-        """Qdrant serves every collection."""
 
     def _describe_bank(self, collection: str) -> tuple[int, bool]:
         described = self.ask("get_collection", collection)

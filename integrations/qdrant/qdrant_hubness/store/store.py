@@ -121,10 +121,10 @@ class QdrantStore(QdrantWriteIntents):
 
     # -- biases beside the vectors ----------------------------------------------------------------------
 
-    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["there", "can be added", "none"]:
+    def bias_fields(self, source: CollectionInfo, suffix: str) -> Literal["present", "can be added", "none"]:
         """Payloads take any key; the score of Euclid, a root, is none to subtract a bias from."""
         metrics = {each.metric for each in source.users_fields.values()}
-        return "there" if metrics & BIAS_METRICS else "none"
+        return "present" if metrics & BIAS_METRICS else "none"
 
     def bias_remarks(self, source: CollectionInfo, suffix: str) -> list[str]:
         return ["points that clients other than HubnessQdrantClient write have no bias until a refresh"]
