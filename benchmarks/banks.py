@@ -127,7 +127,7 @@ def outcome_of(task: Task, queries: Numbers, *given: Vectors) -> Outcome:
 
 def skews(outcome: Outcome, n_items: int) -> Values:
     """(n_biases,) skewness of N_10."""
-    return np.array([skewness(k_occurrence(found, n_items, FIRST)) for found in outcome.found])
+    return np.array([skewness(k_occurrence(found, n_items, FIRST)) for found in outcome.retrieved])
 
 
 def cut(task: Task, items: int, queries: int) -> Task:
@@ -281,8 +281,8 @@ class Comparison:
             tried, alike = np.split(outcome.hits, [1 + len(METHODS)])
             means.add(queries, *tried, alike.mean(0))
             skewed.append(skews(outcome, n_items)[: len(tried)])
-            of_own = [unreached(drawn, task.gallery, outcome.found[0]) for drawn, _ in own]
-            blind.append([unreached(bank, task.gallery, outcome.found[0]), float(np.mean(of_own))])
+            of_own = [unreached(drawn, task.gallery, outcome.retrieved[0]) for drawn, _ in own]
+            blind.append([unreached(bank, task.gallery, outcome.retrieved[0]), float(np.mean(of_own))])
             gains.append(100 * float((tried[-1] - tried[0]).mean()))
         r1 = means.each.mean(1).tolist()
         return {

@@ -91,7 +91,7 @@ def run(name: str) -> dict[str, dict[str, Any]]:
         seconds[method] = time.monotonic() - started
     outcome = assess(task.query, task.gallery, biases, list(task.positives[:, None]))
     hits = dict(zip(methods, outcome.hits, strict=True))
-    found = dict(zip(methods, outcome.found, strict=True))
+    found = dict(zip(methods, outcome.retrieved, strict=True))
     for method in GATES.keys() & methods.keys():
         gate = GATES[method](task)[found["raw"][:, 0]]
         hits[method] = np.where(gate, hits[method], hits["raw"])

@@ -31,7 +31,7 @@ def demo(
         raise typer.BadParameter("--keep needs --uri: the temporary database is deleted")
     token = options.read_token(token_file)
     with tempfile.TemporaryDirectory(prefix="milvus-hubness-") as folder, console.progress_bars() as progress:
-        result = run(uri or str(Path(folder, "demo.db")), token, db, keep=keep, progress=progress).to_dict()
+        result = run(uri or str(Path(folder, "demo.db")), token, db, keep=keep, progress=progress)
     console.show_result(as_json, result, lambda: _show(result))
 
 

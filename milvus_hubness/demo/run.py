@@ -15,7 +15,7 @@ import tokenize
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from milvus_hubness.migration.plan import plan_migration
 from milvus_hubness.operations.lease import forget_leases
 from milvus_hubness.operations.lease_records import LEDGER
 from milvus_hubness.operations.progress import Progress, chunks, silent
-from milvus_hubness.quality.measures import k_occurrence, recall_at_k, skewness
+from milvus_hubness.quality.measures import k_occurrence, skewness
 from milvus_hubness.stores import MilvusStore, connect
 
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
@@ -59,14 +59,15 @@ class Pair(NamedTuple):
 def collect(root: Path | None = None) -> list[Pair]:
     """Return every documented function under `root` (default: the standard library), in a fixed order.
 
-    A repeated name, docstring or body is left out: each question has one right answer. Raises UnreadableFile
-    if there is none, as on a Python that ships without its sources.
+    Of equal names, docstrings or bodies the first counts: each question has one right answer. Raises UnreadableFile
+    if no function is documented, as on a Python that ships without its sources.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
     pairs: list[Pair] = []
     seen: set[str] = set()
     for path in _source_files(root):
-        for pair in _functions(path, _module_name(path.relative_to(root))):
+        module = ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        for pair in _functions(path, module):
             if seen.isdisjoint(pair):
                 seen.update(pair)
                 pairs.append(pair)
@@ -80,11 +81,6 @@ def _source_files(root: Path) -> Iterator[Path]:
     for folder, subfolders, files in os.walk(root):
         subfolders[:] = sorted(filter(str.isidentifier, set(subfolders) - TEST_FOLDERS))
         yield from (Path(folder, name) for name in sorted(files) if name.endswith(".py"))
-
-
-def _module_name(path: Path) -> str:
-    parts = path.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def _functions(path: Path, module: str) -> Iterator[Pair]:
@@ -141,17 +137,9 @@ class Retriever:
     docstrings: list[str]
 
 
-class Split(NamedTuple):
-    """Positions of the pairs in each part; the parts are disjoint."""
-
-    train: Positions
-    bank: Positions
-    test: Positions
-
-
-def split_pairs(count: int, seed: int) -> Split:
-    order = np.random.default_rng(seed).permutation(count)
-    return Split(*np.split(order, [int(TRAIN * count), int((TRAIN + BANK) * count)]))
+def split_pairs(count: int, seed: int) -> list[Positions]:
+    """Return the disjoint positions of the pairs to train on, of the bank and of the test."""
+    return np.split(np.random.default_rng(seed).permutation(count), [int(TRAIN * count), int((TRAIN + BANK) * count)])
 
 
 def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], object] | None = None) -> Retriever:
@@ -164,14 +152,13 @@ def build(pairs: Sequence[Pair], *, seed: int = 0, progress: Callable[[str], obj
         raise InvalidInput(f"{len(pairs)} documented functions are too few; training needs {MIN_PAIRS}")
     report = progress or (lambda stage: None)
     _, texts, codes = zip(*pairs, strict=True)
-    split = split_pairs(len(pairs), seed)
+    train, bank, test = parts = split_pairs(len(pairs), seed)
 
     report("embedding docstrings")
-    docstrings, known_docstring = _tower(texts, fit_on=np.r_[split.train, split.bank], seed=seed)
+    docstrings, has_docstring = _tower(texts, fit_on=np.r_[train, bank], seed=seed)
     report("embedding function bodies")
-    bodies, known_body = _tower(codes, fit_on=np.r_[split.train, split.test], seed=seed)
-    known = known_docstring & known_body
-    train, bank, test = (part[known[part]] for part in split)
+    bodies, has_body = _tower(codes, fit_on=np.r_[train, test], seed=seed)
+    train, bank, test = (part[(has_docstring & has_body)[part]] for part in parts)
 
     report("mapping docstrings to function bodies")
     ridge = Ridge(alpha=RIDGE_ALPHA).fit(docstrings[train], bodies[train])
@@ -208,56 +195,18 @@ ESTIMATOR = NNN(k=16, alpha=0.75)
 TOP = 10
 BATCH = 500
 STAGES = 3
+EXAMPLES = 5
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The measures of one search. r1, r5, r10: Recall@k in percent. skewness: of N_10. seconds: time to
-    search all queries."""
+def run(
+    uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent
+) -> dict[str, Any]:
+    """Build the retriever, load its gallery into the Milvus at `uri`, measure before and after, and return the result
+    as plain data.
 
-    r1: float
-    r5: float
-    r10: float
-    skewness: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Example:
-    """A question with a wrong answer before the correction and the right one after."""
-
-    question: str
-    before: str
-    after: str
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """The result of the demo. collection, corrected_collection: the created collections; dropped unless kept."""
-
-    server: str
-    queries: int
-    gallery: int
-    bank: int
-    dim: int
-    estimator: str
-    raw: Measured
-    corrected: Measured
-    examples: list[Example]
-    collection: str
-    corrected_collection: str
-    kept: bool
-    seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, for people and for --json."""
-        return asdict(self)
-
-
-def run(uri: str, token: str = "", db_name: str = "", *, keep: bool = False, progress: Progress = silent) -> DemoResult:
-    """Build the retriever, load its gallery into the Milvus at `uri`, and measure before and after.
-
-    keep: leave the collections in the database. Raises ServerUnavailable, StoreError, UnreadableFile.
+    raw, corrected: r1, r5 and r10 (Recall@k in percent), skewness of N_10, and the seconds to search all queries.
+    examples: questions, each with the wrong answer before and the right one after. keep: leave the collections in the
+    database. Raises ServerUnavailable, StoreError, UnreadableFile.
     """
     began = time.perf_counter()
     connect(uri, token, db_name).close()
@@ -270,9 +219,8 @@ def run(uri: str, token: str = "", db_name: str = "", *, keep: bool = False, pro
     try:
         _load(plain, name, retriever, progress)
         before, raw = _measure(plain, name, retriever, "searching as it is", progress)
-        plan = plan_migration(
-            store, name, QueryBank(retriever.bank, source="Python standard library"), estimator=ESTIMATOR
-        )
+        bank = QueryBank(retriever.bank, source="Python standard library")
+        plan = plan_migration(store, name, bank, estimator=ESTIMATOR)
         migrate(store, plan, progress=progress, no_writers=True)
         with_correction = HubnessClient(uri, token=token, db_name=db_name)
         after, corrected = _measure(with_correction, plan.target, retriever, "searching corrected", progress)
@@ -280,25 +228,25 @@ def run(uri: str, token: str = "", db_name: str = "", *, keep: bool = False, pro
     finally:
         if not keep:
             _drop(store, name, had_ledger)
-    return DemoResult(
-        server=plain.get_server_version(),
-        queries=len(retriever.queries),
-        gallery=len(retriever.gallery),
-        bank=len(retriever.bank),
-        dim=retriever.gallery.shape[1],
-        estimator=f"NNN(k={ESTIMATOR.k}, alpha={ESTIMATOR.alpha})",
-        raw=raw,
-        corrected=corrected,
-        examples=_examples(retriever, before, after),
-        collection=name,
-        corrected_collection=plan.target,
-        kept=keep,
-        seconds=round(time.perf_counter() - began, 1),
-    )
+    return {
+        "server": plain.get_server_version(),
+        "queries": len(retriever.queries),
+        "gallery": len(retriever.gallery),
+        "bank": len(retriever.bank),
+        "dim": retriever.gallery.shape[1],
+        "estimator": f"NNN(k={ESTIMATOR.k}, alpha={ESTIMATOR.alpha})",
+        "raw": raw,
+        "corrected": corrected,
+        "examples": _examples(retriever, before[:, 0], after[:, 0]),
+        "collection": name,
+        "corrected_collection": plan.target,
+        "kept": keep,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
 
 def _drop(store: MilvusStore, name: str, had_ledger: bool) -> None:
-    """Drop the collections of the demo, and what it left in the ledger."""
+    """Drop the collections of the demo, and its records in the ledger."""
     copy = f"{name}_hubness"
     with suppress(NoMigration):
         clean(store, name, drop=copy)
@@ -317,42 +265,36 @@ def _load(client: MilvusClient, name: str, retriever: Retriever, progress: Progr
     schema.add_field("name", DataType.VARCHAR, max_length=512)
     index = client.prepare_index_params("vector", index_type="FLAT", metric_type="COSINE")
     client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
-    rows = [
-        {"id": i, "vector": vector, "name": function}
-        for i, (vector, function) in enumerate(zip(retriever.gallery, retriever.names, strict=True))
-    ]
+    functions = zip(retriever.gallery, retriever.names, strict=True)
+    rows = [{"id": i, "vector": vector, "name": function} for i, (vector, function) in enumerate(functions)]
     for part in chunks(rows, BATCH, "loading the gallery", progress):
         client.insert(name, list(part))
 
 
 def _measure(
     client: MilvusClient, collection: str, retriever: Retriever, doing: str, progress: Progress
-) -> tuple[list[list[int]], Measured]:
-    """Search all queries; return the keys of each query's results, best first, and their measures."""
-    found: list[list[int]] = []
+) -> tuple[npt.NDArray[np.int64], dict[str, float]]:
+    """Search all queries; return the keys (n, 10) of the results, best first, and their measures."""
+    keys: list[list[int]] = []
     seconds = 0.0
     for part in chunks(list(retriever.queries), BATCH, doing, progress):
         began = time.perf_counter()
         results = client.search(collection, data=list(part), limit=TOP, output_fields=["id"])
         seconds += time.perf_counter() - began
-        found += [[hit["id"] for hit in hits] for hits in results]
-    right = range(len(retriever.queries))
-    r1, r5, r10 = (round(100 * recall_at_k(found, right, k), 2) for k in (1, 5, 10))
-    skew = skewness(k_occurrence(found, len(retriever.gallery), TOP))
-    return found, Measured(r1, r5, r10, round(float(skew), 2), round(seconds, 2))
+        keys += [[hit["id"] for hit in hits] for hits in results]
+    retrieved = np.array(keys)
+    is_right = retrieved == np.arange(len(retrieved))[:, None]
+    measures = {f"r{k}": round(100 * float(is_right[:, :k].any(1).mean()), 2) for k in (1, 5, 10)}
+    skew = skewness(k_occurrence(retrieved, len(retriever.gallery), TOP))
+    return retrieved, {**measures, "skewness": round(skew, 2), "seconds": round(seconds, 2)}
 
 
-def _examples(
-    retriever: Retriever, before: Sequence[Sequence[int]], after: Sequence[Sequence[int]], limit: int = 5
-) -> list[Example]:
+def _examples(retriever: Retriever, before: Positions, after: Positions) -> list[dict[str, str]]:
     """Return questions that the correction fixes; those that the worst hubs had taken come first."""
-    swallowed = np.bincount([found[0] for found in before], minlength=len(retriever.names))
-    repaired = [i for i in range(len(after)) if after[i][0] == i != before[i][0]]
-    repaired.sort(key=lambda i: -swallowed[before[i][0]])
-    shown: list[Example] = []
-    for i in repaired:
-        wrong = retriever.names[before[i][0]]
-        if len(shown) < limit and wrong not in {example.before for example in shown}:
-            question = retriever.docstrings[i].strip().splitlines()[0]
-            shown.append(Example(question, wrong, retriever.names[i]))
-    return shown
+    counts = np.bincount(before, minlength=len(retriever.names))
+    repaired = np.flatnonzero((after == np.arange(len(after))) & (before != after))
+    examples: dict[str, dict[str, str]] = {}
+    for i in repaired[np.argsort(-counts[before[repaired]], kind="stable")].tolist():
+        wrong, question = retriever.names[before[i]], retriever.docstrings[i].strip().splitlines()[0]
+        examples.setdefault(wrong, {"question": question, "before": wrong, "after": retriever.names[i]})
+    return list(examples.values())[:EXAMPLES]

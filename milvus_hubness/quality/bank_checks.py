@@ -85,7 +85,7 @@ def suspicions(bank: Vectors, gallery: Vectors, queries: Vectors | None = None, 
     else:
         n = min(len(queries), len(order))
         real, alike = reach(queries[:n], gallery), reach(bank[order[:n]], gallery)
-        narrow, usual = alike.reached < NARROWER * real.reached, "the queries asked reach"
+        narrow, usual = alike.reached < NARROWER * real.reached, "real queries reach"
         expected = seen.reached * real.reached / alike.reached
     texts: dict[str, str] = {}
     if narrow:
@@ -101,7 +101,7 @@ def suspicions(bank: Vectors, gallery: Vectors, queries: Vectors | None = None, 
         )
     if queries is not None and (apart := shift(bank, queries)) > SHIFTED:
         texts["shifted"] = (
-            f"bank and queries lie {apart:.2f} of their variance apart (a bank of the same kind: under "
+            f"the distance of bank and queries is {apart:.2f} of their variance (of the same kind: under "
             f"{SHIFTED}): they are of different kinds"
         )
     return [Suspicion(kind, text) for kind, text in texts.items()]
@@ -141,26 +141,16 @@ def bank_coverage(bank: QueryBank | npt.ArrayLike, gallery: npt.ArrayLike, *, k:
 
 
 def _regions(items: Vectors) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return clusters by k-means, computed on a sample: the nearest centroid has the largest r·c − ½‖c‖²."""
-    rng = np.random.default_rng(0)
-    count = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION)
-    sample = items[np.sort(rng.permutation(len(items))[:COVERAGE_SAMPLE])]
-    centroids = sample[rng.permutation(len(sample))[:count]]
-    for _ in range(ROUNDS):
-        own = _nearest_centroid(sample, centroids)
-        sums = np.zeros(centroids.shape)
-        np.add.at(sums, own, sample)
-        sizes = np.bincount(own, minlength=len(centroids))[:, None]
-        centroids = np.where(sizes > 0, sums / np.maximum(sizes, 1), centroids).astype(np.float32)
-    numbers, region = np.unique(_nearest_centroid(items, centroids), return_inverse=True)
-    centroids = centroids[numbers]
-    off = np.square(items - centroids[region]).sum(1)
-    order = np.lexsort((off, region))
-    return region, order[np.searchsorted(region[order], np.arange(len(centroids)))]
+    """Return clusters by k-means, computed on a sample, and the most central item of each."""
+    # The import takes a second, which other commands should not pay for.
+    from sklearn.cluster import KMeans
 
-
-def _nearest_centroid(items: Vectors, centroids: Vectors) -> npt.NDArray[np.int64]:
-    return nearest(items, centroids, 1, np.square(centroids).sum(1) / 2)[:, 0]
+    sample = items[np.sort(np.random.default_rng(0).permutation(len(items))[:COVERAGE_SAMPLE])]
+    most = min(MOST_REGIONS, 1 + len(items) // ITEMS_PER_REGION, len(np.unique(sample, axis=0)))
+    means = KMeans(most, n_init=1, max_iter=ROUNDS, random_state=0).fit(sample)
+    _, region = np.unique(means.predict(items), return_inverse=True)
+    order = np.lexsort((means.transform(items).min(1), region))
+    return region, order[np.searchsorted(region[order], np.arange(region.max() + 1))]
 
 
 THRESHOLD = 0.002
@@ -180,7 +170,7 @@ class Drift:
 
     reason: the figures, or why nothing was compared. bank, recent: numbers of compared queries. statistic:
     the share of the variance that is between bank and recent queries, on average 0 for equal distributions,
-    at most 1. p: the probability of such a statistic between two halves of one distribution. mmd2: the
+    at most 1. p: the probability of such a statistic between two samples of one distribution. mmd2: the
     unbiased squared discrepancy. fired: whether the statistic reaches THRESHOLD and p is at most LEVEL.
     """
 
@@ -221,10 +211,10 @@ def drift_between(
         few = f"{len(second)} recent queries and {len(first)} in the bank; {AT_LEAST} of each are needed"
         return Drift(few, len(first), len(second))
     if first.shape[1] != second.shape[1]:
-        raise DimensionMismatch(f"{second.shape[1]}-d queries cannot be held against a {first.shape[1]}-d bank")
+        raise DimensionMismatch(f"{second.shape[1]}-d queries cannot be compared with a {first.shape[1]}-d bank")
     mmd2, statistic, p = _compared(first, second, permutations, rng)
     reason = (
-        f"{statistic:.2%} of the variance lies between bank and recent queries (p {p:.2g}); "
+        f"{statistic:.2%} of the variance is between bank and recent queries (p {p:.2g}); "
         f"{THRESHOLD:.2%} and p {LEVEL:.2g} count"
     )
     fired = statistic >= THRESHOLD and p <= LEVEL

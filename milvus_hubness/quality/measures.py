@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
 from typing import Any, NamedTuple, TypeAlias
@@ -58,14 +58,13 @@ def bootstrap(values: npt.NDArray[np.float64], *, resamples: int, seed: int) -> 
         counts = np.bincount(chosen.ravel(), minlength=chosen.size).reshape(chosen.shape)
         part[:] = counts @ values.T / n
     lows, highs = np.quantile(means, [0.025, 0.975], axis=0)
-    bounds = zip(values.mean(1).tolist(), lows.tolist(), highs.tolist(), strict=True)
-    return [Interval(*one) for one in bounds]
+    return [Interval(*bounds) for bounds in np.stack([values.mean(1), lows, highs], axis=1).tolist()]
 
 
 def _checked(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     array = np.asarray(values, np.float64)
     if array.ndim != 1 or len(array) < 2:
-        raise InvalidInput(f"an interval needs one value each of at least two queries, not shape {array.shape}")
+        raise InvalidInput(f"an interval needs the values (n,) of at least two queries, not shape {array.shape}")
     if not np.isfinite(array).all():
         raise InvalidInput("the per-query values have NaN or infinity")
     return array
@@ -82,7 +81,7 @@ def nearest(
     query_vectors, stored = with_bias(queries, gallery, bias)
     k = whole_number("k", k)
     if k > len(stored):
-        raise InvalidParameter(f"k = {k} nearest were asked for and the gallery has {len(stored)} items")
+        raise InvalidParameter(f"k is {k} and the gallery has {len(stored)} items: choose a smaller k")
     indices: npt.NDArray[np.int64] = topk(query_vectors, stored, k).indices
     return indices
 
@@ -103,19 +102,16 @@ def with_bias(queries: npt.ArrayLike, gallery: npt.ArrayLike, bias: npt.ArrayLik
     return np.hstack([query_vectors, np.full((len(query_vectors), 1), -1, np.float32)]), np.hstack([stored, column])
 
 
-def first_k(retrieved: npt.NDArray[Any], k: int) -> npt.NDArray[Any]:
-    """Return the first k results (n_queries, k) of the results (n_queries, ≥ k). Raises InvalidInput if there
-    are fewer."""
-    if retrieved.ndim != 2 or retrieved.shape[1] < k:
-        raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {retrieved.shape}")
-    return retrieved[:, :k]
-
-
 Counts = npt.NDArray[np.int64]
 
 
 class HubnessSummary(NamedTuple):
-    """Measures of one k-occurrence distribution; see the functions of the same names."""
+    """Measures of one k-occurrence distribution.
+
+    skewness, robin_hood: see the functions of these names. kurtosis: E(N_k − μ)⁴ / σ⁴ − 3, 0 for a normal distribution
+    or equal counts. largest: the largest N_k. antihubs: share of items that no query finds (Radovanović et al., JMLR
+    2010).
+    """
 
     skewness: float
     kurtosis: float
@@ -124,20 +120,17 @@ class HubnessSummary(NamedTuple):
     antihubs: float
 
 
-def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items: int, k: int = 10) -> Counts:
+def k_occurrence(retrieved: npt.ArrayLike, n_items: int, k: int = 10) -> Counts:
     """Return (n_items,) N_k: the number of queries with the item among their first k results (Radovanović et
     al., JMLR 2010).
 
-    retrieved: for each query the numbers, 0 … n_items − 1, of its results, best first: an array (n_queries, ≥
-    k) or lists of any length. Raises InvalidInput for other numbers; InvalidParameter.
+    retrieved: (n_queries, ≥ k) numbers, 0 … n_items − 1, of each query's results, best first. Raises InvalidInput,
+    InvalidParameter.
     """
-    k, n_items = whole_number("k", k), whole_number("n_items", n_items)
-    if isinstance(retrieved, np.ndarray):
-        numbers = first_k(retrieved, k).ravel()
-    else:
-        numbers = np.array([item for items in retrieved for item in items[:k]])
-    if len(numbers) == 0:
-        raise InvalidInput("there are no results to count")
+    k, n_items, results = whole_number("k", k), whole_number("n_items", n_items), np.asarray(retrieved)
+    if results.ndim != 2 or results.shape[1] < k or len(results) == 0:
+        raise InvalidInput(f"results must have shape (n_queries, {k} or more), not {results.shape}")
+    numbers = results[:, :k].ravel()
     if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= n_items:
         raise InvalidInput(f"results must be numbers of items, 0 … {n_items - 1}")
     return np.bincount(numbers, minlength=n_items).astype(np.int64)
@@ -145,12 +138,7 @@ def k_occurrence(retrieved: npt.NDArray[Any] | Sequence[Sequence[int]], n_items:
 
 def skewness(counts: npt.ArrayLike) -> float:
     """Return E(N_k − μ)³ / σ³ over the items (Radovanović et al., JMLR 2010, eq. 1); 0 if all counts are equal."""
-    return _standardised_moment(counts, 3)
-
-
-def kurtosis(counts: npt.ArrayLike) -> float:
-    """Return E(N_k − μ)⁴ / σ⁴ − 3 over the items, 0 for a normal distribution; 0 if all counts are equal."""
-    return _standardised_moment(counts, 4) - 3 if np.ptp(_counts(counts)) else 0.0
+    return float(np.mean(_standardised(counts) ** 3))
 
 
 def robin_hood(counts: npt.ArrayLike) -> float:
@@ -160,32 +148,31 @@ def robin_hood(counts: npt.ArrayLike) -> float:
     return float(np.abs(values - values.mean()).sum() / (2 * values.sum())) if values.any() else 0.0
 
 
-def antihubs(counts: npt.ArrayLike) -> float:
-    """Return the share of items that no query finds, N_k = 0 (Radovanović et al., JMLR 2010)."""
-    return float((_counts(counts) == 0).mean())
-
-
 def hubness_summary(counts: npt.ArrayLike) -> HubnessSummary:
     """Return all measures of a k-occurrence distribution (n_items,)."""
+    values = _counts(counts)
+    kurtosis = float(np.mean(_standardised(values) ** 4)) - 3 if np.ptp(values) else 0.0
     return HubnessSummary(
-        skewness(counts), kurtosis(counts), robin_hood(counts), int(_counts(counts).max()), antihubs(counts)
+        skewness(values), kurtosis, robin_hood(values), int(values.max()), float((values == 0).mean())
     )
 
 
-def _standardised_moment(counts: npt.ArrayLike, order: int) -> float:
+def _standardised(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Return the counts with mean 0 and standard deviation 1, or zeros if all are equal."""
     values = _counts(counts)
     deviations = values - values.mean()
-    spread = np.sqrt(np.mean(deviations**2))
-    return float(np.mean((deviations / spread) ** order)) if spread else 0.0
+    standardised: npt.NDArray[np.float64] = deviations / (np.sqrt(np.mean(deviations**2)) or 1.0)
+    return standardised
 
 
 def _counts(counts: npt.ArrayLike) -> npt.NDArray[np.float64]:
     values = np.asarray(counts, np.float64)
     if values.ndim != 1 or len(values) == 0:
-        raise InvalidInput(f"counts must be 1-D, one an item, not of shape {values.shape}")
+        raise InvalidInput(f"counts must be 1-D, one for each item, not of shape {values.shape}")
     return values
 
 
+PerQuery = npt.NDArray[np.float64]
 Positives: TypeAlias = npt.NDArray[Any] | Sequence[int | Collection[int]]
 
 
@@ -202,6 +189,10 @@ class PositiveRanks(NamedTuple):
     def best(self) -> npt.NDArray[np.int64]:
         """Return (n_queries,) the rank of each query's best positive."""
         return self.ranks[self.starts[:-1]]
+
+    def sums(self, values: PerQuery) -> PerQuery:
+        """Return (n_queries,) the sums over each query's positives of values (p,)."""
+        return np.add.reduceat(values, self.starts[:-1])
 
 
 def ranks(
@@ -248,16 +239,16 @@ DEPTH = 10
 class Outcome(NamedTuple):
     """The outcome of searches under several biases.
 
-    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `quality.ranks`; (n_biases, 0) without
-    positives. found: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery has fewer.
+    ranks: (n_biases, n_queries) of each query's best positive, from 1, as in `ranks`; (n_biases, 0) without
+    positives. retrieved: (n_biases, n_queries, 10) the first items of each query, fewer if the gallery has fewer.
     """
 
     ranks: npt.NDArray[np.int32]
-    found: npt.NDArray[np.int32]
+    retrieved: npt.NDArray[np.int32]
 
     def of(self, queries: npt.NDArray[np.int64]) -> Outcome:
         """Return the outcome of these queries only."""
-        return Outcome(self.ranks[:, queries], self.found[:, queries])
+        return Outcome(self.ranks[:, queries], self.retrieved[:, queries])
 
     @property
     def hits(self) -> npt.NDArray[np.float64]:
@@ -277,7 +268,7 @@ def assess(
     positives: for each query the numbers of its items. Memory: a tile of at least one row of scores.
     """
     depth = min(DEPTH, len(gallery))
-    found = np.empty((len(biases), len(queries), depth), np.int32)
+    retrieved = np.empty((len(biases), len(queries), depth), np.int32)
     ranks = np.empty((len(biases), 0 if positives is None else len(queries)), np.int32)
     answers = None if positives is None else torch.from_numpy(_padded(positives))
     stacked = np.stack(biases)
@@ -286,23 +277,23 @@ def assess(
         own_answers = None if answers is None else answers[part].to(scores.device)
         for which, bias in enumerate(as_tensor(stacked, scores.dtype, scores.device)):
             corrected = scores - bias
-            found[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
+            retrieved[which, part] = corrected.topk(depth, dim=1).indices.cpu().numpy()
             if own_answers is not None:
                 own = corrected.gather(1, own_answers).amax(1, keepdim=True)
                 margin = 4 * torch.finfo(scores.dtype).eps * torch.maximum(largest, bias.abs().max())
                 ranks[which, part] = 1 + (corrected > own + margin).sum(1).cpu().numpy()
-    return Outcome(ranks, found)
+    return Outcome(ranks, retrieved)
 
 
 def unevenness(outcome: Outcome, n_items: int) -> npt.NDArray[np.float64]:
     """Return (n_biases,) the Robin Hood index of N_10: the excess answers taken by hubs, as a share."""
-    return np.array([robin_hood(k_occurrence(found, n_items, found.shape[1])) for found in outcome.found])
+    return np.array([robin_hood(k_occurrence(items, n_items, items.shape[1])) for items in outcome.retrieved])
 
 
 def _padded(positives: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Return (n_queries, most) the items of each query; a query with fewer items repeats its first."""
-    most = max(len(one) for one in positives)
-    return np.stack([np.concatenate([one, np.repeat(one[:1], most - len(one))]) for one in positives])
+    """Return (n_queries, most) the items of each query, filled up with its first."""
+    most = max(map(len, positives))
+    return np.stack([np.pad(items, (0, most - len(items)), constant_values=items[0]) for items in positives])
 
 
 def _in_order(places: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -321,13 +312,13 @@ def checked_positives(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return all positives, sorted by query and without duplicates, and the start of each query's positives."""
     if len(positives) != n_queries:
-        raise InvalidInput(f"positives are given for {len(positives)} queries and there are {n_queries}")
+        raise InvalidInput(f"positives are for {len(positives)} queries and there are {n_queries}")
     if n_queries == 0 or n_items == 0:
         raise InvalidInput("there is no query, or no gallery item")
     sets = [sorted(set(one)) if isinstance(one, Iterable) else [one] for one in positives]
     missing = [query for query, one in enumerate(sets) if not one]
     if missing:
-        raise InvalidInput(f"no positive is given for query {name_some(missing)}")
+        raise InvalidInput(f"no positive for query {name_some(missing)}: each query needs at least one")
     starts = np.concatenate([[0], np.cumsum([len(one) for one in sets])])
     items = np.array([item for one in sets for item in one])
     if items.dtype.kind not in "iu":
@@ -339,40 +330,9 @@ def checked_positives(
     return items.astype(np.int64), starts
 
 
-PerQuery = npt.NDArray[np.float64]
-
-
-def recall_at_k(
-    retrieved: npt.NDArray[Any] | Sequence[Sequence[Hashable]],
-    positives: npt.NDArray[Any] | Sequence[Hashable | Collection[Hashable]],
-    k: int,
-) -> float:
-    """Return the share, 0 … 1, of queries with a positive among their first k results: R@k.
-
-    retrieved: for each query the keys of its results, best first, an array (n_queries, ≥ k) or lists of any
-    length. positives: for each query its key, or a set, list or tuple of keys. Raises InvalidInput for no
-    queries or unequal numbers of them; for k, InvalidParameter.
-    """
-    k = whole_number("k", k)
-    if len(retrieved) != len(positives) or len(retrieved) == 0:
-        raise InvalidInput(f"results of {len(retrieved)} queries and positives of {len(positives)}")
-    if isinstance(retrieved, np.ndarray):
-        retrieved = first_k(retrieved, k)
-    n_found = 0
-    for keys, answers in zip(retrieved, positives, strict=True):
-        several = isinstance(answers, set | frozenset | list | tuple | np.ndarray)
-        n_found += not set(answers if several else (answers,)).isdisjoint(keys[:k])
-    return n_found / len(retrieved)
-
-
 def hits(ranks: PositiveRanks, k: int) -> PerQuery:
     """Return (n_queries,) 1 if a positive is among the first k, else 0; the mean is R@k."""
     return (ranks.best <= whole_number("k", k)).astype(np.float64)
-
-
-def reciprocal_ranks(ranks: PositiveRanks) -> PerQuery:
-    """Return (n_queries,) 1 / rank of the best positive; the mean is the MRR (Voorhees, TREC-8, 1999)."""
-    return 1 / ranks.best
 
 
 def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
@@ -382,7 +342,9 @@ def average_precisions(ranks: PositiveRanks, k: int) -> PerQuery:
     first k: the sum of the precision at each (Manning et al., Introduction to Information Retrieval, 2008, 8.4).
     """
     k = whole_number("k", k)
-    return _per_query(ranks, _nth(ranks) / ranks.ranks * (ranks.ranks <= k)) / _reachable(ranks, k)
+    counts = np.diff(ranks.starts)
+    nth = 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], counts)
+    return ranks.sums(nth / ranks.ranks * (ranks.ranks <= k)) / np.minimum(counts, k)
 
 
 def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
@@ -391,34 +353,23 @@ def ndcgs(ranks: PositiveRanks, k: int) -> PerQuery:
     It is Σ 1 / log2(1 + rank) over the positives among the first k, divided by its value with all positives in front.
     """
     k = whole_number("k", k)
-    gained = _per_query(ranks, (ranks.ranks <= k) / np.log2(1 + ranks.ranks))
+    gained = ranks.sums((ranks.ranks <= k) / np.log2(1 + ranks.ranks))
     best = np.cumsum(1 / np.log2(1 + np.arange(1, k + 1)))
-    return gained / best[_reachable(ranks, k) - 1]
+    ndcgs: PerQuery = gained / best[np.minimum(np.diff(ranks.starts), k) - 1]
+    return ndcgs
 
 
 def retrieval_summary(ranks: PositiveRanks, ks: Sequence[int] = (1, 5, 10), depth: int = 10) -> dict[str, float]:
-    """Return R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR, and mAP and nDCG at `depth`."""
+    """Return R@k for each k, median and mean rank (MdR, MnR) of the best positive, MRR (Voorhees, TREC-8, 1999), and
+    mAP and nDCG at `depth`."""
     return {
         **{f"R@{k}": float(hits(ranks, k).mean()) for k in ks},
         "MdR": float(np.median(ranks.best)),
         "MnR": float(ranks.best.mean()),
-        "MRR": float(reciprocal_ranks(ranks).mean()),
+        "MRR": float((1 / ranks.best).mean()),
         f"mAP@{depth}": float(average_precisions(ranks, depth).mean()),
         f"nDCG@{depth}": float(ndcgs(ranks, depth).mean()),
     }
-
-
-def _nth(ranks: PositiveRanks) -> npt.NDArray[np.int64]:
-    """Return 1, 2, … for the positives of each query."""
-    return 1 + np.arange(len(ranks.ranks)) - np.repeat(ranks.starts[:-1], np.diff(ranks.starts))
-
-
-def _reachable(ranks: PositiveRanks, k: int) -> npt.NDArray[np.int64]:
-    return np.minimum(np.diff(ranks.starts), k)
-
-
-def _per_query(ranks: PositiveRanks, values: PerQuery) -> PerQuery:
-    return np.add.reduceat(values, ranks.starts[:-1])
 
 
 def as_plain(value: Any) -> Any:

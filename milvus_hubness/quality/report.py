@@ -42,7 +42,7 @@ class Bin(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A gallery item, with its N_k before and after. fields: its scalar fields, empty if none were given."""
+    """A gallery item, with its N_k before and after. fields: its scalar fields, if known."""
 
     key: Any
     fields: dict[str, Any]
@@ -51,10 +51,8 @@ class Item(NamedTuple):
 
 
 class Swallowed(NamedTuple):
-    """A query with a hub at rank `rank`, in front of its best positive if positives are known.
-
-    right_before, right_after: the rank of that positive.
-    """
+    """A query with a hub at rank `rank`, in front of its best positive. right_before, right_after: the rank of that
+    positive, if known."""
 
     query: int
     text: str | None
@@ -94,17 +92,12 @@ class Point(NamedTuple):
 
 
 class Region(NamedTuple):
-    """A cluster of gallery items. reached: number of its items that a bank query finds. central: its most
+    """A cluster of gallery items: its size, the number of its items that a bank query finds, and the key of its most
     central item."""
 
     items: int
     reached: int
     central: Any
-
-    @property
-    def share(self) -> float:
-        """Return the share of the items that a bank query finds."""
-        return self.reached / self.items
 
 
 class BankReach(NamedTuple):
@@ -190,12 +183,17 @@ def diagnose(
     for value in (strength, *strengths):
         if finite_number("a strength", value) < 0:
             raise InvalidParameter(f"a strength must be at least 0, not {value!r}")
-    strength, searches = float(strength), {}
+    strength, searches, points = float(strength), {}, []
     for value in sorted({0.0, strength, *map(float, strengths)}):
         query_vectors[:, -1] = -value
-        searches[value] = _Search.of(query_vectors, stored, k, positives)
+        retrieved = nearest(query_vectors, stored, k)
+        counts = k_occurrence(retrieved, len(stored), k)
+        placed = None if positives is None else ranks(query_vectors, stored, positives)
+        searches[value] = _Search(retrieved, counts, placed)
+        recall = confidence_interval(hits(placed, 1)) if placed else None
+        points.append(Point(value, hubness_summary(counts), recall))
     before, after = searches[0.0], searches[strength]
-    pair = _Pair(before, after, keys, fields, query_texts)
+    pair = _Comparison(before, after, keys, fields, query_texts)
     return Diagnosis(
         title=title,
         n_queries=len(query_vectors),
@@ -207,7 +205,7 @@ def diagnose(
         histogram=_histogram(before.counts, after.counts),
         hubs=pair.hubs(),
         antihubs=pair.antihubs(),
-        strengths=[Point(w, hubness_summary(one.counts), one.recall()) for w, one in searches.items()],
+        strengths=points,
         gain=paired_difference(hits(before.ranks, 1), hits(after.ranks, 1)) if before.ranks and after.ranks else None,
         retrieval_before=before.ranks and retrieval_summary(before.ranks),
         retrieval_after=after.ranks and retrieval_summary(after.ranks),
@@ -216,29 +214,18 @@ def diagnose(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Search:
-    """A search: found (n_queries, k), the count of each item, and the ranks of the positives if known."""
+class _Search(NamedTuple):
+    """A search: its results (n_queries, k), the count of each item, and the ranks of the positives if known."""
 
-    found: npt.NDArray[np.int64]
+    retrieved: npt.NDArray[np.int64]
     counts: Counts
     ranks: PositiveRanks | None
-
-    @classmethod
-    def of(cls, query_vectors: Vectors, stored: Vectors, k: int, positives: Positives | None) -> _Search:
-        retrieved = nearest(query_vectors, stored, k)
-        placed = None if positives is None else ranks(query_vectors, stored, positives)
-        return cls(retrieved, k_occurrence(retrieved, len(stored), k), placed)
-
-    def recall(self) -> Interval | None:
-        return None if self.ranks is None else confidence_interval(hits(self.ranks, 1))
 
     def rank(self, query: int) -> int | None:
         return None if self.ranks is None else int(self.ranks.best[query])
 
 
-@dataclass(frozen=True, eq=False)
-class _Pair:
+class _Comparison(NamedTuple):
     """Two searches, and the names of the items and queries."""
 
     before: _Search
@@ -247,33 +234,36 @@ class _Pair:
     fields: Sequence[Mapping[str, Any]] | None
     query_texts: Sequence[str] | None
 
-    def item(self, number: int) -> Item:
-        return Item(
-            self.key(number),
-            {} if self.fields is None else as_plain(self.fields[number]),
-            int(self.before.counts[number]),
-            int(self.after.counts[number]),
-        )
+    def items(self, numbers: npt.NDArray[np.int64]) -> list[Item]:
+        return [
+            Item(
+                self.key(number),
+                {} if self.fields is None else as_plain(self.fields[number]),
+                int(self.before.counts[number]),
+                int(self.after.counts[number]),
+            )
+            for number in numbers.tolist()
+        ]
 
     def key(self, number: int) -> Any:
         return number if self.keys is None else as_plain(self.keys[number])
 
     def hubs(self) -> list[Hub]:
         """Return the items with the largest counts, with the queries that rank them highest."""
-        counts = self.before.counts
-        worst = np.argsort(-counts, kind="stable")[:HUBS].tolist()
-        return [Hub(self.item(n), self.swallowed(n)) for n in worst if counts[n] > 0]
+        worst = np.argsort(-self.before.counts, kind="stable")[:HUBS]
+        worst = worst[self.before.counts[worst] > 0]
+        return [Hub(item, self.swallowed(hub)) for item, hub in zip(self.items(worst), worst.tolist(), strict=True)]
 
     def swallowed(self, hub: int) -> list[Swallowed]:
         """Return the queries that rank the hub highest, among those whose positive ranks behind it."""
-        queries, places = np.nonzero(self.before.found == hub)
+        queries, places = np.nonzero(self.before.retrieved == hub)
         chosen: list[Swallowed] = []
         for nth in np.argsort(places, kind="stable").tolist():
-            query, place = int(queries[nth]), int(places[nth]) + 1
+            query, rank = int(queries[nth]), int(places[nth]) + 1
             right = self.before.rank(query)
-            if len(chosen) < QUERIES_PER_HUB and (right is None or right > place):
+            if len(chosen) < QUERIES_PER_HUB and (right is None or right > rank):
                 text = None if self.query_texts is None else str(self.query_texts[query])
-                chosen.append(Swallowed(query, text, place, right, self.after.rank(query)))
+                chosen.append(Swallowed(query, text, rank, right, self.after.rank(query)))
         return chosen
 
     def antihubs(self) -> Antihubs:
@@ -285,27 +275,27 @@ class _Pair:
             before=len(lost),
             after=int((after == 0).sum()),
             rescued=rescued,
-            by_chance=_unreached(len(before), *self.before.found.shape),
-            examples=[self.item(n) for n in order[: min(EXAMPLES, rescued)].tolist()],
-            never=[self.item(n) for n in order[rescued:][:EXAMPLES].tolist()],
+            by_chance=_unreached(len(before), *self.before.retrieved.shape),
+            examples=self.items(order[: min(EXAMPLES, rescued)]),
+            never=self.items(order[rescued:][:EXAMPLES]),
         )
 
     def reach(self, bank: QueryBank, gallery: Vectors) -> BankReach:
-        n_items, k = len(gallery), self.before.found.shape[1]
-        seen = bank_coverage(bank, gallery, k=k)
-        reached = seen.counts > 0
-        regions = zip(np.bincount(seen.region), np.bincount(seen.region, reached), seen.central, strict=True)
-        farthest = np.argsort(seen.similarity, kind="stable")[:EXAMPLES].tolist()
+        n_items, k = len(gallery), self.before.retrieved.shape[1]
+        coverage = bank_coverage(bank, gallery, k=k)
+        reached = coverage.counts > 0
+        sizes, hits = np.bincount(coverage.region), np.bincount(coverage.region, reached).astype(int)
+        farthest = np.argsort(coverage.similarity, kind="stable")[:EXAMPLES]
         return BankReach(
             bank_size=len(bank),
             reached=int(reached.sum()),
             by_chance=n_items - _unreached(n_items, len(bank), k),
-            blind_answers=float((~reached)[self.before.found].mean()),
-            regions=sorted(
-                (Region(int(items), int(hit), self.key(int(central))) for items, hit, central in regions),
-                key=lambda region: region.share,
-            ),
-            farthest=[(self.item(n), float(seen.similarity[n])) for n in farthest],
+            blind_answers=float((~reached)[self.before.retrieved].mean()),
+            regions=[
+                Region(int(sizes[region]), int(hits[region]), self.key(int(coverage.central[region])))
+                for region in np.argsort(hits / sizes, kind="stable")
+            ],
+            farthest=list(zip(self.items(farthest), coverage.similarity[farthest].tolist(), strict=True)),
         )
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -40,7 +39,7 @@ WEAK = 0.6
 
 Verdict = Literal["apply", "apply weakly", "leave it alone"]
 Values = npt.NDArray[np.float64]
-Answers = list[npt.NDArray[np.int64]]
+Answers = Sequence[npt.NDArray[np.int64]]
 """The numbers of the positives of each query."""
 
 
@@ -80,24 +79,15 @@ def mix(trials: Sequence[Trial]) -> Trial:
 
 
 def cross_fitted_hits(
-    trials: Sequence[Trial],
-    outcome: Outcome,
-    queries: Vectors,
-    gallery: Vectors,
-    positives: Sequence[npt.NDArray[np.int64]],
-    *,
-    seed: int = 0,
+    trials: Sequence[Trial], outcome: Outcome, queries: Vectors, gallery: Vectors, positives: Answers, *, seed: int = 0
 ) -> Values:
-    """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else
-    0."""
+    """Return (n_queries,) 1 if a query finds a positive first under a mix picked without its label, else 0."""
     uneven = unevenness(outcome, len(gallery))
     fold = np.random.default_rng(seed).permutation(len(queries)) % FOLDS
-    mixes = [
-        _mean_bias([trials[member] for member in pick(uneven, outcome.ranks[:, fold != this])]) for this in range(FOLDS)
-    ]
-    hits = assess(queries, gallery, mixes, positives).hits
-    own_fold: Values = hits[fold, np.arange(len(queries))]
-    return own_fold
+    members = [pick(uneven, outcome.ranks[:, fold != number]) for number in range(FOLDS)]
+    mixes = [_mean_bias([trials[member] for member in picked]) for picked in members]
+    hits: Values = assess(queries, gallery, mixes, positives).hits[fold, np.arange(len(queries))]
+    return hits
 
 
 def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: float, *, seed: int = 0) -> Judgement:
@@ -124,8 +114,7 @@ def judge_labelled(raw: Values, cross_fitted: Values, strength: float, fall: flo
 
 
 def judge_unlabelled(raw: float, mixed: float, default: float, strength: float) -> Judgement:
-    """Return the verdict: "apply" if the answers to queries that the biases have not seen spread more evenly
-    over the items.
+    """Return the verdict: "apply" if answers to held-out queries spread more evenly over the items.
 
     raw, mixed, default: Robin Hood index of N_10 without correction, under the mix, and under Blend at full strength.
     Both must fall by more than `FALL_TO_TRY`; if the mix falls by at most `FALL_TO_APPLY`, half the strength applies.
@@ -147,8 +136,7 @@ def relative_fall(raw: float, *corrected: float) -> float:
 
 
 def _mean_bias(trials: Sequence[Trial]) -> Vectors:
-    mean: npt.NDArray[np.float64] = np.stack([trial.bias for trial in trials]).mean(0, dtype=np.float64)
-    return mean.astype(np.float32)
+    return np.asarray(np.mean([trial.bias for trial in trials], axis=0, dtype=np.float64), np.float32)
 
 
 MOST_ITEMS = 20_000
@@ -236,13 +224,12 @@ def tune(
     raw = np.zeros(len(items), np.float32)
     outcome = assess(query_vectors, items, [raw, *(trial.bias for trial in trials)], answers)
     chosen, judged = decide(trials, outcome, query_vectors, items, answers, seed=seed)
-    alone = bool(warnings) or judged.verdict == "leave it alone"
+    if warnings:
+        reasons = "; ".join(suspicion.text for suspicion in warnings)
+        judged = judged._replace(verdict="leave it alone", strength=0.0, reason=reasons)
     return Tuning(
-        verdict="leave it alone" if alone else judged.verdict,
-        choice=None if alone else chosen.estimator,
-        strength=0.0 if alone else judged.strength,
-        reason="; ".join(suspicion.text for suspicion in warnings) or judged.reason,
-        interval=judged.interval,
+        **judged._asdict(),
+        choice=None if judged.verdict == "leave it alone" else chosen.estimator,
         warnings=tuple(warnings),
         candidate=chosen.estimator,
         rows=_table(trials, outcome, len(items), seed),
@@ -259,7 +246,7 @@ def decide(
     outcome: Outcome,
     queries: Vectors,
     gallery: Vectors,
-    positives: Sequence[npt.NDArray[np.int64]] | None,
+    positives: Answers | None,
     *,
     seed: int = 0,
 ) -> tuple[Trial, Judgement]:
@@ -267,7 +254,7 @@ def decide(
 
     outcome: of the raw search and then of each trial, for these queries on this gallery.
     """
-    tried = Outcome(outcome.ranks[1:], outcome.found[1:])
+    tried = Outcome(outcome.ranks[1:], outcome.retrieved[1:])
     uneven = unevenness(outcome, len(gallery))
     members = pick(uneven[1:], tried.ranks if positives is not None else None)
     mixed = mix([trials[member] for member in members])
@@ -285,15 +272,13 @@ def _checked_queries(
 ) -> tuple[Vectors | None, Answers | None]:
     if queries is None:
         if positives is not None:
-            raise InvalidInput("positives were given without the queries that they belong to")
+            raise InvalidInput("positives without the queries that they belong to: pass queries too")
         bank.require(at_least=2 * FEWEST_QUERIES)
         return None, None
     query_vectors = as_vectors(queries, "the queries")
     bank.expect_dim(query_vectors.shape[1], "a query")
     if len(query_vectors) < FEWEST_QUERIES:
-        raise InvalidInput(
-            f"a correction cannot be judged by fewer than {FEWEST_QUERIES} queries; given: {len(query_vectors)}"
-        )
+        raise InvalidInput(f"{len(query_vectors)} queries cannot judge a correction: {FEWEST_QUERIES} are needed")
     if positives is None:
         return query_vectors, None
     numbers, starts = checked_positives(positives, len(query_vectors), n_items)
@@ -315,7 +300,7 @@ def _apart(
     queries = {row.tobytes() for row in query_vectors}
     other = np.array([row.tobytes() not in queries for row in bank.vectors])
     if not other.any():
-        raise InvalidInput("the bank holds nothing but the queries: a bias must not be judged by what it was fitted on")
+        raise InvalidInput("the bank holds nothing but the queries: a bias must not be judged by its own bank")
     return (bank if other.all() else QueryBank(bank.vectors[other], bank.source)), query_vectors, answers
 
 
@@ -330,13 +315,12 @@ def _some_items(items: Vectors, answers: Answers | None, rng: np.random.Generato
 
 
 def _table(trials: Sequence[Trial], outcome: Outcome, n_items: int, seed: int) -> tuple[Row, ...]:
-    tried: list[tuple[Estimator | None, float]] = [(None, 0.0)]
-    tried += [(trial.estimator, trial.strength) for trial in trials]
-    uneven = unevenness(outcome, n_items).tolist()
-    retrieval: Iterable[tuple[float | None, Interval | None]] = repeat((None, None), len(tried))
+    estimators = [None, *(trial.estimator for trial in trials)]
+    strengths = [0.0, *(trial.strength for trial in trials)]
+    r1s: Sequence[float | None] = [None] * len(estimators)
+    gains: Sequence[Interval | None] = [None] * len(estimators)
     if outcome.ranks.size:
         hits = outcome.hits
-        gains = bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
-        retrieval = zip(hits.mean(1).tolist(), gains, strict=True)
-    raw, *rows = (Row(*one, even, *two) for one, even, two in zip(tried, uneven, retrieval, strict=True))
+        r1s, gains = hits.mean(1).tolist(), bootstrap(hits - hits[0], resamples=RESAMPLES, seed=seed)
+    raw, *rows = map(Row, estimators, strengths, unevenness(outcome, n_items).tolist(), r1s, gains)
     return (raw, *sorted(rows, key=lambda row: row.unevenness if row.r1 is None else -row.r1))

@@ -90,8 +90,8 @@ def judge(
     items = layout.reduce_items(sample)
     outcome = assess(layout.reduce_queries(query_vectors), items, biases)
     skews = {
-        name: round(skewness(k_occurrence(found, len(sample))), 3)
-        for name, found in zip(("raw", "old", "new"), outcome.found, strict=True)
+        name: round(skewness(k_occurrence(items, len(sample))), 3)
+        for name, items in zip(("raw", "old", "new"), outcome.retrieved, strict=True)
     }
     r1, gains = {}, {}
     if labelled is not None:
@@ -128,7 +128,7 @@ def _apart(layout: Layout, sample: Floats, standing: Standing, query_vectors: Fl
 
 
 def _overlap(outcome: Outcome) -> float:
-    old, new = outcome.found[1], outcome.found[2]
+    old, new = outcome.retrieved[1], outcome.retrieved[2]
     return float(np.mean([len(np.intersect1d(a, b)) / len(a) for a, b in zip(old, new, strict=True)]))
 
 

@@ -75,7 +75,7 @@ def test_the_parts_are_disjoint_and_cover_everything() -> None:
 
 
 def test_nothing_is_fitted_on_the_test_docstrings(sample: list[Pair], small: Retriever) -> None:
-    test = split_pairs(len(sample), seed=0).test
+    test = split_pairs(len(sample), seed=0)[2]
     changed = list(sample)
     for i in test[1:]:
         changed[i] = sample[i]._replace(docstring="return the value")
@@ -86,7 +86,7 @@ def test_nothing_is_fitted_on_the_test_docstrings(sample: list[Pair], small: Ret
 
 
 def test_nothing_is_fitted_on_the_bank_bodies(sample: list[Pair], small: Retriever) -> None:
-    bank = split_pairs(len(sample), seed=0).bank
+    bank = split_pairs(len(sample), seed=0)[1]
     changed = list(sample)
     for i in bank:
         changed[i] = sample[i]._replace(body="return the value")
@@ -94,7 +94,7 @@ def test_nothing_is_fitted_on_the_bank_bodies(sample: list[Pair], small: Retriev
 
 
 def test_a_text_without_a_known_word_is_dropped(sample: list[Pair], small: Retriever) -> None:
-    i, j = split_pairs(len(sample), seed=0).test[:2]
+    i, j = split_pairs(len(sample), seed=0)[2][:2]
     changed = list(sample)
     changed[i] = sample[i]._replace(docstring="0 == 0")
     changed[j] = sample[j]._replace(body="qqxqq = 0")

@@ -104,7 +104,7 @@ def test_it_fires_on_queries_of_another_data_set(share):
     found = drift_between(own[order[:250]], recent)
     assert found.fired
     assert found.statistic > THRESHOLD
-    assert "of the variance lies between" in found.reason
+    assert "of the variance is between" in found.reason
 
 
 @needs_real_data

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality.measures import antihubs, hubness_summary, k_occurrence, kurtosis, robin_hood, skewness
+from milvus_hubness.quality.measures import hubness_summary, k_occurrence, robin_hood, skewness
 
 COUNTS = np.random.default_rng(0).geometric(0.2, 500) - 1
 
@@ -16,13 +16,12 @@ def test_k_occurrence_counts_first_k_results():
     found = np.array([[0, 1, 2], [1, 0, 4], [1, 4, 3]])
     assert k_occurrence(found, 6, 2).tolist() == [2, 3, 0, 0, 1, 0]
     assert k_occurrence(found, 5, 3).sum() == 9
-    assert k_occurrence([[0, 1, 2], [1], []], 4, 2).tolist() == [1, 2, 0, 0]
     assert k_occurrence(np.zeros((2, 10), np.int32), 1).tolist() == [20]
 
 
 def test_against_scipy():
     assert skewness(COUNTS) == pytest.approx(stats.skew(COUNTS))
-    assert kurtosis(COUNTS) == pytest.approx(stats.kurtosis(COUNTS))
+    assert hubness_summary(COUNTS).kurtosis == pytest.approx(stats.kurtosis(COUNTS))
 
 
 def test_robin_hood_is_the_share_to_be_moved():
@@ -32,7 +31,7 @@ def test_robin_hood_is_the_share_to_be_moved():
 
 
 def test_antihubs():
-    assert antihubs([3, 0, 1, 0]) == 0.5
+    assert hubness_summary([3, 0, 1, 0]).antihubs == 0.5
 
 
 def test_all_equal_counts_are_no_hubness():
@@ -44,18 +43,17 @@ def test_all_equal_counts_are_no_hubness():
 def test_summary():
     summary = hubness_summary(COUNTS)
     assert summary.skewness == skewness(COUNTS)
-    assert summary.kurtosis == kurtosis(COUNTS)
     assert summary.robin_hood == robin_hood(COUNTS)
     assert summary.largest == COUNTS.max()
-    assert summary.antihubs == antihubs(COUNTS) > 0
+    assert summary.antihubs == (COUNTS == 0).mean() > 0
 
 
 def test_bad_input():
-    for found in ([[0, 6]], [[-1, 0]], [[0.5, 1.0]], [["a"]]):
+    for found in ([[0, 6]], [[-1, 0]], [[0.5, 1.0]], [["a", "b"]]):
         with pytest.raises(InvalidInput, match=r"numbers of items, 0 … 5"):
             k_occurrence(found, 6, 2)
     for found in ([], [[]], np.empty((0, 3), int)):
-        with pytest.raises(InvalidInput, match="no results"):
+        with pytest.raises(InvalidInput, match="2 or more"):
             k_occurrence(found, 6, 2)
     for found in (np.arange(3), np.ones((2, 1), int)):
         with pytest.raises(InvalidInput, match="2 or more"):
@@ -64,6 +62,6 @@ def test_bad_input():
         k_occurrence([[1]], 6, 0)
     with pytest.raises(InvalidParameter, match="n_items must be"):
         k_occurrence([[1]], 0)
-    for measure in (skewness, kurtosis, robin_hood, antihubs, hubness_summary):
+    for measure in (skewness, robin_hood, hubness_summary):
         with pytest.raises(InvalidInput, match="1-D"):
             measure([])

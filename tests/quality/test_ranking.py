@@ -82,10 +82,10 @@ def test_positives_as_an_array_and_several_per_query():
 @pytest.mark.parametrize(
     ("positives", "complaint"),
     [
-        ([0, 1], "positives are given for 2 queries and there are 3"),
+        ([0, 1], "positives are for 2 queries and there are 3"),
         ([0, 9, 1], "positives of query 1 are not among the 9 gallery items"),
         ([{0, 12}, -1, 1], "positives of query 0, 1 are not"),
-        ([0, [], 1], "no positive is given for query 1"),
+        ([0, [], 1], "no positive for query 1"),
         ([0, "a", 1], "must be the numbers of gallery items"),
         ([0, 1.5, 1], "must be the numbers of gallery items"),
     ],
@@ -113,7 +113,7 @@ def test_bad_vectors():
             call(queries[0], gallery)
     with pytest.raises(InvalidInput, match="no query, or no gallery item"):
         ranks(queries[:0], gallery, [])
-    with pytest.raises(InvalidParameter, match=r"k = 10 nearest .* 9 items"):
+    with pytest.raises(InvalidParameter, match=r"k is 10 and the gallery has 9 items"):
         nearest(queries, gallery, 10)
     with pytest.raises(InvalidParameter, match="k must be"):
         nearest(queries, gallery, 0)

@@ -9,16 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from milvus_hubness.errors import InvalidInput, InvalidParameter
-from milvus_hubness.quality.measures import (
-    PositiveRanks,
-    average_precisions,
-    hits,
-    ndcgs,
-    recall_at_k,
-    reciprocal_ranks,
-    retrieval_summary,
-)
+from milvus_hubness.errors import InvalidParameter
+from milvus_hubness.quality.measures import PositiveRanks, average_precisions, hits, ndcgs, retrieval_summary
 
 rank_lists = st.lists(st.sets(st.integers(1, 30), min_size=1, max_size=8).map(sorted), min_size=1, max_size=6)
 
@@ -34,7 +26,6 @@ RANKS = of([[1], [3, 4], [11], [2, 5, 20]])
 def test_by_hand():
     np.testing.assert_array_equal(hits(RANKS, 1), [1, 0, 0, 0])
     np.testing.assert_array_equal(hits(RANKS, 3), [1, 1, 0, 1])
-    np.testing.assert_allclose(reciprocal_ranks(RANKS), [1, 1 / 3, 1 / 11, 1 / 2])
     np.testing.assert_allclose(average_precisions(RANKS, 10), [1, (1 / 3 + 2 / 4) / 2, 0, (1 / 2 + 2 / 5) / 3])
     assert retrieval_summary(RANKS) == {
         "R@1": 0.25,
@@ -73,28 +64,7 @@ def test_perfect_and_bounded(lists):
         assert ((measure(of(lists), 10) >= 0) & (measure(of(lists), 10) <= 1 + 1e-12)).all()
 
 
-def test_recall_of_results_with_keys():
-    results = [["b", "a"], ["c"], [], ["d", "e", "f"]]
-    assert recall_at_k(results, ["a", "c", "x", "f"], 1) == 0.25
-    assert recall_at_k(results, ["a", "c", "x", "f"], 2) == 0.5
-    assert recall_at_k(results, [{"a", "z"}, ["c"], ("x", "y"), frozenset(["f"])], 3) == 0.75
-
-
-def test_recall_of_an_array():
-    found = np.array([[3, 1], [0, 2], [5, 4]])
-    assert recall_at_k(found, np.array([3, 2, 1]), 1) == pytest.approx(1 / 3)
-    assert recall_at_k(found, np.array([3, 2, 1]), 2) == pytest.approx(2 / 3)
-    assert recall_at_k(found, [3, {2, 7}, np.array([1, 4])], 2) == 1.0
-    assert recall_at_k(found.tolist(), [np.int64(3), 2, 1], 2) == pytest.approx(2 / 3)
-
-
 def test_bad_input():
-    with pytest.raises(InvalidInput, match="results of 2 queries and positives of 1"):
-        recall_at_k([[1], [2]], [1], 1)
-    with pytest.raises(InvalidInput, match="results of 0 queries"):
-        recall_at_k([], [], 1)
-    with pytest.raises(InvalidInput, match="3 or more"):
-        recall_at_k(np.ones((4, 2), int), [1] * 4, 3)
-    for call in (hits, average_precisions, ndcgs, lambda _, k: recall_at_k([[1]], [1], k)):
+    for call in (hits, average_precisions, ndcgs):
         with pytest.raises(InvalidParameter, match="k must be"):
             call(RANKS, 0)

@@ -137,7 +137,7 @@ def test_reach_and_shift_are_their_definitions():
 class TestBadInput:
     def test_too_few_queries(self, space):
         bank, gallery, queries = space
-        with pytest.raises(InvalidInput, match="fewer than 20 queries; given: 1"):
+        with pytest.raises(InvalidInput, match="1 queries cannot judge a correction: 20 are needed"):
             tune(bank, gallery, queries=queries[:1], positives=[0])
         with pytest.raises(BankTooSmall, match="at least 40 are needed"):
             tune(bank.vectors[:39], gallery)
