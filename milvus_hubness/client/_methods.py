@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from milvus_hubness.client.messages import Question
 from milvus_hubness.client.new_collections import QUICK_FORM, CorrectionConfig
 from milvus_hubness.client.operations import Operations
 from milvus_hubness.client.query_samples import WRITE_SECONDS, Sampled, sampler_for
-from milvus_hubness.client.steps import Ask, Effect, Operation, PlainConnection, Step, raising_as_milvus, refusing
+from milvus_hubness.client.steps import Ask, Effect, Operation, PlainConnection, Step, as_milvus, refusing
 from milvus_hubness.client.write_intents import Deletion, Write
+from milvus_hubness.errors import HubnessError
 from milvus_hubness.rerank import Adaptive, GloballyCorrected
 from milvus_hubness.state import STATE_TTL
 from milvus_hubness.stores.milvus_banks import Sample, put_samples
@@ -24,15 +25,54 @@ from milvus_hubness.stores.milvus_server import EscapedKeys
 DEFAULT_BANK_BUDGET = 1 << 30
 
 
+def _raising_as_milvus(operation: Operation[Any]) -> Operation[Any]:
+    try:
+        return (yield from operation)
+    except HubnessError as error:
+        raise as_milvus(error) from error
+
+
+def drive(operation: Operation[Any], answer: Callable[[Step], Any]) -> Any:
+    """Run an operation and return its result. answer: runs one step; the operation receives its exceptions."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        return done.value
+
+
+async def drive_async(operation: Operation[Any], answer: Callable[[Step], Awaitable[Any]]) -> Any:
+    """Run an operation as `drive` does, with awaited answers. Other tasks may run operations meanwhile."""
+    try:
+        step = next(operation)
+        while True:
+            try:
+                outcome = await answer(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(outcome)
+    except StopIteration as done:
+        return done.value
+
+
 class Methods(EscapedKeys):
     """Methods of a client of pymilvus, for corrected collections.
 
-    Each returns the outcome of an operation: the result in HubnessClient, an awaitable of the result in
-    AsyncHubnessClient. A subclass inherits from this class first and from a client of pymilvus second.
+    They return the result in HubnessClient, and an awaitable of the result in AsyncHubnessClient. A subclass inherits
+    from this class first and from a client of pymilvus second.
     """
 
     _drive: Callable[..., Any]
-    """`steps.drive` or `steps.drive_async`."""
+    """`drive` or `drive_async`."""
+    _perform: Callable[[Effect], Any]
+    """Runs a step that is not a request of pymilvus's own client."""
 
     def __init__(
         self,
@@ -53,24 +93,18 @@ class Methods(EscapedKeys):
             self._sampler = sampler_for(sample_queries, self._put_samples)
             self._operations = Operations(strength, state_ttl, bank_budget, self._sampler)
         super().__init__(uri, user, password, db_name, token, timeout, **kwargs)  # type: ignore[call-arg]
-        self._plain = PlainConnection(
-            uri, user=user, password=password, db_name=db_name, token=token, timeout=timeout, **kwargs
-        )
+        self._plain = PlainConnection(uri, db_name, timeout, user=user, password=password, token=token, **kwargs)
 
     def _put_samples(self, samples_collection: str, samples: Sequence[Sample]) -> None:
         put_samples(self._plain.client(), samples_collection, samples, WRITE_SECONDS)
 
     def _run(self, operation: Operation[Any]) -> Any:
-        return self._drive(raising_as_milvus(operation), self._answer)
+        return self._drive(_raising_as_milvus(operation), self._answer)
 
     def _answer(self, step: Step) -> Any:
         if isinstance(step, Ask):
             return getattr(super(), step.method)(*step.args, **step.options)
         return self._perform(step)
-
-    def _perform(self, step: Effect) -> Any:
-        """Run a step that is not a request of pymilvus's own client."""
-        raise NotImplementedError
 
     def _learn_schema(self, connection: Any, collection: str) -> None:
         database = self._generate_call_context().get_db_name()  # type: ignore[attr-defined]
@@ -94,11 +128,11 @@ class Methods(EscapedKeys):
         bias: Bias = "compute",
         **kwargs: Any,
     ) -> Any:
-        """Insert rows as pymilvus does, and compute the bias of each from the bank.
+        """Insert rows as pymilvus does, and compute their biases from the bank.
 
-        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank
-        neither fits into bank_budget nor can be searched on the server, and DimensionMismatch,
-        NonFiniteVectors and, under COSINE, ZeroVectors, each naming the rows.
+        bias="pending" gives rows the mean bias until the next refresh. Raises BankTooLarge if the bank neither fits
+        into bank_budget nor can be searched on the server, and DimensionMismatch, NonFiniteVectors and, under COSINE,
+        ZeroVectors, with the rows in the message.
         """
         write = Write("insert", collection_name, data, timeout, partition_name, bias, kwargs)
         return self._run(self._operations.dual_writes.write(write))
@@ -129,10 +163,10 @@ class Methods(EscapedKeys):
         *,
         bias: Bias = "compute",
     ) -> Any:
-        """Write new rows of a corrected collection to Parquet files for a bulk import, and return the paths.
+        """Write new rows of a corrected collection, with their biases, to Parquet files for a bulk import.
 
-        Each row has its bias. Raises as `insert` does, and UnsupportedOperation if the biases are in a side
-        collection or a job works on the collection.
+        Returns the paths. Raises as `insert` does, and UnsupportedOperation if the biases are in a side collection or
+        a job works on the collection.
         """
         return self._run(self._operations.writes.write_import_files(collection_name, data, Path(folder), bias, timeout))
 
@@ -177,14 +211,11 @@ class Methods(EscapedKeys):
     ) -> Any:
         """Search as pymilvus does, ranked by the corrected score.
 
-        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of
-        the bias profile. rerank: fetch more raw candidates and rank them against the bank; with a
-        QuariReranker, fetch more corrected candidates and rank them by its model. candidates: how many
-        candidates; None uses the number of the re-ranker. with_raw_score: give each hit its uncorrected score
-        as "raw_score". On a field that is not corrected, all of these have no effect, except a QuariReranker.
-
-        Raises DimensionMismatch, InvalidInput, InvalidParameter, and UnsupportedOperation for a QuariReranker
-        on a field that is not corrected.
+        strength: w; 1 is the full correction, 0 gives the raw ranking and the raw scores. profile: name of the bias
+        profile. rerank: ranks more raw candidates against the bank or, if it is a QuariReranker, more corrected
+        candidates by its model. candidates: how many; None uses the number of the re-ranker. with_raw_score: hits also
+        have their uncorrected score, as "raw_score". On a field that is not corrected, these have no effect, except
+        that a QuariReranker raises UnsupportedOperation. Raises DimensionMismatch, InvalidInput, InvalidParameter.
         """
         question = Question(
             data,
@@ -221,9 +252,8 @@ class Methods(EscapedKeys):
         **kwargs: Any,
     ) -> Any:
         """Query as pymilvus does."""
-        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names}
-        request = Ask("query", (collection_name, filter), {"ids": ids, **options, **kwargs})
-        return self._run(self._operations.reads.read(request))
+        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        return self._run(self._operations.reads.read(Ask("query", (collection_name, filter), {"ids": ids, **options})))
 
     def get(
         self,
@@ -235,9 +265,8 @@ class Methods(EscapedKeys):
         **kwargs: Any,
     ) -> Any:
         """Get rows as pymilvus does."""
-        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names}
-        request = Ask("get", (collection_name, ids), {**options, **kwargs})
-        return self._run(self._operations.reads.read(request))
+        options = {"output_fields": output_fields, "timeout": timeout, "partition_names": partition_names, **kwargs}
+        return self._run(self._operations.reads.read(Ask("get", (collection_name, ids), options)))
 
     def hybrid_search(
         self,
@@ -255,24 +284,20 @@ class Methods(EscapedKeys):
     ) -> Any:
         """Search as pymilvus's hybrid_search does, with corrected scores on corrected fields.
 
-        If the server cannot weigh a corrected field in the user's metric, the client sends the requests one
-        by one and merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a
-        ranker other than RRFRanker and WeightedRanker.
+        If the server cannot weigh a corrected field in the user's metric, the client sends the requests one by one and
+        merges the answers as Milvus does. Raises UnsupportedOperation if that needs groups, or a ranker other than
+        RRFRanker and WeightedRanker.
         """
         options = {"timeout": timeout, "partition_names": partition_names, **kwargs}
-        return self._run(
-            self._operations.searches.hybrid_search(
-                collection_name, reqs, ranker, limit, output_fields, options, strength, profile
-            )
-        )
+        arguments = (collection_name, reqs, ranker, limit, output_fields, options, strength, profile)
+        return self._run(self._operations.searches.hybrid_search(*arguments))
 
     # -- descriptions -----------------------------------------------------------------------------------
 
     def hubness_state(self, collection_name: str, anns_field: str | None = None) -> Any:
-        """Read the state of a corrected field from the collection, a CollectionState.
+        """Read the CollectionState of a corrected field from the collection.
 
-        anns_field: the field; it may be None if only one field is corrected. Returns None if the field is not
-        corrected, and if no field is named but several are corrected.
+        anns_field may be None if only one field is corrected. Returns None for any other field that is not corrected.
         """
         return self._run(self._operations.reads.hubness_state(collection_name, anns_field))
 
@@ -291,10 +316,7 @@ class Methods(EscapedKeys):
     def list_aliases(
         self, collection_name: str = "", timeout: float | None = None, *, include_internal: bool = False, **kwargs: Any
     ) -> Any:
-        """List aliases as pymilvus does, without the aliases that jobs write through.
-
-        include_internal: list these too.
-        """
+        """List aliases as pymilvus does; include_internal lists the aliases that jobs write through, too."""
         call = Ask("list_aliases", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.list_aliases(call, include_internal))
 
@@ -329,10 +351,7 @@ class Methods(EscapedKeys):
     def create_index(
         self, collection_name: str, index_params: IndexParams, timeout: float | None = None, **kwargs: Any
     ) -> Any:
-        """Create an index as pymilvus does.
-
-        Raises InvalidParameter if the metric of a corrected field differs from the metric of its correction.
-        """
+        """Create an index as pymilvus does. Raises InvalidParameter if a corrected field gets another metric."""
         return self._run(self._operations.writes.create_index(collection_name, index_params, timeout, kwargs))
 
     def load_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
@@ -350,8 +369,8 @@ class Methods(EscapedKeys):
     def drop_collection(self, collection_name: str, timeout: float | None = None, **kwargs: Any) -> Any:
         """Drop a collection as pymilvus does.
 
-        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it,
-        and UnsupportedOperation while its writes also go to a copy.
+        Its bank, its biases and its job records are dropped too. Raises LeaseHeld while a job works on it, and
+        UnsupportedOperation while its writes also go to a copy.
         """
         call = Ask("drop_collection", (collection_name, timeout), kwargs)
         return self._run(self._operations.catalog.drop_collection(collection_name, call, timeout))
@@ -393,8 +412,8 @@ class Methods(EscapedKeys):
     ) -> Any:
         """Restore a snapshot as pymilvus does.
 
-        Raises UnsupportedOperation for a corrected collection if target_db_name is another database, or if
-        its biases are in a side collection.
+        Raises UnsupportedOperation for a corrected collection if target_db_name is another database, or if its biases
+        are in a side collection.
         """
         names = (snapshot_name, source_collection_name, target_collection_name)
         call = Ask("restore_snapshot", (*names, source_db_name, target_db_name, timeout), kwargs)

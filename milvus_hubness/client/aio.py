@@ -12,9 +12,9 @@ from pymilvus import AsyncMilvusClient
 from pymilvus.client.constants import UNLIMITED
 
 from milvus_hubness.banks.generations import StoredBank
-from milvus_hubness.client._methods import Methods
+from milvus_hubness.client._methods import Methods, drive_async
 from milvus_hubness.client.operations import AsyncQueryIterator
-from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, drive_async, refusing
+from milvus_hubness.client.steps import Effect, InStore, LearnSchema, LoadBank, Pause, refusing
 from milvus_hubness.state import BankReference
 
 

@@ -29,8 +29,9 @@ from milvus_hubness import (
     enable,
     plan_enable,
 )
+from milvus_hubness.client._methods import drive, drive_async
 from milvus_hubness.client.state_cache import BankCache
-from milvus_hubness.client.steps import Ask, Compute, drive, drive_async
+from milvus_hubness.client.steps import Ask, Compute
 from milvus_hubness.stores import MilvusStore
 from tests.congruence.test_client import DIM, ITEMS, K, Pair, assert_same_hits, hits_of, ids
 from tests.galleries import AWKWARD, METRICS, nnn, plain_collection, similarity, vectors
@@ -586,13 +587,13 @@ def test_a_closed_client_connects_to_nothing(lite):
     async def use():
         async with opened(lite, state_ttl=1_000) as client:
             await client.insert(pair.corrected, {"id": 9_999, "vector": pair.items[0], "group": 0})
-            assert client._plain.is_open
+            assert client._plain._client
             await client.close()
             await client.close()
-            assert not client._plain.is_open
+            assert not client._plain._client
             with pytest.raises(MilvusException, match="connection"):
                 await client.insert(pair.corrected, {"id": 9_998, "vector": pair.items[0], "group": 0})
-            assert not client._plain.is_open
+            assert not client._plain._client
 
     asyncio.run(use())
 

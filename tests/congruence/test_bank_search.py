@@ -22,7 +22,8 @@ from milvus_hubness import (
     status,
 )
 from milvus_hubness.client import biases as client_biases
-from milvus_hubness.client.steps import Ask, drive
+from milvus_hubness.client._methods import drive
+from milvus_hubness.client.steps import Ask
 from milvus_hubness.estimators import from_dict
 from milvus_hubness.stores.milvus_banks import bank_rows
 from tests.congruence.test_async import opened

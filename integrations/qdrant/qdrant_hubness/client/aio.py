@@ -7,7 +7,8 @@ from typing import Any
 
 from qdrant_client import AsyncQdrantClient
 
-from milvus_hubness.client.steps import Ask, Pause, drive_async
+from milvus_hubness.client._methods import drive_async
+from milvus_hubness.client.steps import Ask, Pause
 from milvus_hubness.state import STATE_TTL
 from qdrant_hubness.client.knowledge import Operation, T
 from qdrant_hubness.client.methods import Methods
