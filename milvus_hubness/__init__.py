@@ -2,153 +2,82 @@
 
 from importlib.metadata import version
 
-from milvus_hubness.banks.bank import QueryBank
-from milvus_hubness.client import AsyncHubnessClient, CorrectionConfig, HubnessClient
-from milvus_hubness.codec.layout import Layout
-from milvus_hubness.correction import Correction
-from milvus_hubness.enable.enable import disable, enable
-from milvus_hubness.enable.plan import plan_enable
-from milvus_hubness.errors import (
-    AlreadyCorrected,
-    BankTooLarge,
-    BankTooSmall,
-    Cancelled,
-    CannotMigrate,
-    CollectionExists,
-    CollectionNotFound,
-    CorrectionNotRecommended,
-    CriticalLoad,
-    DimensionMismatch,
-    DualWriteFailed,
-    EmptyBank,
-    EmptyCollection,
-    EncoderMismatch,
-    FaissConflict,
-    HookFailed,
-    HubnessError,
-    InvalidInput,
-    InvalidParameter,
-    LeaseHeld,
-    LeaseLost,
-    NoMigration,
-    NonFiniteVectors,
-    NoSpareColumns,
-    NotCaughtUp,
-    NotCorrected,
-    ResumeRefused,
-    ServerUnavailable,
-    StateError,
-    StoreError,
-    UnfinishedMigration,
-    UnknownStateVersion,
-    UnreadableFile,
-    UnsupportedOperation,
-    VerificationFailed,
-    WriteIntentFailed,
-    WrongPhase,
-    ZeroVectors,
-)
-from milvus_hubness.estimators import (
-    CSLS,
-    NNN,
-    Blend,
-    DistributionNormalization,
-    DualBankSinkhorn,
-    DualInvertedSoftmax,
-    Estimator,
-    FittedBias,
-    InvertedSoftmax,
-    Sinkhorn,
-)
-from milvus_hubness.migration.clean import clean
-from milvus_hubness.migration.migrator import cutover, migrate, resume, rollback
-from milvus_hubness.migration.plan import BulkTarget, MigrationOptions, plan_migration
-from milvus_hubness.quality.collections import diagnose, tune
-from milvus_hubness.quari import QuariReranker
-from milvus_hubness.refresh.plan import RefreshOptions
-from milvus_hubness.refresh.run import RefreshResult, refresh
-from milvus_hubness.refresh.status import status
-from milvus_hubness.rerank import DualDynamicGate, DynamicGate, GloballyCorrected
-from milvus_hubness.stores import MilvusStore, connect
+from milvus_hubness.banks.bank import QueryBank as QueryBank
+from milvus_hubness.client import AsyncHubnessClient as AsyncHubnessClient
+from milvus_hubness.client import CorrectionConfig as CorrectionConfig
+from milvus_hubness.client import HubnessClient as HubnessClient
+from milvus_hubness.codec.layout import Layout as Layout
+from milvus_hubness.correction import Correction as Correction
+from milvus_hubness.enable.enable import disable as disable
+from milvus_hubness.enable.enable import enable as enable
+from milvus_hubness.enable.plan import plan_enable as plan_enable
+from milvus_hubness.errors import AlreadyCorrected as AlreadyCorrected
+from milvus_hubness.errors import BankTooLarge as BankTooLarge
+from milvus_hubness.errors import BankTooSmall as BankTooSmall
+from milvus_hubness.errors import Cancelled as Cancelled
+from milvus_hubness.errors import CannotMigrate as CannotMigrate
+from milvus_hubness.errors import CollectionExists as CollectionExists
+from milvus_hubness.errors import CollectionNotFound as CollectionNotFound
+from milvus_hubness.errors import CorrectionNotRecommended as CorrectionNotRecommended
+from milvus_hubness.errors import CriticalLoad as CriticalLoad
+from milvus_hubness.errors import DimensionMismatch as DimensionMismatch
+from milvus_hubness.errors import DualWriteFailed as DualWriteFailed
+from milvus_hubness.errors import EmptyBank as EmptyBank
+from milvus_hubness.errors import EmptyCollection as EmptyCollection
+from milvus_hubness.errors import EncoderMismatch as EncoderMismatch
+from milvus_hubness.errors import FaissConflict as FaissConflict
+from milvus_hubness.errors import HookFailed as HookFailed
+from milvus_hubness.errors import HubnessError as HubnessError
+from milvus_hubness.errors import InvalidInput as InvalidInput
+from milvus_hubness.errors import InvalidParameter as InvalidParameter
+from milvus_hubness.errors import LeaseHeld as LeaseHeld
+from milvus_hubness.errors import LeaseLost as LeaseLost
+from milvus_hubness.errors import NoMigration as NoMigration
+from milvus_hubness.errors import NonFiniteVectors as NonFiniteVectors
+from milvus_hubness.errors import NoSpareColumns as NoSpareColumns
+from milvus_hubness.errors import NotCaughtUp as NotCaughtUp
+from milvus_hubness.errors import NotCorrected as NotCorrected
+from milvus_hubness.errors import ResumeRefused as ResumeRefused
+from milvus_hubness.errors import ServerUnavailable as ServerUnavailable
+from milvus_hubness.errors import StateError as StateError
+from milvus_hubness.errors import StoreError as StoreError
+from milvus_hubness.errors import UnfinishedMigration as UnfinishedMigration
+from milvus_hubness.errors import UnknownStateVersion as UnknownStateVersion
+from milvus_hubness.errors import UnreadableFile as UnreadableFile
+from milvus_hubness.errors import UnsupportedOperation as UnsupportedOperation
+from milvus_hubness.errors import VerificationFailed as VerificationFailed
+from milvus_hubness.errors import WriteIntentFailed as WriteIntentFailed
+from milvus_hubness.errors import WrongPhase as WrongPhase
+from milvus_hubness.errors import ZeroVectors as ZeroVectors
+from milvus_hubness.estimators import CSLS as CSLS
+from milvus_hubness.estimators import NNN as NNN
+from milvus_hubness.estimators import Blend as Blend
+from milvus_hubness.estimators import DistributionNormalization as DistributionNormalization
+from milvus_hubness.estimators import DualBankSinkhorn as DualBankSinkhorn
+from milvus_hubness.estimators import DualInvertedSoftmax as DualInvertedSoftmax
+from milvus_hubness.estimators import Estimator as Estimator
+from milvus_hubness.estimators import FittedBias as FittedBias
+from milvus_hubness.estimators import InvertedSoftmax as InvertedSoftmax
+from milvus_hubness.estimators import Sinkhorn as Sinkhorn
+from milvus_hubness.migration.clean import clean as clean
+from milvus_hubness.migration.migrator import cutover as cutover
+from milvus_hubness.migration.migrator import migrate as migrate
+from milvus_hubness.migration.migrator import resume as resume
+from milvus_hubness.migration.migrator import rollback as rollback
+from milvus_hubness.migration.plan import BulkTarget as BulkTarget
+from milvus_hubness.migration.plan import MigrationOptions as MigrationOptions
+from milvus_hubness.migration.plan import plan_migration as plan_migration
+from milvus_hubness.quality.collections import diagnose as diagnose
+from milvus_hubness.quality.collections import tune as tune
+from milvus_hubness.quari import QuariReranker as QuariReranker
+from milvus_hubness.refresh.plan import RefreshOptions as RefreshOptions
+from milvus_hubness.refresh.run import RefreshResult as RefreshResult
+from milvus_hubness.refresh.run import refresh as refresh
+from milvus_hubness.refresh.status import status as status
+from milvus_hubness.rerank import DualDynamicGate as DualDynamicGate
+from milvus_hubness.rerank import DynamicGate as DynamicGate
+from milvus_hubness.rerank import GloballyCorrected as GloballyCorrected
+from milvus_hubness.stores import MilvusStore as MilvusStore
+from milvus_hubness.stores import connect as connect
 
 __version__ = version("milvus-hubness")
-
-__all__ = [
-    "CSLS",
-    "NNN",
-    "AlreadyCorrected",
-    "AsyncHubnessClient",
-    "BankTooLarge",
-    "BankTooSmall",
-    "Blend",
-    "BulkTarget",
-    "Cancelled",
-    "CannotMigrate",
-    "CollectionExists",
-    "CollectionNotFound",
-    "Correction",
-    "CorrectionConfig",
-    "CorrectionNotRecommended",
-    "CriticalLoad",
-    "DimensionMismatch",
-    "DistributionNormalization",
-    "DualBankSinkhorn",
-    "DualDynamicGate",
-    "DualInvertedSoftmax",
-    "DualWriteFailed",
-    "DynamicGate",
-    "EmptyBank",
-    "EmptyCollection",
-    "EncoderMismatch",
-    "Estimator",
-    "FaissConflict",
-    "FittedBias",
-    "GloballyCorrected",
-    "HookFailed",
-    "HubnessClient",
-    "HubnessError",
-    "InvalidInput",
-    "InvalidParameter",
-    "InvertedSoftmax",
-    "Layout",
-    "LeaseHeld",
-    "LeaseLost",
-    "MigrationOptions",
-    "MilvusStore",
-    "NoMigration",
-    "NoSpareColumns",
-    "NonFiniteVectors",
-    "NotCaughtUp",
-    "NotCorrected",
-    "QuariReranker",
-    "QueryBank",
-    "RefreshOptions",
-    "RefreshResult",
-    "ResumeRefused",
-    "ServerUnavailable",
-    "Sinkhorn",
-    "StateError",
-    "StoreError",
-    "UnfinishedMigration",
-    "UnknownStateVersion",
-    "UnreadableFile",
-    "UnsupportedOperation",
-    "VerificationFailed",
-    "WriteIntentFailed",
-    "WrongPhase",
-    "ZeroVectors",
-    "clean",
-    "connect",
-    "cutover",
-    "diagnose",
-    "disable",
-    "enable",
-    "migrate",
-    "plan_enable",
-    "plan_migration",
-    "refresh",
-    "resume",
-    "rollback",
-    "status",
-    "tune",
-]

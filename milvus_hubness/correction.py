@@ -1,11 +1,11 @@
-"""Corrections: fitted estimators applied to the vectors of a collection, fitted anew or loaded from its bank."""
+"""Corrections: estimators fitted for the vectors of a collection, or loaded from its bank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -27,6 +27,8 @@ from milvus_hubness.kernels import topk
 from milvus_hubness.state import BankReference, CollectionState, Profile
 from milvus_hubness.stores.protocols import BankSearch, Rows, Store, capability
 
+Biases = npt.NDArray[np.floating[Any]]
+
 
 @dataclass(frozen=True)
 class Correction:
@@ -34,12 +36,14 @@ class Correction:
 
     mean_bias: c, subtracted from every bias so that the stored column stays near zero, which costs an ANN index less
     recall; no ranking changes. are_new: whether the items were added together after the fit, see `FittedBias.new_bias`.
+    compute: maps vectors (m, d) and are_new to their biases (m,), in place of the fit.
     """
 
     layout: Layout
     fitted: FittedBias
     mean_bias: float = 0.0
     are_new: bool = False
+    compute: Callable[[Floats, bool], Biases] | None = None
 
     @classmethod
     def fit(
@@ -63,8 +67,8 @@ class Correction:
         bank = QueryBank.of(bank)
         if not bank.vectors.any():
             raise ZeroVectors(
-                f"the bank from {bank.source} holds only zero vectors, which say nothing of any item: give "
-                "queries as the application asks them"
+                f"the bank from {bank.source} has only zero vectors, which are near no item: pass queries "
+                "as the application sends them"
             )
         reduced = _reduced_bank(layout, bank)
         others: dict[str, Any] = {
@@ -78,19 +82,10 @@ class Correction:
         return cls(layout, estimator.fit(reduced, **others))
 
     @classmethod
-    def restore(
-        cls,
-        layout: Layout,
-        estimator: Estimator,
-        bank: BankLike,
-        potentials: Floats,
-        *,
-        target_bank: BankLike | None = None,
-        mean_bias: float = 0.0,
-    ) -> Correction:
+    def restore(cls, layout: Layout, estimator: Estimator, bank: StoredBank, mean_bias: float = 0.0) -> Correction:
         """Restore an earlier fit from its bank and potentials, without the gallery. Raises as `fit` does."""
-        targets = None if target_bank is None else reduced_targets(layout, target_bank)
-        fitted = estimator.restore(_reduced_bank(layout, bank), potentials, target_bank=targets)
+        targets = None if bank.targets is None else reduced_targets(layout, bank.targets)
+        fitted = estimator.restore(_reduced_bank(layout, bank.queries), bank.potentials, target_bank=targets)
         return cls(layout, fitted, mean_bias)
 
     def locality_hints(self, vectors: npt.ArrayLike) -> Floats:
@@ -100,16 +95,16 @@ class Correction:
         """
         rows = np.asarray(vectors, np.float32)
         valid = ~self.layout.invalid(rows)
-        found = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
-        if found.size and valid.any():
-            landmarks, there = self._landmarks
+        hints = np.zeros((len(rows), self.layout.locality_hint_count), np.float32)
+        if hints.size and valid.any():
+            landmarks, coordinates = self._landmarks
             near = topk(self.layout.reduce_items(rows[valid]), landmarks, min(NEAR, len(landmarks)))
-            found[valid] = columns(there[np.asarray(near.indices)], self.layout.reach)
-        return found
+            hints[valid] = columns(coordinates[np.asarray(near.indices)], self.layout.reach)
+        return hints
 
     @cached_property
     def _landmarks(self) -> tuple[Floats, Floats]:
-        """Queries of the bank, and their coordinates along the axes of the locality hint columns."""
+        """Queries of the bank, and their coordinates in the locality hint columns."""
         landmarks = evenly(self.fitted.bank.vectors)
         return landmarks, lying(landmarks, self.layout.locality_directions)
 
@@ -122,9 +117,15 @@ class Correction:
         valid = ~self.layout.invalid(rows)
         biases = np.zeros(len(rows), np.float32)
         if valid.any():
-            told = self.fitted.new_bias if self.are_new else self.fitted.bias
-            biases[valid] = told(self.layout.reduce_items(rows[valid])) - np.float32(self.mean_bias)
+            biases[valid] = self._biases(rows[valid]) - np.float32(self.mean_bias)
         return biases
+
+    def _biases(self, rows: Floats) -> Biases:
+        """Return the biases (n,) of valid vectors (n, d)."""
+        if self.compute is not None:
+            return self.compute(rows, self.are_new)
+        bias = self.fitted.new_bias if self.are_new else self.fitted.bias
+        return bias(self.layout.reduce_items(rows))
 
 
 def row_biases(
@@ -192,38 +193,17 @@ def _valid(layout: Layout, vectors: npt.ArrayLike) -> Floats:
 
 Engine = Literal["local", "server", "ray"]
 WINDOW = 16_384
-Biases = npt.NDArray[np.floating[Any]]
-
-
-@dataclass(frozen=True)
-class EngineCorrection(Correction):
-    """A correction whose biases an engine computes.
-
-    compute: maps vectors (m, d) to their biases (m,). only_fitted: whether it computes no biases of rows that
-    are newer than the fit.
-    """
-
-    compute: Callable[[Floats], Biases] = field(kw_only=True)
-    only_fitted: bool = field(kw_only=True)
-
-    def centred(self, vectors: npt.ArrayLike) -> Floats:
-        if self.only_fitted and self.are_new:
-            return super().centred(vectors)
-        rows = np.asarray(vectors, np.float32)
-        valid = ~self.layout.invalid(rows)
-        biases = np.zeros(len(rows), np.float32)
-        if valid.any():
-            biases[valid] = self.compute(rows[valid]) - self.mean_bias
-        return biases
 
 
 def require_engine(engine: Engine, estimator: Estimator) -> None:
     """Check that the engine can compute this estimator. Raises InvalidParameter as `on_engine` does."""
     if engine not in get_args(Engine):
         raise InvalidParameter(f'engine is "local", "server" or "ray", not {engine!r}')
-    result = isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW
-    if engine == "server" and not result:
-        raise InvalidParameter(f"the server tells biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}")
+    if engine == "server" and not (isinstance(estimator, NNN | CSLS) and estimator.k <= WINDOW):
+        raise InvalidParameter(
+            f"the server computes biases of NNN and CSLS with k up to {WINDOW:,}, not of {estimator!r}: "
+            'use engine "local" or "ray"'
+        )
 
 
 def on_engine(
@@ -243,12 +223,13 @@ def on_engine(
         reduced = None if targets is None else reduced_targets(layout, targets)
         workers = RayBiases(fitted, target_bank=reduced)
 
-        def compute(rows: Floats) -> Biases:
-            return workers(layout.reduce_items(rows))
+        def compute(rows: Floats, are_new: bool) -> Biases:
+            items = layout.reduce_items(rows)
+            return fitted.new_bias(items) if are_new else workers(items)
 
     else:
 
-        def compute(rows: Floats) -> Biases:
+        def compute(rows: Floats, are_new: bool) -> Biases:
             """Read the scores of bank queries from the bank's index, which is as exact as that index."""
             assert isinstance(fitted.estimator, NNN | CSLS)
             scores = capability(store, BankSearch).bank_scores(bank, rows, fitted.estimator.k).astype(np.float64)
@@ -256,7 +237,7 @@ def on_engine(
             near = Nearest(scores, 0, none, np.empty((*scores.shape, 0)), none)
             return fitted.estimator.from_nearest(near).biases
 
-    return EngineCorrection(layout, fitted, correction.mean_bias, compute=compute, only_fitted=engine == "ray")
+    return replace(correction, compute=compute)
 
 
 Banks = Mapping[BankReference, StoredBank]
@@ -275,16 +256,9 @@ def load_correction(
 ) -> Correction:
     """Return the correction of a profile, without a read of the gallery: the potentials are stored with the
     bank. checked: as in `load_bank`. Raises as `load_bank` and `on_engine` do."""
-    kept = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
-    correction = Correction.restore(
-        state.layout,
-        from_dict(profile.estimator),
-        kept.queries,
-        kept.potentials,
-        target_bank=kept.targets,
-        mean_bias=profile.mean_bias,
-    )
-    return on_engine(correction, engine, store, profile.bank, kept.targets)
+    bank = banks.get(profile.bank) or store.load_bank(profile.bank, checked=checked)
+    correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
+    return on_engine(correction, engine, store, profile.bank, bank.targets)
 
 
 def load_corrections(
@@ -298,16 +272,14 @@ def load_corrections(
     """Return the corrections of all profiles and of biases that are being added or removed, by bias slot.
     unchecked: profiles whose bank is used even if it was edited by hand."""
     corrections: dict[int, Correction] = {}
+    load = partial(load_correction, store, state, engine=engine, banks=banks)
     for name, profile in state.profiles.items():
-        correction = load_correction(store, state, profile, engine, banks, checked=name not in unchecked)
+        correction = load(profile, checked=name not in unchecked)
         corrections |= {profile.slot: correction, profile.standby: correction}
     if leaving := state.outgoing:
-        checked = leaving.name not in unchecked
-        corrections[leaving.profile.slot] = load_correction(
-            store, state, leaving.profile, engine, banks, checked=checked
-        )
+        corrections[leaving.profile.slot] = load(leaving.profile, checked=leaving.name not in unchecked)
     if coming := state.incoming:
-        corrections[coming.profile.slot] = load_correction(store, state, coming.profile, engine, banks)
+        corrections[coming.profile.slot] = load(coming.profile)
     return corrections
 
 
@@ -332,7 +304,6 @@ def keep_nearest(store: Store, collection: str, state: CollectionState) -> Colle
 def _nearest(store: Rows, collection: str, state: CollectionState, bank: QueryBank, k: int) -> list[list[Key]]:
     """Return the keys of the k raw nearest rows of each vector of `bank`; none for vectors without a direction."""
     valid = ~state.layout.invalid(bank.vectors)
-    query_vectors = bank.vectors[valid]
-    query_vectors = state.codec.encode_query(query_vectors, 0.0, slot=state.profile.slot)
-    found = iter(store.nearest(collection, state.searched_field, query_vectors, k))
-    return [next(found) if is_sound else [] for is_sound in valid]
+    query_vectors = state.codec.encode_query(bank.vectors[valid], 0.0, slot=state.profile.slot)
+    nearest = iter(store.nearest(collection, state.searched_field, query_vectors, k))
+    return [next(nearest) if is_valid else [] for is_valid in valid]

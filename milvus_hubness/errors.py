@@ -1,35 +1,4 @@
-"""The exceptions of this package, and the masking of secrets in texts.
-
-HubnessError ├── InvalidInput (also a ValueError)      the caller's data or arguments are wrong │   ├──
-DimensionMismatch                 vectors of another width than the collection or the bank │   ├── NonFiniteVectors
-NaN or infinity, with the rows │   ├── ZeroVectors                       no direction to normalise, with the rows │
-├── EmptyBank                         a bank without a single query │   ├── BankTooSmall                      the
-estimator needs more queries than the bank has │   ├── BankTooLarge                      the bank does not fit into its
-memory budget │   ├── InvalidParameter                  an estimator, layout or job parameter out of range │   │   └──
-InvalidConfig                 a configuration file, with every line that is wrong │   ├── EncoderMismatch
-a network that was trained for vectors of another encoder │   └── UnreadableFile                    a file that is
-missing, broken or of an unknown kind ├── StoreError                            the database refused a request or did
-not answer │   ├── ServerUnavailable                 no server answers at the address │   ├── CollectionNotFound
-no collection or alias of that name │   ├── CollectionExists                  the name is taken │   ├── EmptyCollection
-no rows to correct │   ├── DualWriteFailed                   a write reached the source of a migration, but not the copy
-│   └── WriteIntentFailed                 a write could not be noted while a refresh rewrites rows ├── StateError
-the collection state does not allow this │   ├── AlreadyCorrected                  the collection is corrected already │
-├── NotCorrected                      the collection is not corrected │   ├── UnfinishedMigration               an
-earlier migration left a copy that it did not verify │   ├── ResumeRefused                     an unfinished migration
-was started with other arguments │   ├── NoMigration                       the ledger has no such migration │   ├──
-WrongPhase                        this step does not start from the phase of the migration │   ├── LeaseHeld
-another process holds the lease of the collection │   ├── LeaseLost                         another process has taken
-over from this one │   ├── Cancelled                         on request, between two batches; the next run continues │
-├── NotCaughtUp                       rows keep changing that no client also writes to the copy │   ├──
-CorrectionNotRecommended          tuning found that correction would hurt │   └── UnknownStateVersion
-another version of this package wrote the state ├── CannotMigrate                         the collection has something
-that cannot be copied ├── NoSpareColumns                        no column to spare for a further profile ├──
-VerificationFailed                    the copy differs from its source, with the rows ├── UnsupportedOperation
-a call that a corrected collection cannot answer ├── MissingExtra                          the request needs an extra
-that is not installed ├── FaissConflict                         faiss-cpu and faiss-gpu are installed over each other
-├── HookFailed                            a hook that must succeed before a step failed └── CriticalLoad
-the critical-load command reports too much load
-"""
+"""The exceptions of this package, and the masking of secrets in texts."""
 
 from __future__ import annotations
 
@@ -72,7 +41,7 @@ def all_secrets() -> set[str]:
 
 
 def secrets_in(uri: str) -> set[str]:
-    """Return the user:password part of a URI, as it is written and with its percent-encoding undone.
+    """Return the user:password part of a URI, verbatim and with its percent-encoding undone.
 
     A user alone, such as root, is too common a word to be replaced in texts other than URIs.
     """

@@ -107,14 +107,7 @@ class BankCache:
         made = cached.correction if cached is not None else None
         if made is not None and made.layout == state.layout:
             return made
-        correction = Correction.restore(
-            state.layout,
-            from_dict(profile.estimator),
-            bank.queries,
-            bank.potentials,
-            target_bank=bank.targets,
-            mean_bias=profile.mean_bias,
-        )
+        correction = Correction.restore(state.layout, from_dict(profile.estimator), bank, profile.mean_bias)
         if cached is not None:
             cached.correction = correction
         return correction

@@ -253,10 +253,7 @@ def changed_share(
     """Return the share of the sample whose standby slot does not hold the new bias. correction: None if the
     plan names a stored bank with its potentials."""
     if correction is None:
-        bank = plan.bank
-        correction = Correction.restore(
-            state.layout, plan.estimator, bank.queries, bank.potentials, target_bank=bank.targets
-        )
+        correction = Correction.restore(state.layout, plan.estimator, plan.bank)
     wanted = correction.centred(sample.vectors) - np.float32(mean_bias)
     off = np.abs(wanted - sample.biases[:, state.profile.standby]) > tolerance
     return float(off.mean()) if len(off) else 0.0

@@ -73,7 +73,7 @@ def test_a_migration_has_its_rows_biases_from_the_server(backend, monkeypatch):
     stored = store.get(done.target, keys, state.field)
     told = state.layout.biases(stored.vectors, state.profile.slot)
     kept = store.load_bank(state.profile.bank)
-    here = Correction.restore(state.layout, NNN(6), kept.queries, kept.potentials, mean_bias=state.profile.mean_bias)
+    here = Correction.restore(state.layout, NNN(6), kept, state.profile.mean_bias)
     np.testing.assert_allclose(told, here.centred(items[np.array(keys)]), rtol=0, atol=1e-5)
 
 
