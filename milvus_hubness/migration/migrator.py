@@ -331,14 +331,14 @@ class Migrator:
 
     def _await_release(self, pair: Pair, partitions: Sequence[str | None]) -> None:
         """Run catch-up passes while the cutover is postponed."""
-        gate = self._options.gate
-        if gate is None or not gate.postponed:
+        release = self._options.release
+        if release is None or release.is_set():
             return
         self._report("postponed")
         while True:
             for _ in range(POSTPONED_SECONDS):
                 self._options.throttle.admit(0, 0)
-                if gate.wait(1):
+                if release.wait(1):
                     return
             self._pass(pair, partitions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,7 +38,6 @@ from milvus_hubness.migration.survey import (
     said,
     survey,
 )
-from milvus_hubness.operations.control import CutoverGate
 from milvus_hubness.operations.inputs import only_field
 from milvus_hubness.operations.lease_records import now
 from milvus_hubness.operations.progress import Events, Throttle
@@ -92,7 +92,7 @@ class MigrationOptions:
 
     no_writers: no client writes to the source during the run, so clients need no announcement, and one pass carries
     over the rows that differ after the copy. client_ttl: the longest state_ttl of a HubnessClient that writes, in
-    seconds. gate: the cutover waits until it is open; the copy catches up meanwhile. bulk: the folder for files that
+    seconds. release: the cutover waits until it is set; the copy catches up meanwhile. bulk: the folder for files that
     the database imports, in place of upserts; only with no_writers, because an import does not replace a client's
     earlier write. engine: computes the biases of the copied rows: "server" uses the database's own search over the bank
     (NNN and CSLS), "ray" uses a Ray cluster. Raises InvalidParameter.
@@ -102,7 +102,7 @@ class MigrationOptions:
     client_ttl: float = field(default_factory=default_client_ttl)
     throttle: Throttle = field(default_factory=Throttle)
     events: Events = field(default_factory=lambda: Events([]))
-    gate: CutoverGate | None = None
+    release: threading.Event | None = None
     bulk: BulkTarget | None = None
     engine: Engine = "local"
 

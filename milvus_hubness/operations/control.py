@@ -11,68 +11,80 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, write_to_textfile
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
-from milvus_hubness.operations.progress import LIMITS, PHASES, Event, Events, Throttle, checked_limit
+from milvus_hubness.operations.progress import LIMITS, PHASES, Event, Events, Throttle, checked_limit, polling
 
 CHUNK_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+COUNTERS = {
+    "rows_copied_total": "Rows copied.",
+    "bytes_copied_total": "Bytes copied.",
+    "rows_differing_total": "Rows that differed from the source.",
+    "rows_repaired_total": "Differing rows that were written again.",
+}
+GAUGES = {
+    "source_rows": "Rows to copy.",
+    "paused": "Whether the copy pauses, for an operator or for the load.",
+    "eta_seconds": "Seconds until all rows are copied, NaN while unknown.",
+    "last_progress_timestamp_seconds": "Time of the last progress.",
+}
 
 
 class MigrationMetrics:
     """A listener that keeps Prometheus metrics in a registry of its own. All metrics begin with
     milvus_hubness_migration_ and have the labels source and target.
 
-    rows_copied_total, bytes_copied_total, rows_differing_total and rows_repaired_total (both by the catch-up
-    passes), source_rows (number of rows to copy), chunk_seconds (a histogram), phase (1 for the value of the
-    further label phase that is current, 0 for others), paused (0 or 1), eta_seconds (NaN while unknown),
-    last_progress_timestamp_seconds. Safe to read from any thread.
+    COUNTERS, GAUGES, chunk_seconds (a histogram), and phase (1 for the value of the further label phase that
+    is current, 0 for others). Safe to use from any thread.
     """
 
     def __init__(self, source: str, target: str) -> None:
         labels = {"source": source, "target": target}
-        self._registry = registry = CollectorRegistry()
-
-        def counter(name: str, documentation: str) -> Counter:
-            return Counter(_named(name), documentation, list(labels), registry=registry).labels(**labels)
-
-        def gauge(name: str, documentation: str) -> Gauge:
-            return Gauge(_named(name), documentation, list(labels), registry=registry).labels(**labels)
-
-        self._rows = _Rising(counter("rows_copied_total", "Rows copied."))
-        self._bytes = counter("bytes_copied_total", "Bytes copied.")
-        self._differing = _Rising(counter("rows_differing_total", "Rows found to differ from the source."))
-        self._repaired = _Rising(counter("rows_repaired_total", "Differing rows that were written anew."))
-        self._source_rows = gauge("source_rows", "Rows to copy.")
-        self._paused = gauge("paused", "Whether copying rests, for an operator or for the load.")
-        self._eta = gauge("eta_seconds", "Seconds until all rows are copied, NaN while unknown.")
-        self._last_progress = gauge("last_progress_timestamp_seconds", "When rows were last worked off.")
-        self._chunk_seconds = Histogram(
-            _named("chunk_seconds"),
-            "Seconds that a chunk of rows took.",
-            list(labels),
-            buckets=CHUNK_SECONDS,
-            registry=registry,
-        ).labels(**labels)
-        phases = Gauge(_named("phase"), "1 for the current phase.", [*labels, "phase"], registry=registry)
+        self._registry = CollectorRegistry()
+        options: dict[str, Any] = {"namespace": "milvus_hubness_migration", "registry": self._registry}
+        self._counters = {
+            name: Counter(name, text, list(labels), **options).labels(**labels) for name, text in COUNTERS.items()
+        }
+        self._gauges = {
+            name: Gauge(name, text, list(labels), **options).labels(**labels) for name, text in GAUGES.items()
+        }
+        chunk_seconds = Histogram(
+            "chunk_seconds", "Seconds that a chunk of rows took.", list(labels), buckets=CHUNK_SECONDS, **options
+        )
+        self._chunk_seconds = chunk_seconds.labels(**labels)
+        phases = Gauge("phase", "1 for the current phase.", [*labels, "phase"], **options)
         self._phases = {phase: phases.labels(**labels, phase=phase) for phase in PHASES.values()}
-        self._eta.set(math.nan)
+        self._gauges["eta_seconds"].set(math.nan)
+        self._reached = dict.fromkeys(COUNTERS, 0)
         self._reasons: set[str] = set()
         self._pass: int | None = None
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
+        name, facts = event.name, event.facts
         with self._lock:
-            self._follow_phase(event)
-            self._follow_pauses(event)
-            if event.name == "copying":
-                self._follow_copy(event)
-            elif event.name == "catching-up":
-                self._follow_pass(event)
+            if name in PHASES:
+                for phase, gauge in self._phases.items():
+                    gauge.set(phase == PHASES[name])
+            if name in ("paused", "throttled"):
+                self._reasons.add(facts["reason"])
+            elif name == "resumed":
+                self._reasons.discard(facts["reason"])
+            self._gauges["paused"].set(bool(self._reasons))
+            if name == "copying":
+                self._follow_copy(facts)
+            elif name == "catching-up":
+                self._follow_pass(facts)
+            if name in ("copying", "catching-up"):
+                self._gauges["last_progress_timestamp_seconds"].set(event.time.timestamp())
 
     def text(self) -> str:
         """Return the metrics in the text format that Prometheus scrapes."""
@@ -84,94 +96,40 @@ class MigrationMetrics:
         with self._lock:
             write_to_textfile(str(path), self._registry)
 
-    def _follow_phase(self, event: Event) -> None:
-        if event.name in PHASES:
-            for phase, gauge in self._phases.items():
-                gauge.set(phase == PHASES[event.name])
-
-    def _follow_pauses(self, event: Event) -> None:
-        if event.name in ("paused", "throttled"):
-            self._reasons.add(event.facts["reason"])
-        elif event.name == "resumed":
-            self._reasons.discard(event.facts["reason"])
-        self._paused.set(bool(self._reasons))
-
-    def _follow_copy(self, event: Event) -> None:
-        facts = event.facts
-        self._rows.reach(facts["rows"])
-        self._bytes.inc(facts["bytes"])
+    def _follow_copy(self, facts: Mapping[str, Any]) -> None:
+        self._reach("rows_copied_total", facts["rows"])
+        self._counters["bytes_copied_total"].inc(facts["bytes"])
         self._chunk_seconds.observe(facts["seconds"])
-        self._source_rows.set(facts["rows_total"])
-        self._eta.set(math.nan if facts["eta_seconds"] is None else facts["eta_seconds"])
-        self._last_progress.set(event.time.timestamp())
+        self._gauges["source_rows"].set(facts["rows_total"])
+        self._gauges["eta_seconds"].set(math.nan if facts["eta_seconds"] is None else facts["eta_seconds"])
 
-    def _follow_pass(self, event: Event) -> None:
-        if event.facts["pass"] != self._pass:
-            self._pass = event.facts["pass"]
-            self._differing.restart()
-            self._repaired.restart()
-        self._differing.reach(event.facts["differing"])
-        self._repaired.reach(event.facts["repaired"])
-        self._last_progress.set(event.time.timestamp())
+    def _follow_pass(self, facts: Mapping[str, Any]) -> None:
+        if facts["pass"] != self._pass:
+            self._pass = facts["pass"]
+            self._reached |= {"rows_differing_total": 0, "rows_repaired_total": 0}
+        self._reach("rows_differing_total", facts["differing"])
+        self._reach("rows_repaired_total", facts["repaired"])
 
-
-class _Rising:
-    """A counter that takes absolute positions and counts the increments between them."""
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self.restart()
-
-    def restart(self) -> None:
-        self._reached = 0
-
-    def reach(self, value: int) -> None:
-        self._counter.inc(max(0, value - self._reached))
-        self._reached = max(value, self._reached)
-
-
-def _named(name: str) -> str:
-    return f"milvus_hubness_migration_{name}"
+    def _reach(self, name: str, value: int) -> None:
+        """Count the increments between the absolute values that events report."""
+        self._counters[name].inc(max(0, value - self._reached[name]))
+        self._reached[name] = max(value, self._reached[name])
 
 
 CUTOVER = ("postponed", "now")
 SETTINGS = ("paused", *LIMITS, "cutover")
 
 
-class CutoverGate:
-    """A gate that postpones or releases the cutover. Safe to use from any thread."""
-
-    def __init__(self, *, postponed: bool = False) -> None:
-        self._released = threading.Event()
-        if not postponed:
-            self._released.set()
-
-    @property
-    def postponed(self) -> bool:
-        return not self._released.is_set()
-
-    def postpone(self) -> None:
-        """Postpone the cutover until `release`."""
-        self._released.clear()
-
-    def release(self) -> None:
-        """Allow the cutover."""
-        self._released.set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the gate is released, at most `timeout` seconds. Return whether it is released."""
-        return self._released.wait(timeout)
-
-
 class Controls:
     """The controls of one operator, `name`, over a running migration. They report changes to `events`.
 
-    Pauses count per name: a migration continues when every operator that paused it has resumed it.
+    release: set while the cutover may take place. Pauses count per name: a migration continues when every operator that
+    paused it has resumed it.
     """
 
-    def __init__(self, name: str, throttle: Throttle, gate: CutoverGate, events: Events) -> None:
+    def __init__(self, name: str, throttle: Throttle, release: threading.Event, events: Events) -> None:
         self.name = name
-        self._throttle, self._gate, self._events = throttle, gate, events
+        self._throttle, self._release, self._events = throttle, release, events
 
     def apply(self, settings: Mapping[str, Any]) -> None:
         """Change the named settings: paused (true or false), rows_per_second, bytes_per_second, chunk_seconds
@@ -184,22 +142,18 @@ class Controls:
             now = self._throttle.snapshot()
             self._events.report("rate", **{name: now[name] for name in LIMITS})
         if settings.get("cutover") == "postponed":
-            self._gate.postpone()
+            self._release.clear()
         if settings.get("cutover") == "now":
-            self._gate.release()
-        if "paused" in settings:
-            self._set_paused(settings["paused"])
+            self._release.set()
+        paused = settings.get("paused")
+        if paused is True and self._throttle.pause(self.name):
+            self._events.report("paused", reason=self.name)
+        if paused is False and self._throttle.resume(self.name):
+            self._events.report("resumed", reason=self.name)
 
     def snapshot(self) -> dict[str, Any]:
         """Return the throttle's snapshot, and cutover, "postponed" or "now"."""
-        return {**self._throttle.snapshot(), "cutover": "postponed" if self._gate.postponed else "now"}
-
-    def _set_paused(self, paused: bool) -> None:
-        if paused:
-            if self._throttle.pause(self.name):
-                self._events.report("paused", reason=self.name)
-        elif self._throttle.resume(self.name):
-            self._events.report("resumed", reason=self.name)
+        return {**self._throttle.snapshot(), "cutover": "now" if self._release.is_set() else "postponed"}
 
 
 def check_settings(settings: Mapping[str, Any]) -> None:
@@ -220,50 +174,36 @@ def check_settings(settings: Mapping[str, Any]) -> None:
 POLL_SECONDS = 0.5
 
 
-class ControlFile:
-    """Applies the settings in a JSON file, and later changes to the file, while this context is open.
+@contextmanager
+def following_control_file(path: Path, controls: Controls, events: Events) -> Iterator[None]:
+    """Apply the settings in a JSON file, and later changes to the file, while this context is open.
 
     The settings that are in the file at the start apply from the first line of the `with` body. When the file
     changes, only settings with a changed value are applied, so that settings made in other ways stay. A file
     that does not exist, or no longer exists, changes nothing. If the file is invalid, `events` gets one
     warning and the former settings stay.
     """
+    former: bytes | None = None
+    applied: dict[str, Any] = {}
+    problem: str | None = None
 
-    def __init__(self, path: Path, controls: Controls, events: Events) -> None:
-        self._path, self._controls, self._events = path, controls, events
-        self._content: bytes | None = None
-        self._settings: dict[str, Any] = {}
-        self._problem: str | None = None
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="milvus-hubness-control-file", daemon=True)
-
-    def __enter__(self) -> ControlFile:
-        self._look()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(POLL_SECONDS):
-            self._look()
-
-    def _look(self) -> None:
+    def poll() -> None:
+        nonlocal former, applied, problem
         try:
-            content = _content(self._path)
-            if content is None or content == self._content:
+            content = _content(path)
+            if content is None or content == former:
                 return
-            settings = _parsed(self._path, content)
-            changed = {name: value for name, value in settings.items() if value != self._settings.get(name, ...)}
-            self._controls.apply(changed)
+            settings = _parsed(path, content)
+            controls.apply({name: value for name, value in settings.items() if value != applied.get(name, ...)})
+            former, applied, problem = content, settings, None
         except (InvalidParameter, UnreadableFile) as error:
-            if str(error) != self._problem:
-                self._problem = str(error)
-                self._events.report("warning", message=f"the control file is not followed: {error}")
-        else:
-            self._content, self._settings, self._problem = content, settings, None
+            if str(error) != problem:
+                problem = str(error)
+                events.report("warning", message=f"the control file is not followed: {error}")
+
+    poll()
+    with polling(poll, POLL_SECONDS, "milvus-hubness-control-file"):
+        yield
 
 
 def write_control(path: Path, **changes: Any) -> dict[str, Any]:

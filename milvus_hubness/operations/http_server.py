@@ -91,7 +91,7 @@ class HttpServer:
         self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         app = Starlette(
             routes=routes,
-            middleware=[Middleware(_LoopbackOnly)] if is_loopback(host) else [],
+            middleware=[Middleware(_LoopbackOnly)] if is_loopback(urlsplit(self.url).netloc) else [],
             exception_handlers={
                 HTTPException: _refused,
                 InvalidParameter: _invalid,
@@ -153,7 +153,7 @@ class _LoopbackOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app
-        if not _names_loopback(Request(scope).headers.get("host", "")):
+        if not is_loopback(Request(scope).headers.get("host", "")):
             app = _error(403, "the Host header must name this machine's loopback address")
         await app(scope, receive, send)
 
@@ -187,7 +187,7 @@ async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message, allow = error.detail, ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     if error.status_code == 404:
-        message = f"no such path; there are {', '.join(route.path for route in request.app.routes)}"
+        message = f"no such path: use one of {', '.join(route.path for route in request.app.routes)}"
     elif error.status_code == 405:
         message = f"{request.url.path} takes {allow}"
     response = _error(error.status_code, message)
@@ -221,20 +221,11 @@ def parse_address(address: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else host), port
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether `host` is localhost or a loopback address of this machine."""
-    if host == "localhost":
-        return True
+def is_loopback(address: str) -> bool:
+    """Return whether the host of HOST or HOST:PORT is localhost or a loopback address of this machine."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _names_loopback(host: str) -> bool:
-    """Return whether a Host header names a loopback address."""
-    try:
-        return is_loopback(urlsplit(f"//{host}").hostname or "")
+        host = urlsplit(f"//{address}").hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -247,7 +238,7 @@ def control_server(address: str, controls: Controls, latest: LatestEvents, metri
     port in use.
     """
     host, _ = parse_address(address)
-    if not is_loopback(host):
+    if not is_loopback(address):
         raise InvalidParameter(f"the control server has no password: use a loopback address, not {host!r}")
 
     def status() -> RedactedResponse:

@@ -39,6 +39,7 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from milvus_hubness.errors import InvalidParameter
 
@@ -93,7 +94,12 @@ class Event:
     def to_dict(self) -> dict[str, Any]:
         """Return name, time (ISO 8601) and facts as JSON-compatible data. Numbers that JSON lacks, such as an
         infinite remaining time, become None."""
-        return {"name": self.name, "time": self.time.isoformat(), "facts": _plain(self.facts)}
+        facts = to_jsonable_python(self.facts, fallback=_plain, inf_nan_mode="null")
+        return {"name": self.name, "time": self.time.isoformat(), "facts": facts}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
 
 
 Listener = Callable[[Event], None]
@@ -134,20 +140,6 @@ def as_events(progress: Progress) -> Events:
     return Events([show])
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
-        value = value.tolist()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(item) for item in value]
-    return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
 class LatestEvents:
     """A listener that stores the last event of each name. Safe to read from any thread."""
 
@@ -166,6 +158,24 @@ class LatestEvents:
         with self._lock:
             phase, events = self._phase, dict(self._events)
         return {"phase": phase, "events": {name: event.to_dict() for name, event in events.items()}}
+
+
+@contextmanager
+def polling(poll: Callable[[], object], seconds: float, name: str) -> Iterator[None]:
+    """Call `poll` every `seconds` while this context is open, in a thread of this name."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            poll()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 BURST_SECONDS = 1.0
@@ -206,7 +216,7 @@ class Throttle:
         self._rows = _Bucket(checked_limit("rows_per_second", rows_per_second), clock(), BURST_SECONDS)
         self._bytes = _Bucket(checked_limit("bytes_per_second", bytes_per_second), clock(), BURST_SECONDS)
         self._chunk_seconds = checked_limit("chunk_seconds", chunk_seconds)
-        self._with_options: float | None = None
+        self._adapted_rows: float | None = None
         self._bytes_per_row = 0.0
 
     def admit(self, rows: int, size: int) -> None:
@@ -261,21 +271,13 @@ class Throttle:
     @contextmanager
     def stopped_by(self, event: threading.Event, error: BaseException) -> Iterator[None]:
         """Call `stop` with `error` soon after the event is set within the block."""
-        over = threading.Event()
 
-        def watch() -> None:
-            while not over.wait(STOP_POLL_SECONDS):
-                if event.is_set():
-                    self.stop(error)
-                    return
+        def poll() -> None:
+            if event.is_set():
+                self.stop(error)
 
-        thread = threading.Thread(target=watch, name="milvus-hubness-stop", daemon=True)
-        thread.start()
-        try:
+        with polling(poll, STOP_POLL_SECONDS, "milvus-hubness-stop"):
             yield
-        finally:
-            over.set()
-            thread.join()
 
     def set_rate(self, **limits: float | None) -> None:
         """Change the named limits among rows_per_second, bytes_per_second and chunk_seconds; None removes a
@@ -293,27 +295,26 @@ class Throttle:
         None. Later it is the number that takes about chunk_seconds, at most the rates for one second, at
         least 16, and never more than `ceiling`."""
         with self._changed:
-            wanted = float(default)
+            rows = float(default)
             if self._chunk_seconds is not None:
-                self._with_options = max(self._with_options or wanted, SMALLEST_REQUEST)
-                wanted = self._with_options
+                rows = self._adapted_rows = max(self._adapted_rows or rows, SMALLEST_REQUEST)
             if self._rows.rate is not None:
-                wanted = min(wanted, self._rows.rate * BURST_SECONDS)
+                rows = min(rows, self._rows.rate * BURST_SECONDS)
             if self._bytes.rate is not None and self._bytes_per_row:
-                wanted = min(wanted, self._bytes.rate * BURST_SECONDS / self._bytes_per_row)
-            return min(max(int(wanted), SMALLEST_REQUEST), ceiling)
+                rows = min(rows, self._bytes.rate * BURST_SECONDS / self._bytes_per_row)
+            return min(max(int(rows), SMALLEST_REQUEST), ceiling)
 
     def took(self, rows: int, seconds: float) -> None:
         """Record the duration of a request, so that the next request takes closer to chunk_seconds. One call
         changes the number of rows by at most a factor of two. A request with fewer rows than planned, for
         example the last of a partition, counts only if it was slow."""
         with self._changed:
-            if self._chunk_seconds is None or self._with_options is None:
+            if self._chunk_seconds is None or self._adapted_rows is None:
                 return
-            if rows < int(self._with_options) and seconds < self._chunk_seconds:
+            if rows < int(self._adapted_rows) and seconds < self._chunk_seconds:
                 return
             step = self._chunk_seconds / max(seconds, INSTANT)
-            self._with_options *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
+            self._adapted_rows *= min(max(step, 1 / LARGEST_STEP), LARGEST_STEP)
 
     def snapshot(self) -> dict[str, Any]:
         """Return running; paused_by, the reasons; the three limits; rows_per_request, None if it was never
@@ -325,7 +326,7 @@ class Throttle:
                 "rows_per_second": self._rows.rate,
                 "bytes_per_second": self._bytes.rate,
                 "chunk_seconds": self._chunk_seconds,
-                "rows_per_request": None if self._with_options is None else int(self._with_options),
+                "rows_per_request": None if self._adapted_rows is None else int(self._adapted_rows),
                 "stopped": None if self._error is None else str(self._error),
             }
 

@@ -10,12 +10,13 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
 from milvus_hubness.errors import SECRET_VARIABLES, CriticalLoad, HookFailed, InvalidParameter, all_secrets, redacted
-from milvus_hubness.operations.progress import EVENT_NAMES, Event, Events, Throttle
+from milvus_hubness.operations.progress import EVENT_NAMES, Event, Events, Throttle, polling
 
 POLL_SECONDS = 0.1
 TAIL_BYTES = 65_536
@@ -108,7 +109,7 @@ class Hooks:
 
     def __init__(self, commands: Mapping[str, Sequence[str]], *, cancelled: threading.Event | None = None) -> None:
         _validate_names(commands)
-        self._commands = {name: tuple(each) for name, each in commands.items()}
+        self._commands = {name: tuple(listed) for name, listed in commands.items()}
         self._cancelled = cancelled
 
     def __call__(self, event: Event) -> None:
@@ -158,64 +159,52 @@ MAX_LOAD = "max-load"
 TIMEOUT_SECONDS = 30.0
 
 
-class LoadWatch:
-    """Runs two shell commands of the user at regular intervals while this context is open.
+@contextmanager
+def watching_load(
+    throttle: Throttle,
+    events: Events,
+    *,
+    max_load: str | None = None,
+    critical_load: str | None = None,
+    every: float = 5.0,
+) -> Iterator[None]:
+    """Run two shell commands of the user every `every` seconds while this context is open.
 
     max_load: `throttle` is paused while this command exits with a code other than 0. critical_load: once this command
     exits with a code other than 0, `throttle` is stopped with CriticalLoad, whose message has the exit code and the
     last line of output; the caller reports it. A command that takes more than 30 s counts as failed. Both commands run
-    once before the body of `with`, so that no write goes to a busy server. every: seconds between two checks.
+    once before the body of `with`, so that no write goes to a busy server.
     """
+    over = threading.Event()
 
-    def __init__(
-        self,
-        throttle: Throttle,
-        events: Events,
-        *,
-        max_load: str | None = None,
-        critical_load: str | None = None,
-        every: float = 5.0,
-    ) -> None:
-        self._throttle, self._events = throttle, events
-        self._max_load, self._critical_load = max_load, critical_load
-        self._every = every
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="milvus-hubness-load", daemon=True)
+    def run(command: str | None) -> Outcome | None:
+        outcome = run_command(command, timeout=TIMEOUT_SECONDS, cancelled=over) if command else None
+        return None if over.is_set() else outcome
 
-    def __enter__(self) -> LoadWatch:
-        self._look()
-        self._thread.start()
-        return self
+    def check() -> None:
+        critical = run(critical_load)
+        if critical and critical_load and critical.exit_code != 0:
+            command = redacted(critical_load)
+            throttle.stop(CriticalLoad(f"the load is critical: {command!r}, {critical.complaint}"))
+        if outcome := run(max_load):
+            if outcome.exit_code == 0:
+                if throttle.resume(MAX_LOAD):
+                    events.report("resumed", reason=MAX_LOAD)
+            elif throttle.pause(MAX_LOAD):
+                events.report("throttled", reason=MAX_LOAD, detail=outcome.complaint)
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-        self._throttle.resume(MAX_LOAD)
-
-    def _watch(self) -> None:
+    def poll() -> None:
         try:
-            while not self._over.wait(self._every):
-                self._look()
+            check()
         except Exception as error:
-            self._throttle.stop(error)
+            throttle.stop(error)
 
-    def _look(self) -> None:
-        if self._critical_load:
-            outcome = self._run(self._critical_load)
-            if outcome.exit_code != 0 and not self._over.is_set():
-                command = redacted(self._critical_load)
-                self._throttle.stop(CriticalLoad(f"the load is critical: {command!r}, {outcome.complaint}"))
-        if self._max_load:
-            outcome = self._run(self._max_load)
-            if not self._over.is_set():
-                self._make_room(outcome)
-
-    def _make_room(self, outcome: Outcome) -> None:
-        if outcome.exit_code == 0:
-            if self._throttle.resume(MAX_LOAD):
-                self._events.report("resumed", reason=MAX_LOAD)
-        elif self._throttle.pause(MAX_LOAD):
-            self._events.report("throttled", reason=MAX_LOAD, detail=outcome.complaint)
-
-    def _run(self, command: str) -> Outcome:
-        return run_command(command, timeout=TIMEOUT_SECONDS, cancelled=self._over)
+    check()
+    try:
+        with polling(poll, every, "milvus-hubness-load"):
+            try:
+                yield
+            finally:
+                over.set()
+    finally:
+        throttle.resume(MAX_LOAD)

@@ -12,7 +12,7 @@ import pytest
 
 from milvus_hubness.errors import InvalidParameter, UnreadableFile
 from milvus_hubness.operations import control
-from milvus_hubness.operations.control import ControlFile, Controls, CutoverGate, MigrationMetrics, write_control
+from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
 from milvus_hubness.operations.http_server import control_server
 from milvus_hubness.operations.progress import Events, LatestEvents, Throttle
 
@@ -24,13 +24,13 @@ class Migration:
         self.heard = []
         self.latest, self.metrics = LatestEvents(), MigrationMetrics("products", "products_hubness")
         self.events = Events([self.heard.append, self.latest, self.metrics])
-        self.throttle, self.gate = Throttle(), CutoverGate(postponed=True)
+        self.throttle, self.release = Throttle(), threading.Event()
 
     def controls(self, name):
-        return Controls(name, self.throttle, self.gate, self.events)
+        return Controls(name, self.throttle, self.release, self.events)
 
     def file(self, path):
-        return ControlFile(path, self.controls("control file"), self.events)
+        return following_control_file(path, self.controls("control file"), self.events)
 
     def server(self, address="127.0.0.1:0"):
         return control_server(address, self.controls("http"), self.latest, self.metrics)
@@ -57,17 +57,6 @@ def until(holds):
         time.sleep(0.01)
 
 
-def test_the_gate_opens_when_it_is_released():
-    gate = CutoverGate(postponed=True)
-    assert gate.postponed
-    assert not gate.wait(0.01)
-    threading.Timer(0.05, gate.release).start()
-    assert gate.wait(1)
-    gate.postpone()
-    assert not gate.wait(0)
-    assert CutoverGate().wait(0)
-
-
 def test_a_file_steers_from_the_beginning_and_when_it_changes(migration, path):
     path.write_text('{"paused": true, "rows_per_second": 500}')
     with migration.file(path):
@@ -77,10 +66,10 @@ def test_a_file_steers_from_the_beginning_and_when_it_changes(migration, path):
         until(lambda: migration.throttle.snapshot()["running"])
         now = migration.throttle.snapshot()
         assert (now["rows_per_second"], now["bytes_per_second"], now["chunk_seconds"]) == (500, 9, 1.5)
-        assert migration.gate.wait(0)
+        assert migration.release.is_set()
         write_control(path, rows_per_second=None, cutover="postponed")
         until(lambda: migration.throttle.snapshot()["rows_per_second"] is None)
-        assert migration.gate.postponed
+        assert not migration.release.is_set()
     assert migration.told() == ["rate", "paused", "rate", "resumed", "rate"]
 
 
@@ -202,7 +191,7 @@ def test_the_rate_is_set_over_http(migration, url):
 
 def test_the_cutover_is_released_over_http(migration, url):
     assert json.loads(ask(f"{url}/cutover", {})[1])["cutover"] == "now"
-    assert migration.gate.wait(0)
+    assert migration.release.is_set()
 
 
 @pytest.mark.parametrize(

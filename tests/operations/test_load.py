@@ -7,7 +7,7 @@ import pytest
 
 from milvus_hubness.errors import CriticalLoad
 from milvus_hubness.operations.progress import Events, Throttle
-from milvus_hubness.operations.shell_commands import LoadWatch
+from milvus_hubness.operations.shell_commands import watching_load
 
 EVERY = 0.05
 
@@ -30,7 +30,7 @@ def watch(heard):
 
     def watch(**commands):
         watch.throttle = throttle
-        return LoadWatch(throttle, Events([heard.append]), every=EVERY, **commands)
+        return watching_load(throttle, Events([heard.append]), every=EVERY, **commands)
 
     return watch
 
@@ -89,7 +89,7 @@ def test_a_listener_that_fails_does_not_end_the_watch_unnoticed(tmp_path):
         raise OSError("no space for the log")
 
     throttle, busy = Throttle(), tmp_path / "busy"
-    with LoadWatch(throttle, Events([refuse]), max_load=f"test ! -e {busy}", every=EVERY):
+    with watching_load(throttle, Events([refuse]), max_load=f"test ! -e {busy}", every=EVERY):
         busy.touch()
         until(lambda: throttle.snapshot()["stopped"])
         with pytest.raises(OSError, match="no space for the log"):

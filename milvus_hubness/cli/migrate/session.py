@@ -19,9 +19,9 @@ from milvus_hubness.cli.migrate.options import BytesPerSecond, ChunkSeconds, Pac
 from milvus_hubness.cli.migrate.show import Timeline, limit_words, printed, stream
 from milvus_hubness.errors import UnreadableFile
 from milvus_hubness.migration.plan import BulkTarget, MigrationOptions
-from milvus_hubness.operations.control import ControlFile, Controls, CutoverGate, MigrationMetrics, write_control
+from milvus_hubness.operations.control import Controls, MigrationMetrics, following_control_file, write_control
 from milvus_hubness.operations.progress import LIMITS, Event, Events, LatestEvents, Listener, Throttle
-from milvus_hubness.operations.shell_commands import Hooks, LoadWatch, parse_hooks
+from milvus_hubness.operations.shell_commands import Hooks, parse_hooks, watching_load
 
 
 class Terminated(SystemExit):
@@ -61,13 +61,15 @@ class Session:
         self.as_json, self.timeline = as_json, Timeline()
         self._watching, self._pace = watching, pace or Pace()
         self._hooks = parse_hooks(watching.on or [])
-        self._gate = CutoverGate(postponed=postponed)
+        self._release = threading.Event()
+        if not postponed:
+            self._release.set()
         self._throttle = Throttle(self._pace.rows_per_second, self._pace.bytes_per_second, self._pace.chunk_seconds)
         self._options = MigrationOptions(
             no_writers=watching.no_writers,
             client_ttl=watching.client_ttl,
             throttle=self._throttle,
-            gate=self._gate,
+            release=self._release,
             bulk=BulkTarget.parse(self._pace.bulk_folder) if self._pace.bulk_folder else None,
             engine=self._pace.engine,
         )
@@ -86,19 +88,19 @@ class Session:
             events = Events(listeners, hooks=Hooks(self._hooks, cancelled=stopped))
             stack.enter_context(_stoppable(self._throttle, stopped))
             if path := self._watching.control:
-                if self._gate.postponed:
+                if not self._release.is_set():
                     write_control(path, cutover="postponed")
-                controls = Controls("the control file", self._throttle, self._gate, events)
-                stack.enter_context(ControlFile(path, controls, events))
+                controls = Controls("the control file", self._throttle, self._release, events)
+                stack.enter_context(following_control_file(path, controls, events))
             if address := self._watching.http:
                 # Only a migration with --http loads Starlette and uvicorn.
                 from milvus_hubness.operations.http_server import control_server
 
-                controls = Controls("http", self._throttle, self._gate, events)
+                controls = Controls("http", self._throttle, self._release, events)
                 server = stack.enter_context(control_server(address, controls, latest, metrics))
                 typer.echo(f"controlled at {server.url}", err=True)
             limits = {"max_load": self._pace.max_load, "critical_load": self._pace.critical_load}
-            stack.enter_context(LoadWatch(self._throttle, events, every=self._pace.load_every, **limits))
+            stack.enter_context(watching_load(self._throttle, events, every=self._pace.load_every, **limits))
             yield replace(self._options, events=events)
 
 
